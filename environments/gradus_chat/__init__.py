@@ -1,0 +1,1 @@
+"""The chat harness under a name that verifiers can import."""

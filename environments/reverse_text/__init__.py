@@ -1,0 +1,1 @@
+"""Reverse a text."""

@@ -1,0 +1,3 @@
+"""gradus trains language-model agents with asynchronous reinforcement learning."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,18 @@
+"""How rewards become advantages and loss weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from gradus.config.base import StrictConfig
+
+
+class AlgorithmConfig(StrictConfig):
+    """A registered algorithm or a class of your own."""
+
+    type: str = "grpo"
+    """`grpo`, or "package.module:Class"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the algorithm, e.g. {scale_by_std = true}."""

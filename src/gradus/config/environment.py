@@ -1,0 +1,128 @@
+"""One source of episodes: an environment with its share, group size, sampling and algorithm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.base import StrictConfig
+from gradus.config.sampling import SamplingConfig
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class StaticPoolConfig(StrictConfig):
+    """A fixed number of worker processes."""
+
+    type: Literal["static"] = "static"
+    num_workers: int = Field(4, ge=1)
+    """Worker processes of the environment."""
+
+
+class ElasticPoolConfig(StrictConfig):
+    """Workers are added when 90 % of workers x multiplex episodes are in flight."""
+
+    type: Literal["elastic"] = "elastic"
+    max_workers: int | None = Field(None, ge=1)
+    """Most worker processes. None means no limit."""
+    multiplex: int = Field(128, ge=1)
+    """Episodes that one worker plays at once."""
+
+
+PoolConfig = Annotated[StaticPoolConfig | ElasticPoolConfig, Field(discriminator="type")]
+
+
+class EnvironmentTimeoutConfig(StrictConfig):
+    """Deadlines of one episode's stages, in seconds. None means no deadline of this stage."""
+
+    setup_seconds: float | None = Field(120.0, gt=0)
+    """Provisioning of the runtime and the task's setup."""
+    agent_seconds: float | None = Field(600.0, gt=0)
+    """The agent's attempt, all turns."""
+    finalize_seconds: float | None = Field(60.0, gt=0)
+    """The task's finalize hook."""
+    scoring_seconds: float | None = Field(120.0, gt=0)
+    """Rewards and metrics."""
+    episode_seconds: float = Field(900.0, gt=0)
+    """The whole episode, seen from the orchestrator; after it the episode is cancelled."""
+
+
+class HarnessChoice(StrictConfig):
+    """The program that plays a seat, and its own settings."""
+
+    id: str = "chat"
+    """`chat` is the in-process loop of gradus; any verifiers harness works by its id."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that harness, passed through."""
+
+
+class AgentRoleConfig(StrictConfig):
+    """One role of a multi-agent environment. None means the value of the source."""
+
+    harness: HarnessChoice | None = None
+    """The role's program."""
+    model: str | None = None
+    """Another model behind `base_url`. None means the trained policy."""
+    base_url: str | None = None
+    """Endpoint of that model."""
+    api_key_var: str | None = None
+    """Name of the environment variable that holds the endpoint's key."""
+    sampling: SamplingConfig | None = None
+    """The role's sampling."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns of the role."""
+
+
+class EnvironmentConfig(StrictConfig):
+    """One environment process and how the orchestrator uses it."""
+
+    id: str
+    """Name of an installed verifiers taskset or environment, e.g. "reverse-text"."""
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Name in metrics and logs. None means the id; give one when an id appears twice."""
+    taskset: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the taskset, passed through."""
+    harness: HarnessChoice = HarnessChoice()
+    """The program that plays the policy's seat."""
+    runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
+    """Where tools and programs of an episode run, verifiers' runtime config."""
+    agents: dict[str, AgentRoleConfig] = Field(default_factory=dict)
+    """Settings per role of a multi-agent environment."""
+    pool: PoolConfig = ElasticPoolConfig()
+    """Worker processes."""
+    address: str | None = None
+    """Address of an environment server that you run yourself. None means gradus starts one."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of this source; unset values come from the enclosing section."""
+    timeout: EnvironmentTimeoutConfig = EnvironmentTimeoutConfig()
+    """Deadlines of an episode."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns of one episode. None means no limit."""
+    max_input_tokens: int | None = Field(None, ge=1)
+    """Most input tokens of one agent run. None means no limit."""
+    max_output_tokens: int | None = Field(None, ge=1)
+    """Most sampled tokens of one agent run. None means no limit."""
+    max_total_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one agent run. None means no limit."""
+    state_columns: list[str] = Field(default_factory=list)
+    """Keys of the trace's info that are kept in the episode record."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of this environment's process."""
+
+    @property
+    def unique_name(self) -> str:
+        """The name in metrics, logs and files."""
+        return self.name or self.id.rsplit("/", 1)[-1].split("@", 1)[0]
+
+
+class TrainEnvironmentConfig(EnvironmentConfig):
+    """An environment whose episodes train the policy."""
+
+    ratio: float = Field(1.0, gt=0)
+    """Share of groups drawn from this source, relative to the other sources."""
+    group_size: int = Field(8, ge=1)
+    """Episodes per task."""
+    algo: AlgorithmConfig | None = None
+    """Credit and loss components. None means the enclosing section's."""

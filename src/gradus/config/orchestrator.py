@@ -1,0 +1,46 @@
+"""What the orchestrator plays and how it makes batches."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.base import StrictConfig
+from gradus.config.environment import TrainEnvironmentConfig
+from gradus.config.sampling import SamplingConfig
+
+
+class TrainSourcesConfig(StrictConfig):
+    """The sources that train the policy, and the values that they share."""
+
+    env: list[TrainEnvironmentConfig] = Field(min_length=1)
+    """The sources, each an environment process."""
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_completion_tokens=512)
+    """Sampling of every source that does not say otherwise."""
+    algo: AlgorithmConfig = AlgorithmConfig()
+    """Algorithm of every source that does not say otherwise."""
+
+
+class OrchestratorConfig(StrictConfig):
+    """Scheduling, staleness and batches."""
+
+    train: TrainSourcesConfig
+    """What trains."""
+    groups_per_batch: int = Field(16, ge=1)
+    """Groups whose samples make one batch."""
+    max_lag: int = Field(1, ge=0)
+    """Batches that the orchestrator may run ahead of the trainer; 0 means synchronous."""
+    max_staleness: int = Field(8, ge=0)
+    """Samples older than this many versions when they would train are dropped."""
+    max_in_flight_episodes: int = Field(256, ge=1)
+    """Most episodes that run at once."""
+    drop_zero_advantage: bool = True
+    """Drop samples whose advantages are all zero, and refill the batch."""
+    max_empty_attempts: int = Field(3, ge=1)
+    """Batches' worth of groups without one trainable sample, after which the run ends."""
+    apply_timeout_seconds: float = Field(120.0, gt=0)
+    """Deadline for inference to apply a published version."""
+    trainer_timeout_seconds: float = Field(1800.0, gt=0)
+    """Deadline for the trainer's answer to a batch."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the orchestrator process."""

@@ -1,0 +1,131 @@
+"""The config of one process, derived by `resolve.py`; never written by hand.
+
+Each process is started as `gradus <role> @ <run_dir>/config/<file>.json` and finds tokens, ready
+files and peers through the run directory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.base import StrictConfig
+from gradus.config.environment import EnvironmentConfig, EnvironmentTimeoutConfig, PoolConfig
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.config.sft import SftConfig
+from gradus.config.trainer import TrainerConfig
+
+__all__ = [
+    "EnvironmentConfig",
+    "EnvironmentProcessConfig",
+    "InferenceProcessConfig",
+    "OrchestratorProcessConfig",
+    "SftProcessConfig",
+    "SourceConfig",
+    "TrainerProcessConfig",
+]
+
+
+class TrainerProcessConfig(StrictConfig):
+    """Everything the trainer needs."""
+
+    run_dir: str
+    """The run directory."""
+    epoch: int
+    """Epoch of the run's lease; 0 when started by hand."""
+    model: ModelConfig
+    """Initial weights."""
+    max_steps: int
+    """Optimizer updates."""
+    seed: int
+    """Seed of initialisation."""
+    trainer: TrainerConfig
+    """The trainer's own section."""
+
+
+class InferenceProcessConfig(StrictConfig):
+    """Everything one inference server needs."""
+
+    run_dir: str
+    """The run directory."""
+    epoch: int
+    """Epoch of the run's lease; 0 when started by hand."""
+    model: ModelConfig
+    """Weights of version 0."""
+    seed: int
+    """Seed of the engine."""
+    inference: InferenceConfig
+    """The inference server's own section."""
+
+
+class EnvironmentProcessConfig(StrictConfig):
+    """Everything one environment process needs."""
+
+    run_dir: str
+    """The run directory."""
+    epoch: int
+    """Epoch of the run's lease; 0 when started by hand."""
+    name: str
+    """Name of the source."""
+    pool: PoolConfig
+    """Worker processes."""
+    verifiers: dict[str, Any]
+    """verifiers' own EnvConfig, as a dict: taskset, agent seats, timeouts."""
+
+
+class SourceConfig(StrictConfig):
+    """One source as the orchestrator sees it, nothing left to inherit."""
+
+    name: str
+    """Unique name of the source."""
+    ratio: float
+    """Relative share of groups."""
+    group_size: int
+    """Episodes per task."""
+    sampling: SamplingConfig
+    """Complete sampling settings."""
+    algo: AlgorithmConfig
+    """Complete algorithm settings."""
+    timeout: EnvironmentTimeoutConfig
+    """Deadlines."""
+    address: str | None
+    """User-managed environment server. None means the run's own process, found by its ready file."""
+    state_columns: list[str]
+    """Keys of the trace's info kept in records."""
+
+
+class OrchestratorProcessConfig(StrictConfig):
+    """Everything the orchestrator needs."""
+
+    run_dir: str
+    """The run directory."""
+    epoch: int
+    """Epoch of the run's lease; 0 when started by hand."""
+    model: ModelConfig
+    """For the renderer and the longest sample."""
+    max_steps: int
+    """Batches to make."""
+    seed: int
+    """Seed of the task order."""
+    sources: list[SourceConfig]
+    """The train sources."""
+    orchestrator: OrchestratorConfig
+    """The orchestrator's own section."""
+    data_parallel_size: int
+    """Ranks that each batch is packed for."""
+    micro_batch_tokens: int
+    """Most tokens of one micro batch."""
+
+
+class SftProcessConfig(StrictConfig):
+    """Everything the supervised trainer needs."""
+
+    run_dir: str
+    """The run directory."""
+    epoch: int
+    """Epoch of the run's lease; 0 when started by hand."""
+    sft: SftConfig
+    """The user's config."""

@@ -1,0 +1,44 @@
+"""The root of what the user writes for `gradus rl`; shared values are stated once, here."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradus.config.base import StrictConfig
+from gradus.config.environment import NAME_PATTERN
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.trainer import TrainerConfig
+
+
+class LaunchConfig(StrictConfig):
+    """How the processes are started and stopped."""
+
+    ready_timeout_seconds: float = Field(600.0, gt=0)
+    """Deadline for each process to become ready."""
+    stop_timeout_seconds: float = Field(8.0, gt=0)
+    """Time for processes to end by themselves before they are killed."""
+
+
+class RunConfig(StrictConfig):
+    """One reinforcement-learning run."""
+
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Name of the run. None means `<envs>--<model>--<8 hex>`."""
+    output_dir: str = "runs"
+    """Folder that holds the run's folder."""
+    model: ModelConfig
+    """The policy, shared by trainer and inference."""
+    max_steps: int = Field(ge=1)
+    """Optimizer updates of the run."""
+    seed: int = 0
+    """Seed of task order, sampling and initialisation."""
+    orchestrator: OrchestratorConfig
+    """Episodes and batches."""
+    trainer: TrainerConfig = TrainerConfig()
+    """Learning."""
+    inference: InferenceConfig = InferenceConfig()
+    """Serving."""
+    launch: LaunchConfig = LaunchConfig()
+    """Starting and stopping."""

@@ -1,0 +1,54 @@
+"""Supervised fine-tuning on conversations."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradus.config.base import StrictConfig
+from gradus.config.environment import NAME_PATTERN
+from gradus.config.model import ModelConfig
+from gradus.config.trainer import OptimizerConfig
+
+
+class SftDataConfig(StrictConfig):
+    """Conversations to learn."""
+
+    path: str
+    """JSON lines with `messages`, or with `prompt` and `completion`; or a data set of the hub."""
+    split: str = "train"
+    """Split of a hub data set."""
+    shuffle: bool = True
+    """Shuffle the conversations each pass."""
+    train_roles: list[str] = Field(default_factory=lambda: ["assistant"], min_length=1)
+    """Roles whose tokens are learned."""
+
+
+class SftConfig(StrictConfig):
+    """One supervised run, from data to a Hugging Face model directory."""
+
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Name of the run. None means one made from data and model."""
+    output_dir: str = "runs"
+    """Folder that holds the run's folder."""
+    model: ModelConfig
+    """The model to start from."""
+    data: SftDataConfig
+    """What to learn."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4)
+    """Optimizer and schedule."""
+    max_steps: int = Field(100, ge=1)
+    """Optimizer updates."""
+    batch_conversations: int = Field(64, ge=1)
+    """Conversations per step."""
+    micro_batch_tokens: int = Field(8192, ge=8)
+    """Most tokens of one forward on one rank."""
+    compute_dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
+    """Precision of forward and backward."""
+    num_processes: int = Field(1, ge=1)
+    """Data-parallel ranks."""
+    seed: int = 0
+    """Seed of shuffling and initialisation."""
+    deterministic: bool = False
+    """Use only deterministic kernels and one thread, for bitwise repeats."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer processes."""

@@ -1,0 +1,63 @@
+"""How the trainer learns."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gradus.config.base import StrictConfig
+
+
+class OptimizerConfig(StrictConfig):
+    """AdamW with a warm-up and a schedule."""
+
+    type: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-5, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay on matrices."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the denominator."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm over all parameters and ranks."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up; linear and cosine end at zero."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises from zero."""
+
+
+class LossConfig(StrictConfig):
+    """The loss of the rl component; ce and ref_kl have none to choose."""
+
+    type: str = "dppo"
+    """`dppo`, or "package.module:Class"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the loss."""
+
+
+class TrainerConfig(StrictConfig):
+    """Loss, optimizer, precision and parallelism."""
+
+    loss: LossConfig = LossConfig()
+    """Per-token loss of the rl component."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Optimizer and schedule."""
+    num_processes: int = Field(1, ge=1)
+    """Data-parallel ranks; more than one starts torchrun."""
+    micro_batch_tokens: int = Field(8192, ge=8)
+    """Most tokens of one forward on one rank."""
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of forward and backward; master weights and reductions are float32."""
+    deterministic: bool = False
+    """Use only deterministic kernels and one thread, for bitwise repeats."""
+    max_skipped_steps: int = Field(5, ge=1)
+    """Steps in a row with non-finite gradients after which the run ends."""
+    receive_timeout_seconds: float = Field(1800.0, gt=0)
+    """Deadline for the orchestrator's next batch."""
+    keep_published: int = Field(2, ge=1)
+    """Published versions kept on disk."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer processes."""

@@ -1,0 +1,1 @@
+"""What every environment process needs and verifiers lacks."""

@@ -1,0 +1,79 @@
+"""Every error that gradus raises for others, and the exit code each one ends a process with.
+
+GradusError            70   something in gradus failed
+├── ConfigError        64   what the user wrote cannot work
+├── RunDirectoryError  64   the run directory is taken, missing or not ours
+│   └── FencedError    75   a newer owner holds the run directory; this process must stop
+├── ProtocolError      70   another process said something that it must not say
+├── DeadlineError      75   a wait ended without the awaited event
+├── ProcessError       70   a process that we started ended or never became ready
+├── EnvironmentFailure 70   an environment process cannot serve episodes
+├── EmptyBatchError    70   no trainable batch could be made
+└── CorruptStateError  78   a file does not hold what its digest or format promises
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every gradus process; 0 and the classes of sysexits.h."""
+
+    DONE = 0
+    CONFIG = 64
+    INTERNAL = 70
+    TRY_AGAIN = 75
+    CORRUPT_STATE = 78
+
+
+class GradusError(Exception):
+    """Base of all errors for users; the message says what is wrong, where, and what to do."""
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+
+class ConfigError(GradusError):
+    """What the user wrote cannot work."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class RunDirectoryError(GradusError):
+    """The run directory is taken, missing, or belongs to something else."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class FencedError(RunDirectoryError):
+    """A newer owner holds the run directory."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class ProtocolError(GradusError):
+    """Another process sent a message that the protocol does not allow."""
+
+
+class DeadlineError(GradusError):
+    """A wait ended without the awaited event; the message names what was awaited from whom."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class ProcessError(GradusError):
+    """A process that gradus started ended or never became ready."""
+
+
+class EnvironmentFailure(GradusError):
+    """An environment process cannot serve episodes."""
+
+
+class EmptyBatchError(GradusError):
+    """No trainable batch could be made."""
+
+
+class CorruptStateError(GradusError):
+    """A file does not hold what its digest or its format promises."""
+
+    exit_code = ExitCode.CORRUPT_STATE

@@ -1,0 +1,1 @@
+"""Numbers and traces out of a run."""

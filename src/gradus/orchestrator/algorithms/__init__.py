@@ -1,0 +1,1 @@
+"""Rewards become advantages and loss weights."""

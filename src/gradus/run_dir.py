@@ -1,0 +1,140 @@
+"""Every path of a run as a property of one object."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import CorruptStateError
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The layout of one run on disk.
+
+        >>> RunDirectory(Path("runs/demo")).metrics
+        PosixPath('runs/demo/metrics.jsonl')
+    """
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """Resolved per-process configs."""
+        return self.root / "config"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per record."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        """Append-only record of every decision and outcome of the orchestrator."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """`<role>.log`, and `envs/train/<name>.log`."""
+        return self.root / "logs"
+
+    @property
+    def episodes(self) -> Path:
+        """`step_N/train.jsonl` and `step_N/eval.jsonl`."""
+        return self.root / "episodes"
+
+    @property
+    def spool(self) -> Path:
+        """Batches on their way to the trainer, and its events on their way back."""
+        return self.root / "spool"
+
+    @property
+    def weights(self) -> Path:
+        """Published versions, `version_N/`."""
+        return self.root / "weights"
+
+    @property
+    def model(self) -> Path:
+        """The final model as a Hugging Face directory."""
+        return self.root / "model"
+
+    @property
+    def ready(self) -> Path:
+        """`<process>.json`, written by each process when it can serve."""
+        return self.root / "ready"
+
+    @property
+    def secrets(self) -> Path:
+        """The run's tokens, mode 0600 in a folder of mode 0700."""
+        return self.root / "secrets"
+
+    @property
+    def admin_token(self) -> Path:
+        """Bearer token of the inference server's admin routes; only the orchestrator reads it."""
+        return self.secrets / "admin_token"
+
+    @property
+    def inference_token(self) -> Path:
+        """Bearer token of the inference server's data routes."""
+        return self.secrets / "inference_token"
+
+    @property
+    def lease(self) -> Path:
+        """Owner and epoch of the run directory."""
+        return self.root / "lease.json"
+
+    @property
+    def processes(self) -> Path:
+        """Registry of started processes: pid and start time."""
+        return self.root / "pids.json"
+
+    @property
+    def summary(self) -> Path:
+        """What the run did, written at the end."""
+        return self.root / "summary.json"
+
+    def ready_file(self, process: str) -> Path:
+        """Where `process` says that it can serve, and at which address."""
+        return self.ready / f"{process}.json"
+
+    def version(self, version: int) -> Path:
+        """Directory of one published policy version."""
+        return self.weights / f"version_{version:08d}"
+
+
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Make `path` hold `content`, whole or not at all, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Write `value` as JSON, atomically."""
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False).encode(), mode=mode)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`; CorruptStateError when it does not parse."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CorruptStateError(f"{path} is not JSON ({error}); delete it or restore it") from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

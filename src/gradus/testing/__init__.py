@@ -1,0 +1,1 @@
+"""Fakes and builders for fast tests, shipped with the package."""

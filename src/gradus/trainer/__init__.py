@@ -1,0 +1,1 @@
+"""Learns from batches."""

@@ -1,0 +1,1 @@
+"""Per-token losses; they never normalise."""

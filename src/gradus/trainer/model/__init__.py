@@ -1,0 +1,1 @@
+"""Loading, sharding and naming of models."""

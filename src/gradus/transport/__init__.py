@@ -1,0 +1,1 @@
+"""Batches one way, events back."""

@@ -1,0 +1,42 @@
+"""A transport carries batches to the trainer, at least once and numbered, and events back."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gradus.wire.events import Event
+from gradus.wire.micro_batch import Batch, RankBatch
+
+
+class BatchSender(Protocol):
+    """The orchestrator's end."""
+
+    async def send(self, batch: Batch) -> None:
+        """Make `batch` durable for the trainer; waits for room. The same step twice is refused
+        unless the content is the same (a resend)."""
+        ...
+
+    async def receive_event(self) -> Event:
+        """The trainer's next event, in order, each exactly once per epoch."""
+        ...
+
+    async def close(self) -> None:
+        """Release files and sockets; what was sent stays sent."""
+        ...
+
+
+class BatchReceiver(Protocol):
+    """The end of one data-parallel rank of the trainer; blocking, because the trainer is."""
+
+    def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
+        """This rank's part of batch `step`; DeadlineError after `timeout_seconds`,
+        FencedError when the batch was written under another epoch."""
+        ...
+
+    def send_event(self, event: Event) -> None:
+        """Append one event for the orchestrator. Only rank 0 calls this."""
+        ...
+
+    def close(self) -> None:
+        """Release files and sockets."""
+        ...

@@ -1,0 +1,1 @@
+"""Parameters, trainer to inference."""

@@ -1,0 +1,81 @@
+"""The only encoder and decoder for bytes that cross a process: msgpack with typed numpy arrays.
+
+No pickle. An array travels as [dtype, shape, raw bytes]; only the dtypes below are accepted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from gradus.errors import ProtocolError
+from gradus.wire.events import Event
+from gradus.wire.micro_batch import Batch, RankBatch
+
+T = TypeVar("T")
+_DTYPES = {"int32", "int64", "float32", "bool"}
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        array = np.ascontiguousarray(value)
+        return [str(array.dtype), list(array.shape), array.tobytes()]
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"cannot encode {type(value).__name__}")
+
+
+def _decode_array(expected: type, value: Any) -> Any:
+    if expected is not np.ndarray and getattr(expected, "__origin__", None) is not np.ndarray:
+        raise TypeError(f"cannot decode {expected}")
+    if not (isinstance(value, list) and len(value) == 3):
+        raise ValueError("an array must be [dtype, shape, bytes]")
+    dtype, shape, raw = value
+    if dtype not in _DTYPES or not isinstance(raw, bytes) or not isinstance(shape, list):
+        raise ValueError(f"array of dtype {dtype!r} is not accepted; use one of {sorted(_DTYPES)}")
+    if not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise ValueError(f"array shape {shape!r} is not a list of sizes")
+    if math.prod(shape) * np.dtype(dtype).itemsize != len(raw):
+        raise ValueError(f"array of shape {shape} and dtype {dtype} cannot have {len(raw)} bytes")
+    return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Bytes of any wire message."""
+    return _ENCODER.encode(message)
+
+
+def decode(data: bytes, kind: type[T] | Any) -> T:
+    """The message of type `kind` in `data`; ProtocolError when it is anything else."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
+    except (msgspec.ValidationError, msgspec.DecodeError, ValueError, TypeError) as error:
+        name = getattr(kind, "__name__", str(kind))
+        raise ProtocolError(f"{len(data)} bytes are not a valid {name}: {error}") from error
+
+
+def decode_event(data: bytes) -> Event:
+    """One trainer event."""
+    return decode(data, Event)
+
+
+def decode_rank_batch(data: bytes) -> RankBatch:
+    """One rank's part of a batch, with every micro batch checked."""
+    batch: RankBatch = decode(data, RankBatch)
+    for micro_batch in batch.micro_batches:
+        micro_batch.check()
+    return batch
+
+
+def split_by_rank(batch: Batch) -> list[RankBatch]:
+    """The parts of a batch, one per rank, in rank order."""
+    return [
+        RankBatch(batch.step, batch.epoch, rank, batch.versions, micro_batches)
+        for rank, micro_batches in enumerate(batch.ranks)
+    ]

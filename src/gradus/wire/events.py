@@ -1,0 +1,39 @@
+"""Messages from the trainer to the orchestrator."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BatchReceived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Every rank holds batch `step`; the spool may forget it once it is also trained."""
+
+    step: int
+    epoch: int
+
+
+class StepFinished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Step `step` was trained; `metrics` are reduced over all ranks, keys as in the metric table."""
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+
+
+class PolicyPublished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Version `version` lies complete in `directory`; `digest` is that of its manifest."""
+
+    version: int
+    epoch: int
+    directory: str
+    digest: str
+
+
+class TrainerDone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The trainer applied all its steps and leaves."""
+
+    step: int
+    epoch: int
+
+
+Event = BatchReceived | StepFinished | PolicyPublished | TrainerDone

@@ -1,0 +1,87 @@
+"""A micro batch is packed samples for one forward on one rank; a batch is all of one step."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from gradus.errors import ProtocolError
+from gradus.wire.policy import VersionSpan
+from gradus.wire.sample import LOSS_NAMES, BoolArray, FloatArray, IntArray
+
+
+class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Samples laid end to end; arrays have shape [T], T = sum of `sequence_lengths`.
+
+    A dummy micro batch (all loss weights 0) keeps ranks in step; it has no sample ids.
+    """
+
+    sample_ids: list[str]
+    sequence_lengths: list[int]
+    token_ids: IntArray
+    position_ids: IntArray
+    """0-based position inside the token's own sample."""
+    loss_mask: BoolArray
+    sampling_logprobs: FloatArray
+    temperatures: FloatArray
+    advantages: FloatArray
+    reference_logprobs: FloatArray
+    loss_weights: dict[str, FloatArray]
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def is_dummy(self) -> bool:
+        return not self.sample_ids
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every per-token array by name."""
+        per_token = {
+            "token_ids": self.token_ids,
+            "position_ids": self.position_ids,
+            "loss_mask": self.loss_mask,
+            "sampling_logprobs": self.sampling_logprobs,
+            "temperatures": self.temperatures,
+            "advantages": self.advantages,
+            "reference_logprobs": self.reference_logprobs,
+        }
+        return per_token | {f"loss_weights.{name}": w for name, w in self.loss_weights.items()}
+
+    def check(self) -> None:
+        """Refuse ragged or non-finite content with a ProtocolError that names the field."""
+        length = len(self)
+        if sum(self.sequence_lengths) != length:
+            raise ProtocolError(
+                f"micro batch: sequence_lengths add up to {sum(self.sequence_lengths)}, tokens are {length}"
+            )
+        for name, array in self.arrays().items():
+            if array.shape != (length,):
+                raise ProtocolError(f"micro batch: {name} has shape {array.shape}, expected ({length},)")
+            if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+                raise ProtocolError(f"micro batch: {name} holds a value that is not finite")
+        unknown = set(self.loss_weights) - set(LOSS_NAMES)
+        if unknown:
+            raise ProtocolError(f"micro batch: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}")
+
+
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All micro batches of one step; every rank gets the same number of them."""
+
+    step: int
+    """Version that this batch trains; also its sequence number in the transport."""
+    epoch: int
+    """Epoch of the writer's lease on the run directory."""
+    versions: VersionSpan
+    ranks: list[list[MicroBatch]]
+    """`ranks[r]` are the micro batches of data-parallel rank r, in order."""
+
+
+class RankBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one data-parallel rank reads of a batch."""
+
+    step: int
+    epoch: int
+    rank: int
+    versions: VersionSpan
+    micro_batches: list[MicroBatch]

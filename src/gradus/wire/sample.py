@@ -1,0 +1,82 @@
+"""A sample is one branch of a trace as aligned per-token arrays, ready to train."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gradus.errors import ProtocolError
+from gradus.wire.policy import VersionSpan
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+
+LOSS_NAMES = ("rl", "ce", "ref_kl")
+"""The loss components; the trainer refuses a loss weight with another name."""
+
+
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One branch, T tokens. All arrays have shape [T].
+
+    `loss_weights` holds, per loss component, the factor of each token: 0 removes the token from the
+    sum and from the count. Names that are absent weigh 0 everywhere.
+    """
+
+    id: str
+    """`<episode id>/<trace index>/<branch index>`; unique in a run."""
+    environment: str
+    group_id: str
+    episode_id: str
+    reward: float
+    """Reward of the trace, for metrics; credit is in `advantages`."""
+    versions: VersionSpan
+    token_ids: IntArray
+    loss_mask: BoolArray
+    """True where a token may enter a loss (sampled, or chosen by the algorithm)."""
+    sampling_logprobs: FloatArray
+    """Nats, at the sampling temperature; 0.0 on tokens that were not sampled."""
+    temperatures: FloatArray
+    """Sampling temperature of each token; 1.0 where nothing was sampled."""
+    advantages: FloatArray
+    reference_logprobs: FloatArray
+    """Nats; 0.0 where no reference model scored."""
+    loss_weights: dict[str, FloatArray]
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every per-token array by name, for code that must move them together."""
+        per_token = {
+            "token_ids": self.token_ids,
+            "loss_mask": self.loss_mask,
+            "sampling_logprobs": self.sampling_logprobs,
+            "temperatures": self.temperatures,
+            "advantages": self.advantages,
+            "reference_logprobs": self.reference_logprobs,
+        }
+        return per_token | {f"loss_weights.{name}": w for name, w in self.loss_weights.items()}
+
+    def check(self) -> None:
+        """Refuse ragged, negative or non-finite content with a ProtocolError that names the field."""
+        length = len(self)
+        if length == 0:
+            raise ProtocolError(f"sample {self.id}: has no tokens")
+        if not math.isfinite(self.reward):
+            raise ProtocolError(f"sample {self.id}: reward is {self.reward}")
+        for name, array in self.arrays().items():
+            if array.shape != (length,):
+                raise ProtocolError(f"sample {self.id}: {name} has shape {array.shape}, expected ({length},)")
+            if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+                raise ProtocolError(f"sample {self.id}: {name} holds a value that is not finite")
+        if bool((self.token_ids < 0).any()):
+            raise ProtocolError(f"sample {self.id}: token_ids holds a negative id")
+        if bool((self.temperatures <= 0).any()):
+            raise ProtocolError(f"sample {self.id}: temperatures must be positive")
+        unknown = set(self.loss_weights) - set(LOSS_NAMES)
+        if unknown:
+            raise ProtocolError(f"sample {self.id}: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}")
