@@ -60,7 +60,7 @@ def verify(directory: Path, digest: str) -> Manifest:
     raw = _read_manifest(directory)
     if not hmac.compare_digest(hashlib.sha256(raw).hexdigest(), digest):
         raise CorruptStateError(
-            f"{directory / MANIFEST_NAME} does not have the digest {digest[:16]}… that was announced; "
+            f"{directory / MANIFEST_NAME} does not have the digest {digest[:16]}… announced; "
             "publish the version again"
         )
     manifest = _decode(raw, directory)

@@ -1,0 +1,141 @@
+"""Packing: every sample once, no bin too full, ranks alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradus.errors import ConfigError, EmptyBatchError
+from gradus.testing.builders import build_sample
+from gradus.wire.packing import (
+    balance,
+    build_dummy,
+    fill_bins,
+    join_samples,
+    pack,
+    sample_cost,
+    split_bins,
+)
+from gradus.wire.sample import Sample
+
+lengths_of_batches = st.lists(st.integers(1, 24), min_size=1, max_size=40)
+
+
+def samples_of(lengths: list[int]) -> list[Sample]:
+    return [
+        build_sample(length, prompt_length=1, seed=i, id=f"s{i}")
+        for i, length in enumerate(lengths)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths_of_batches, st.integers(1, 5), st.integers(24, 60))
+def test_every_sample_is_packed_once_and_ranks_get_equally_many(
+    lengths: list[int], num_ranks: int, max_tokens: int
+) -> None:
+    samples = samples_of(lengths)
+    ranks = pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
+    assert len(ranks) == num_ranks
+    assert len({len(micro_batches) for micro_batches in ranks}) == 1
+    packed = [id for micro_batches in ranks for m in micro_batches for id in m.sample_ids]
+    assert sorted(packed) == sorted(sample.id for sample in samples)
+    for micro_batch in (m for micro_batches in ranks for m in micro_batches):
+        micro_batch.check()
+        assert len(micro_batch) <= max_tokens
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths_of_batches, st.integers(1, 5))
+def test_dummies_come_last_on_every_rank(lengths: list[int], num_ranks: int) -> None:
+    for micro_batches in pack(samples_of(lengths), max_tokens=24, num_ranks=num_ranks):
+        dummies = [m.is_dummy for m in micro_batches]
+        assert dummies == sorted(dummies)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths_of_batches, st.integers(1, 4))
+def test_all_arrays_of_a_sample_move_together(lengths: list[int], num_ranks: int) -> None:
+    samples = {sample.id: sample for sample in samples_of(lengths)}
+    ranks = pack(list(samples.values()), max_tokens=48, num_ranks=num_ranks)
+    for micro_batch in (m for micro_batches in ranks for m in micro_batches if m.sample_ids):
+        start = 0
+        for id, length in zip(micro_batch.sample_ids, micro_batch.sequence_lengths, strict=True):
+            packed = micro_batch.arrays()
+            for name, array in samples[id].arrays().items():
+                assert np.array_equal(packed[name][start : start + length], array)
+            assert np.array_equal(packed["position_ids"][start : start + length], np.arange(length))
+            start += length
+
+
+def test_packing_is_deterministic() -> None:
+    samples = samples_of([5, 9, 9, 3, 12, 1])
+    first = pack(samples, max_tokens=16, num_ranks=2)
+    second = pack(samples, max_tokens=16, num_ranks=2)
+    assert [[m.sample_ids for m in r] for r in first] == [[m.sample_ids for m in r] for r in second]
+
+
+def test_first_fit_decreasing_fills_the_first_bin_with_room() -> None:
+    assert fill_bins([3, 7, 5, 4], 10) == [[1, 0], [2, 3]]
+
+
+def test_the_dearest_bin_is_halved_until_ranks_are_even() -> None:
+    bins = split_bins([[0, 1, 2], [3]], [5.0, 4.0, 1.0, 2.0], 3)
+    assert sorted(map(sorted, bins)) == [[0], [1, 2], [3]]
+
+
+def test_bins_of_one_sample_are_not_split() -> None:
+    assert split_bins([[0]], [1.0], 2) == [[0]]
+
+
+def test_one_sample_on_two_ranks_leaves_a_dummy_for_the_other() -> None:
+    ranks = pack([build_sample(8)], max_tokens=16, num_ranks=2)
+    assert sorted(m.is_dummy for micro_batches in ranks for m in micro_batches) == [False, True]
+
+
+def test_a_dummy_carries_no_loss_weight() -> None:
+    dummy = build_dummy(build_sample(8))
+    dummy.check()
+    assert dummy.loss_weights == {}
+    assert not dummy.loss_mask.any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.5, 100), min_size=2, max_size=30))
+def test_balance_is_never_worse_than_the_largest_cost(costs: list[float]) -> None:
+    parts = balance(costs, 2)
+    assert all(parts)
+    assert sorted(i for part in parts for i in part) == list(range(len(costs)))
+    sums = [sum(costs[i] for i in part) for part in parts]
+    assert abs(sums[0] - sums[1]) <= max(costs) + 1e-9
+
+
+def test_balance_with_equal_counts_pairs_dear_with_cheap() -> None:
+    parts = balance([8.0, 7.0, 2.0, 1.0], 2, equal_counts=True)
+    assert sorted(parts) == [[0, 3], [1, 2]]
+
+
+def test_cost_grows_faster_than_length() -> None:
+    assert sample_cost(8192) > 2 * sample_cost(4096)
+
+
+def test_names_missing_in_one_sample_weigh_zero_there() -> None:
+    joined = join_samples([build_sample(3), build_sample_with_ce(4)])
+    assert joined.loss_weights["ce"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def build_sample_with_ce(length: int) -> Sample:
+    sample = build_sample(length, seed=9)
+    sample.loss_weights["ce"] = np.ones(length, np.float32)
+    return sample
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(EmptyBatchError):
+        pack([], max_tokens=8, num_ranks=1)
+
+
+def test_a_sample_longer_than_a_micro_batch_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="episode-0/0/0 has 9 tokens"):
+        pack([build_sample(9)], max_tokens=8, num_ranks=1)
