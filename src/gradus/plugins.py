@@ -23,7 +23,8 @@ def find_plugin(kind: str, name: str, registry: Mapping[str, str | type]) -> typ
     if not separator:
         known = ", ".join(sorted(registry))
         raise ConfigError(
-            f"{kind} {name!r} is not known. Use one of: {known}; or your own as 'package.module:Class'"
+            f"{kind} {name!r} is not known. Use one of: {known}; "
+            "or your own as 'package.module:Class'"
         )
     try:
         module = importlib.import_module(module_name)

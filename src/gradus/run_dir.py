@@ -16,8 +16,8 @@ from gradus.errors import CorruptStateError
 class RunDirectory:
     """The layout of one run on disk.
 
-        >>> RunDirectory(Path("runs/demo")).metrics
-        PosixPath('runs/demo/metrics.jsonl')
+    >>> RunDirectory(Path("runs/demo")).metrics
+    PosixPath('runs/demo/metrics.jsonl')
     """
 
     root: Path

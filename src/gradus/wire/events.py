@@ -13,7 +13,7 @@ class BatchReceived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields
 
 
 class StepFinished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Step `step` was trained; `metrics` are reduced over all ranks, keys as in the metric table."""
+    """Step `step` was trained; `metrics` are reduced over all ranks."""
 
     step: int
     epoch: int

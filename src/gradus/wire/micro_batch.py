@@ -53,16 +53,21 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         length = len(self)
         if sum(self.sequence_lengths) != length:
             raise ProtocolError(
-                f"micro batch: sequence_lengths add up to {sum(self.sequence_lengths)}, tokens are {length}"
+                f"micro batch: sequence_lengths add up to {sum(self.sequence_lengths)}, "
+                f"tokens are {length}"
             )
         for name, array in self.arrays().items():
             if array.shape != (length,):
-                raise ProtocolError(f"micro batch: {name} has shape {array.shape}, expected ({length},)")
+                raise ProtocolError(
+                    f"micro batch: {name} has shape {array.shape}, expected ({length},)"
+                )
             if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
                 raise ProtocolError(f"micro batch: {name} holds a value that is not finite")
         unknown = set(self.loss_weights) - set(LOSS_NAMES)
         if unknown:
-            raise ProtocolError(f"micro batch: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}")
+            raise ProtocolError(
+                f"micro batch: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}"
+            )
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

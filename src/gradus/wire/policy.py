@@ -17,7 +17,9 @@ class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.oldest <= self.newest:
-            raise ValueError(f"version span {self.oldest}..{self.newest} must satisfy 0 <= oldest <= newest")
+            raise ValueError(
+                f"version span {self.oldest}..{self.newest} must satisfy 0 <= oldest <= newest"
+            )
 
     def merge(self, other: VersionSpan) -> VersionSpan:
         """The smallest span that covers both."""
@@ -27,9 +29,11 @@ class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def staleness(version: int, versions: VersionSpan) -> int:
     """How many updates the trained version is ahead of the oldest sampling version; never negative.
 
-        >>> staleness(3, VersionSpan(oldest=1, newest=2))
-        2
+    >>> staleness(3, VersionSpan(oldest=1, newest=2))
+    2
     """
     if version < versions.newest:
-        raise ValueError(f"version {version} cannot train tokens sampled by newer version {versions.newest}")
+        raise ValueError(
+            f"version {version} cannot train tokens sampled by newer version {versions.newest}"
+        )
     return version - versions.oldest

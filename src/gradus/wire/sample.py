@@ -62,7 +62,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return per_token | {f"loss_weights.{name}": w for name, w in self.loss_weights.items()}
 
     def check(self) -> None:
-        """Refuse ragged, negative or non-finite content with a ProtocolError that names the field."""
+        """Refuse ragged, negative or non-finite content; the ProtocolError names the field."""
         length = len(self)
         if length == 0:
             raise ProtocolError(f"sample {self.id}: has no tokens")
@@ -70,7 +70,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProtocolError(f"sample {self.id}: reward is {self.reward}")
         for name, array in self.arrays().items():
             if array.shape != (length,):
-                raise ProtocolError(f"sample {self.id}: {name} has shape {array.shape}, expected ({length},)")
+                raise ProtocolError(
+                    f"sample {self.id}: {name} has shape {array.shape}, expected ({length},)"
+                )
             if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
                 raise ProtocolError(f"sample {self.id}: {name} holds a value that is not finite")
         if bool((self.token_ids < 0).any()):
@@ -79,4 +81,6 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProtocolError(f"sample {self.id}: temperatures must be positive")
         unknown = set(self.loss_weights) - set(LOSS_NAMES)
         if unknown:
-            raise ProtocolError(f"sample {self.id}: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}")
+            raise ProtocolError(
+                f"sample {self.id}: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}"
+            )

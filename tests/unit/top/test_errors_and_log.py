@@ -1,0 +1,56 @@
+"""Every error has an exit code, and a log line cannot drive a terminal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from gradus import errors
+from gradus.errors import ExitCode, GradusError
+from gradus.log import configure_logging, get_logger
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def subclasses() -> list[type[GradusError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [value for value in found if issubclass(value, GradusError)]
+
+
+@pytest.mark.parametrize("kind", subclasses(), ids=lambda kind: kind.__name__)
+def test_the_tree_drawn_at_the_top_names_each_error_and_its_code(kind: type[GradusError]) -> None:
+    lines = [line for line in (errors.__doc__ or "").splitlines() if kind.__name__ in line]
+    assert len(lines) == 1
+    assert str(int(kind.exit_code)) in lines[0]
+
+
+def test_a_fenced_process_may_be_started_again() -> None:
+    assert errors.FencedError.exit_code is ExitCode.TRY_AGAIN
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("trainer")
+    get_logger("gradus.test").warning("reply %s", "\x1b[2Jboom\x07")
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed
+    assert "\\x1b[2Jboom\\x07" in printed
+    assert "WARNING trainer gradus.test" in printed
+
+
+@pytest.mark.usefixtures("root_logger")
+def test_chatty_libraries_are_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("env")
+    logging.getLogger("httpx").info("HTTP Request")
+    get_logger("gradus.test").info("state changed")
+    assert "HTTP Request" not in (printed := capsys.readouterr().err)
+    assert "state changed" in printed

@@ -1,0 +1,103 @@
+"""Bytes that cross a process decode to what was sent, or to a named error."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradus.errors import ProtocolError
+from gradus.testing.builders import build_micro_batch, build_sample
+from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
+from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.micro_batch import Batch, RankBatch
+from gradus.wire.policy import VersionSpan
+from gradus.wire.sample import Sample
+
+EVENTS: list[Event] = [
+    BatchReceived(step=3, epoch=1),
+    StepFinished(step=3, epoch=1, metrics={"loss/total/mean": 0.5}),
+    PolicyPublished(version=4, epoch=1, directory="weights/version_00000004", digest="ab"),
+    TrainerDone(step=9, epoch=1),
+]
+
+
+def build_rank_batch() -> RankBatch:
+    batch = Batch(2, 1, VersionSpan(1, 2), [[build_micro_batch()], [build_micro_batch()]])
+    return split_by_rank(batch)[1]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_survives_the_wire(event: Event) -> None:
+    assert decode_event(encode(event)) == event
+
+
+@given(length=st.integers(1, 40), seed=st.integers(0, 99))
+def test_a_sample_survives_the_wire(length: int, seed: int) -> None:
+    sample = build_sample(length, prompt_length=length // 2, seed=seed)
+    back: Sample = decode(encode(sample), Sample)
+    back.check()
+    for name, array in sample.arrays().items():
+        assert np.array_equal(back.arrays()[name], array)
+        assert back.arrays()[name].dtype == array.dtype
+
+
+def test_each_rank_gets_its_own_part() -> None:
+    part = decode_rank_batch(encode(build_rank_batch()))
+    assert (part.rank, part.step, len(part.micro_batches)) == (1, 2, 1)
+
+
+def test_a_batch_with_a_value_that_is_not_finite_is_refused() -> None:
+    part = build_rank_batch()
+    poisoned = part.micro_batches[0].advantages.copy()
+    poisoned[0] = np.nan
+    wrong = msgspec.structs.replace(part.micro_batches[0], advantages=poisoned)
+    data = encode(msgspec.structs.replace(part, micro_batches=[wrong]))
+    with pytest.raises(ProtocolError, match="advantages"):
+        decode_rank_batch(data)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        ["float64", [1], b"\0" * 8],
+        ["object", [1], b"\0" * 8],
+        ["int32", [2], b"\0" * 4],
+        ["int32", [-1], b""],
+        ["int32", "2", b"\0" * 8],
+        [1, 2, 3],
+        "int32",
+    ],
+)
+def test_a_malformed_array_is_refused(array: object) -> None:
+    message = msgspec.to_builtins(encode(build_sample()))
+    fields = msgspec.msgpack.decode(encode(build_sample()))
+    assert message
+    fields["token_ids"] = array
+    with pytest.raises(ProtocolError, match="not a valid Sample"):
+        decode(msgspec.msgpack.encode(fields), Sample)
+
+
+def test_an_unknown_field_is_refused() -> None:
+    fields = msgspec.msgpack.decode(encode(EVENTS[0]))
+    with pytest.raises(ProtocolError, match="surprise"):
+        decode_event(msgspec.msgpack.encode(fields | {"surprise": 1}))
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_end_in_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_rank_batch(data)
+
+
+@given(position=st.integers(0, 5000), bit=st.integers(0, 7))
+def test_a_flipped_bit_never_escapes_as_another_error(position: int, bit: int) -> None:
+    data = bytearray(encode(build_rank_batch()))
+    data[position % len(data)] ^= 1 << bit
+    with contextlib.suppress(ProtocolError):
+        assert decode_rank_batch(bytes(data)).micro_batches is not None
