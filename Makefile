@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+PIP := $(RUN) -m pip install -qq --disable-pip-version-check
 
 .PHONY: help demo test check setup clean
 help:
