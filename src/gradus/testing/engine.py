@@ -1,0 +1,400 @@
+"""A scripted policy server: the inference server's routes with chosen replies, waits and faults.
+
+Runs inside a test (`async with ScriptedEngine() as engine`) or as a process
+(`python -m gradus.testing.engine --run-dir DIR`), where it stands in for the `inference` role.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hmac
+import importlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from aiohttp import web
+
+from gradus.run_dir import RunDirectory, write_json
+from gradus.testing.engine_script import (
+    AnyBody,
+    Drip,
+    Fault,
+    GenerateCall,
+    Reply,
+    Reset,
+    Status,
+    Stuck,
+    Truncate,
+    reply_from_prompt,
+    reversed_last_message,
+)
+from gradus.testing.engine_wire import (
+    ChatRequest,
+    GenerateRequest,
+    chat_body,
+    error_body,
+    generate_body,
+    models_body,
+)
+from gradus.weights.manifest import verify
+from gradus.wire.inference import (
+    ADMIN_ROUTES,
+    DATA_ROUTES,
+    ApplyRefusal,
+    ApplyRequest,
+    ApplyResult,
+    EngineStatus,
+    ServedPolicy,
+    check_weights_directory,
+    decode_apply_request,
+)
+
+WeightsCheck = Callable[[Path, str], object]
+"""Raises when the weights in a directory do not match a digest."""
+
+
+class ScriptedEngine:
+    """Owns a server on loopback, its script, and a record of every call it got.
+
+    async with ScriptedEngine(reply=lambda prompt: Reply([5, 6], [-0.1, -0.2])) as engine:
+        engine.inject(Status(500), times=2)
+        ...  # POST f"{engine.base_url}/inference/v1/generate" with engine.data_token
+        assert engine.calls[0].status == 500
+    """
+
+    def __init__(
+        self,
+        *,
+        reply: Callable[[list[int]], Reply] = reply_from_prompt,
+        latency_seconds: float = 0.0,
+        run_dir: Path | None = None,
+        epoch: int = 0,
+        data_token: str = "data-token",
+        admin_token: str = "admin-token",
+        max_length_tokens: int = 2048,
+    ) -> None:
+        self.reply = reply
+        self.chat_reply: Callable[[list[dict[str, object]]], str] = reversed_last_message
+        self.latency_seconds = latency_seconds
+        self.check_weights: WeightsCheck | None = None if run_dir is None else verify
+        """When set, `/gradus/apply` answers 422 if it raises."""
+        self.reported_version: int | None = None
+        """When set, the version that status and apply tell, whatever was applied."""
+        self.calls: list[GenerateCall] = []
+        self.applied: list[ApplyRequest] = []
+        self.max_length_tokens = max_length_tokens
+        self.run_dir = None if run_dir is None else RunDirectory(run_dir)
+        self.data_token = self._read_token("inference_token", data_token)
+        self.admin_token = self._read_token("admin_token", admin_token)
+        run_id = "run" if run_dir is None else run_dir.name
+        self.served = ServedPolicy(run_id=run_id, epoch=epoch, version=0, digest=None)
+        self._faults: dict[str, list[Fault]] = {}
+        self._open = asyncio.Event()
+        self._open.set()
+        self._changed = asyncio.Condition()
+        self._waiters = 0
+        self._running = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._runner: web.ServerRunner | None = None
+        self._port = 0
+
+    # ------------------------------------------------------------------ life cycle
+
+    async def start(self, *, port: int = 0) -> None:
+        """Listen on loopback; `base_url` tells where."""
+        runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+        self._port = int(runner.addresses[0][1])
+        self._runner = runner
+
+    async def close(self) -> None:
+        """Stop listening and drop open connections."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def base_url(self) -> str:
+        """Address without a path, as in the ready file."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def version(self) -> int:
+        """The policy version that the engine serves."""
+        return self.served.version
+
+    # ------------------------------------------------------------------ script
+
+    def inject(self, fault: Fault, *, times: int = 1, path: str = "/inference/v1/generate") -> None:
+        """Answer the next `times` requests to `path` with `fault`."""
+        self._faults.setdefault(path, []).extend([fault] * times)
+
+    def hold(self) -> None:
+        """Keep generate requests running until `release`."""
+        self._open.clear()
+
+    def release(self) -> None:
+        """Let held requests finish."""
+        self._open.set()
+
+    async def wait_until(
+        self, is_reached: Callable[[ScriptedEngine], bool], *, timeout_seconds: float = 10.0
+    ) -> None:
+        """Return once `is_reached(engine)`; checked after every change, TimeoutError otherwise."""
+        self._waiters += 1
+        try:
+            async with asyncio.timeout(timeout_seconds), self._changed:
+                await self._changed.wait_for(lambda: is_reached(self))
+        finally:
+            self._waiters -= 1
+
+    @property
+    def running(self) -> int:
+        """Generate requests that have arrived and are not answered."""
+        return self._running
+
+    # ------------------------------------------------------------------ HTTP
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        refusal = self._refuse(request)
+        if refusal is not None:
+            return refusal
+        waiting_faults = self._faults.get(request.path)
+        if request.path == "/inference/v1/generate":
+            return await self._generate(request, waiting_faults)
+        if waiting_faults:
+            return await self._fail(request, waiting_faults.pop(0))
+        if request.path == "/gradus/apply":
+            return await self._apply(request)
+        if request.path == "/v1/chat/completions":
+            return await self._chat(request)
+        if request.path == "/gradus/status":
+            return _json(msgspec.json.encode(self.status()))
+        if request.path == "/v1/models":
+            return _json(models_body(self.max_length_tokens))
+        if request.path == "/health":
+            return web.Response()
+        return _json(error_body(501, f"{request.path} is not scripted"), status=501)
+
+    def _refuse(self, request: web.BaseRequest) -> web.Response | None:
+        """401 without a token that opens the route; None where it does."""
+        route = (request.method, request.path)
+        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        is_admin = hmac.compare_digest(given, f"Bearer {self.admin_token}".encode())
+        is_data = hmac.compare_digest(given, f"Bearer {self.data_token}".encode())
+        if is_admin and (route in ADMIN_ROUTES or route in DATA_ROUTES):
+            return None
+        if is_data and route in DATA_ROUTES:
+            return None
+        if is_admin or (is_data and route not in ADMIN_ROUTES):
+            return _json(error_body(404, "no such route"), status=404)
+        return _json(error_body(401, "missing or wrong bearer token"), status=401)
+
+    async def _generate(
+        self, request: web.BaseRequest, faults: list[Fault] | None
+    ) -> web.StreamResponse:
+        body = await request.read()
+        fault = faults.pop(0) if faults else None
+        try:
+            asked = msgspec.json.decode(body, type=GenerateRequest)
+            asked.check(self.max_length_tokens)
+        except (msgspec.MsgspecError, ValueError) as error:
+            return _json(error_body(400, str(error)), status=400)
+        call = GenerateCall(
+            prompt_token_ids=asked.token_ids,
+            sampling_params=asked.sampling_params,
+            cache_salt=asked.cache_salt,
+            session_id=request.headers.get("X-Session-ID"),
+            version=self.version,
+        )
+        self.calls.append(call)
+        self._running += 1
+        await self._notify()
+        try:
+            if fault is not None:
+                call.status = fault.status
+                return await self._fail(request, fault)
+            return await self._complete(call)
+        finally:
+            self._running -= 1
+            await self._notify()
+
+    async def _complete(self, call: GenerateCall) -> web.Response:
+        if self.latency_seconds > 0:
+            await asyncio.sleep(self.latency_seconds)
+        if not self._open.is_set():
+            await self._open.wait()
+        reply = self.reply(call.prompt_token_ids).finish(call.sampling_params)
+        call.reply, call.status = reply, 200
+        self._prompt_tokens += len(call.prompt_token_ids)
+        self._generated_tokens += len(reply.token_ids)
+        return _json(generate_body(len(self.calls), len(call.prompt_token_ids), reply))
+
+    async def _chat(self, request: web.BaseRequest) -> web.Response:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=ChatRequest)
+        except msgspec.MsgspecError as error:
+            return _json(error_body(400, str(error)), status=400)
+        return _json(chat_body(self.chat_reply(asked.messages)))
+
+    async def _apply(self, request: web.BaseRequest) -> web.Response:
+        try:
+            asked = decode_apply_request(await request.read())
+            self.served.check(asked)
+            if self.run_dir is not None:
+                check_weights_directory(asked.directory, self.run_dir.weights)
+            if not self.served.is_current(asked):
+                self._check_weights(asked)
+                self.applied.append(asked)
+        except ApplyRefusal as refusal:
+            return _json(error_body(refusal.status, refusal.message), status=refusal.status)
+        self.served = self.served.after(asked)
+        await self._notify()
+        version = self.version if self.reported_version is None else self.reported_version
+        return _json(msgspec.json.encode(ApplyResult(version, 0.0, 0.0, 0.0)))
+
+    def _check_weights(self, asked: ApplyRequest) -> None:
+        if self.check_weights is None:
+            return
+        try:
+            self.check_weights(Path(asked.directory), asked.digest)
+        except Exception as error:
+            raise ApplyRefusal(422, f"weights of version {asked.version}: {error}") from error
+
+    async def _fail(self, request: web.BaseRequest, fault: Fault) -> web.StreamResponse:
+        match fault:
+            case Status(code, retry_after_seconds):
+                headers = (
+                    {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
+                )
+                return _json(error_body(code, "scripted"), status=code, headers=headers)
+            case AnyBody(content, content_type):
+                return web.Response(body=content, content_type=content_type)
+            case Stuck():
+                await asyncio.Event().wait()
+            case Reset():
+                _abort(request)
+            case Truncate(content):
+                response = web.StreamResponse(headers={"Content-Length": "1000000"})
+                await response.prepare(request)
+                await response.write(content)
+                _abort(request)
+            case Drip(content, interval_seconds):
+                return await _drip(request, content, interval_seconds)
+        return web.Response(status=500)
+
+    # ------------------------------------------------------------------ state
+
+    def status(self) -> EngineStatus:
+        """What `GET /gradus/status` tells."""
+        version = self.version if self.reported_version is None else self.reported_version
+        return EngineStatus(
+            version=version,
+            epoch=self.served.epoch,
+            running=self._running,
+            waiting=0,
+            kv_usage=min(1.0, self._running / 256),
+            preemptions=0,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            is_paused=False,
+        )
+
+    async def _notify(self) -> None:
+        if self._waiters:
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _read_token(self, name: str, fallback: str) -> str:
+        if self.run_dir is None:
+            return fallback
+        return (self.run_dir.secrets / name).read_text().strip()
+
+
+def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _abort(request: web.BaseRequest) -> None:
+    if request.transport is not None:
+        request.transport.abort()
+
+
+async def _drip(
+    request: web.BaseRequest, content: bytes, interval_seconds: float
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": str(len(content))})
+    await response.prepare(request)
+    for byte in content:
+        await response.write(bytes([byte]))
+        await asyncio.sleep(interval_seconds)
+    return response
+
+
+async def serve(engine: ScriptedEngine, *, port: int = 0) -> None:
+    """Serve until SIGTERM or SIGINT; writes the ready file of the `inference` role."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await engine.start(port=port)
+    try:
+        if engine.run_dir is not None:
+            ready = {"base_url": engine.base_url, "pid": os.getpid()}
+            ready |= {"epoch": engine.served.epoch, "version": engine.version}
+            write_json(engine.run_dir.ready_file("inference"), ready)
+        await stopped.wait()
+    finally:
+        await engine.close()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """`python -m gradus.testing.engine --run-dir DIR`: tokens are read from DIR/secrets."""
+    parser = argparse.ArgumentParser(description="A scripted engine in the inference role.")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency-seconds", type=float, default=0.0)
+    parser.add_argument("--max-length-tokens", type=int, default=2048)
+    parser.add_argument("--reply", help="function as module:name; prompt token ids to Reply")
+    chosen = parser.parse_args(arguments)
+    reply = reply_from_prompt
+    if chosen.reply is not None:
+        module, _, name = chosen.reply.partition(":")
+        reply = getattr(importlib.import_module(module), name)
+
+    async def run() -> None:
+        engine = ScriptedEngine(
+            reply=reply,
+            latency_seconds=chosen.latency_seconds,
+            run_dir=chosen.run_dir,
+            epoch=chosen.epoch,
+            max_length_tokens=chosen.max_length_tokens,
+        )
+        await serve(engine, port=chosen.port)
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What a scripted engine says: replies, faults, and the record of each call."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The tokens of one model turn, with the logprob of each.
+
+    By default the request's first stop token is appended (an engine reports the stop token as
+    sampled), and the reply is cut at `max_tokens`.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None = None
+    """Nats, one per token; None means -0.5 for each."""
+    ends_with_stop: bool = True
+    """Append the request's first stop token unless the reply ends with one."""
+    finish_reason: str | None = None
+    """None means "stop", or "length" when the reply was cut or has no stop token."""
+
+    def finish(self, sampling_params: Mapping[str, Any]) -> FinishedReply:
+        """The reply as the engine sends it under these sampling parameters."""
+        token_ids = list(self.token_ids)
+        logprobs = [-0.5] * len(token_ids) if self.logprobs is None else list(self.logprobs)
+        stops = sampling_params.get("stop_token_ids") or []
+        if self.ends_with_stop and stops and (not token_ids or token_ids[-1] not in stops):
+            token_ids.append(stops[0])
+            logprobs.append(-0.25)
+        max_tokens = sampling_params.get("max_tokens") or len(token_ids)
+        is_cut = len(token_ids) > max_tokens
+        reason = self.finish_reason or ("length" if is_cut else "stop")
+        if not is_cut:
+            return FinishedReply(token_ids, logprobs, reason)
+        return FinishedReply(token_ids[:max_tokens], logprobs[:max_tokens], reason)
+
+
+@dataclass(frozen=True)
+class FinishedReply:
+    """What goes over the wire. The lengths differ only when a script wants them to."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
+@dataclass
+class GenerateCall:
+    """One generate request and what became of it."""
+
+    prompt_token_ids: list[int]
+    sampling_params: dict[str, Any]
+    cache_salt: str | None
+    session_id: str | None
+    version: int
+    """Policy version served when the request arrived."""
+    status: int | None = None
+    """HTTP status of the answer; None while it runs, 0 when the connection was broken."""
+    reply: FinishedReply | None = None
+
+
+def reply_from_prompt(prompt_token_ids: list[int], *, max_length: int = 8) -> Reply:
+    """A deterministic reply: up to `max_length` tokens drawn from the prompt by its checksum.
+
+    The first token of the prompt and its repeats are left out; in chat templates it is a control
+    token, which would make the reply unparseable.
+    """
+    checksum = zlib.crc32(repr(prompt_token_ids).encode())
+    candidates = [token for token in prompt_token_ids if token != prompt_token_ids[0]]
+    length = min(len(candidates), 1 + checksum % max_length)
+    picked = [candidates[(checksum >> i) % len(candidates)] for i in range(length)]
+    return Reply(picked, [-0.1 - 0.01 * i for i in range(length)])
+
+
+def reversed_last_message(messages: list[dict[str, object]]) -> str:
+    """A deterministic chat reply: the text of the last message, reversed."""
+    content = messages[-1].get("content") if messages else ""
+    return content[::-1] if isinstance(content, str) else ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Answer with an HTTP error."""
+
+    code: int = 500
+    retry_after_seconds: float | None = None
+
+    @property
+    def status(self) -> int:
+        return self.code
+
+
+@dataclass(frozen=True)
+class AnyBody:
+    """Answer 200 with these bytes: an HTML page, broken JSON, foreign fields."""
+
+    content: bytes
+    content_type: str = "application/json"
+    status: int = field(default=200, init=False)
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Never answer."""
+
+    status: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Break the connection before an answer."""
+
+    status: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """Break the connection in the middle of the body."""
+
+    content: bytes = b'{"choices": [{"token_ids": [1, 2'
+    status: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True)
+class Drip:
+    """Answer 200 one byte at a time."""
+
+    content: bytes = b'{"choices": []}'
+    interval_seconds: float = 1.0
+    status: int = field(default=200, init=False)
+
+
+Fault = Status | AnyBody | Stuck | Reset | Truncate | Drip

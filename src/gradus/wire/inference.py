@@ -1,0 +1,134 @@
+"""What the inference server is asked and answers over HTTP, and when it must refuse new weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+SERVED_MODEL_NAME = "policy"
+"""The `model` of every request, whatever weights are served."""
+
+DATA_ROUTES: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("GET", "/health"),
+        ("GET", "/v1/models"),
+        ("POST", "/inference/v1/generate"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/tokenize"),
+        ("GET", "/gradus/status"),
+    }
+)
+"""Routes that the data token opens; the admin token opens them too."""
+
+ADMIN_ROUTES: frozenset[tuple[str, str]] = frozenset({("POST", "/gradus/apply")})
+"""Routes that only the admin token opens. Every other route is closed."""
+
+
+class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /gradus/apply`: serve these weights."""
+
+    run_id: str
+    epoch: int
+    version: int
+    directory: str
+    digest: str
+    """SHA-256 of the directory's manifest.json, in hex."""
+
+
+class ApplyResult(msgspec.Struct, frozen=True):
+    """Answer of `POST /gradus/apply`: this version serves, and what the change cost."""
+
+    version: int
+    """As the engine reports it after the change, not as it was asked for."""
+    pause_seconds: float
+    load_seconds: float
+    resume_seconds: float
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    """Answer of `GET /gradus/status`; counters run from the start of the server."""
+
+    version: int
+    epoch: int
+    running: int
+    waiting: int
+    kv_usage: float
+    """Share of the KV cache in use, 0 to 1."""
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    is_paused: bool
+
+
+class ApplyRefusal(Exception):
+    """Why new weights are not served, with the HTTP status that says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class ServedPolicy(msgspec.Struct, frozen=True):
+    """What a server serves for whom; decides which change may follow. Pure.
+
+    >>> served = ServedPolicy(run_id="demo", epoch=1, version=0, digest=None)
+    >>> served.is_current(ApplyRequest("demo", 1, 1, "weights/version_00000001", "ab"))
+    False
+    """
+
+    run_id: str
+    epoch: int
+    version: int
+    digest: str | None
+    """Of the served version's manifest; None for the weights that the server started with."""
+
+    def is_current(self, request: ApplyRequest) -> bool:
+        """Whether `request` asks for what is served already."""
+        return self.digest == request.digest and self.version == request.version
+
+    def check(self, request: ApplyRequest) -> None:
+        """ApplyRefusal unless `request` comes from the owner of the run and moves forward."""
+        if request.run_id != self.run_id:
+            raise ApplyRefusal(
+                409, f"this server serves run {self.run_id!r}, not {request.run_id!r}"
+            )
+        if request.epoch < self.epoch:
+            raise ApplyRefusal(
+                409, f"epoch {request.epoch} is stale; epoch {self.epoch} owns the run"
+            )
+        if request.version < 0:
+            raise ApplyRefusal(400, f"version {request.version} is negative")
+        if request.epoch > self.epoch or self.is_current(request):
+            return
+        if request.version < self.version:
+            raise ApplyRefusal(
+                409, f"version {request.version} is older than the served {self.version}"
+            )
+        if request.version == self.version and self.digest is not None:
+            raise ApplyRefusal(
+                409, f"version {request.version} is served already with another digest"
+            )
+
+    def after(self, request: ApplyRequest) -> ServedPolicy:
+        """What is served once `request` is applied."""
+        return ServedPolicy(self.run_id, request.epoch, request.version, request.digest)
+
+
+def decode_apply_request(body: bytes) -> ApplyRequest:
+    """The request in `body`; ApplyRefusal(400) when it is anything else."""
+    try:
+        return msgspec.json.decode(body, type=ApplyRequest)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ApplyRefusal(400, f"not a valid apply request: {error}") from error
+
+
+def check_weights_directory(directory: str, weights_root: Path) -> Path:
+    """The resolved directory; ApplyRefusal(403) unless it lies inside `weights_root`."""
+    resolved = Path(directory).resolve()
+    root = weights_root.resolve()
+    if "\0" in directory or root not in resolved.parents:
+        raise ApplyRefusal(403, f"{directory!r} is not inside the run's weights directory {root}")
+    return resolved
