@@ -17,7 +17,7 @@ class OptimizerConfig(StrictConfig):
     """Peak learning rate."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay on matrices."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
     """Decay rates of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator."""

@@ -1,0 +1,119 @@
+"""What the config models accept at a key path: the annotation, and the keys that are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+KeyPath = tuple[str | int, ...]
+"""Names of tables and keys; a number is a place in a list, counted from 0."""
+
+UNKNOWN = object()
+"""What `annotation_at` returns where no key can stand."""
+
+
+def dotted(path: KeyPath) -> str:
+    """The path as a person writes it: `trainer.optimizer.lr`."""
+    return ".".join(str(part) for part in path)
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation: unions are opened, `Annotated` is removed."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return members(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return tuple(inner for part in get_args(annotation) for inner in members(part))
+    return (annotation,)
+
+
+def models(annotation: Any) -> tuple[type[BaseModel], ...]:
+    """The config models among the alternatives of an annotation."""
+    return tuple(
+        member
+        for member in members(annotation)
+        if isinstance(member, type) and issubclass(member, BaseModel)
+    )
+
+
+def item_annotation(annotation: Any) -> Any:
+    """What a list or a table with free keys holds; UNKNOWN for anything else."""
+    for member in members(annotation):
+        origin, arguments = get_origin(member), get_args(member)
+        if origin is list:
+            return arguments[0]
+        if origin is dict:
+            return arguments[1]
+    return UNKNOWN
+
+
+def annotation_at(annotation: Any, path: KeyPath) -> Any:
+    """The annotation of the value at `path` below `annotation`; UNKNOWN when none can stand there.
+
+    >>> annotation_at(RunConfig, ("trainer", "optimizer", "lr"))
+    <class 'float'>
+    """
+    if not path:
+        return annotation
+    found = [_child(member, path[0]) for member in members(annotation)]
+    known = [child for child in found if child is not UNKNOWN]
+    if not known:
+        return UNKNOWN
+    joined = known[0] if len(known) == 1 else Union[tuple(known)]  # noqa: UP007
+    return annotation_at(joined, path[1:])
+
+
+def _child(member: Any, part: str | int) -> Any:
+    """The annotation one step below one alternative."""
+    if member is Any or member is object:
+        return Any
+    if isinstance(member, type) and issubclass(member, BaseModel):
+        field = member.model_fields.get(str(part))
+        return UNKNOWN if field is None else field.annotation
+    origin = get_origin(member)
+    if (origin is list and isinstance(part, int)) or (origin is dict and isinstance(part, str)):
+        return item_annotation(member)
+    return UNKNOWN
+
+
+def keys_at(annotation: Any, path: KeyPath) -> list[str]:
+    """The keys that may stand in the table at `path`, in the order of the models."""
+    keys: dict[str, None] = {}
+    for model in models(annotation_at(annotation, path)):
+        keys.update(dict.fromkeys(model.model_fields))
+    return list(keys)
+
+
+def all_key_paths(annotation: Any, prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key path of a model that does not lead through a list or a free table."""
+    for model in models(annotation):
+        for name, field in model.model_fields.items():
+            path = (*prefix, name)
+            yield path
+            yield from all_key_paths(field.annotation, path)
+
+
+def type_text(annotation: Any) -> str:
+    """The annotation in words for the reference: `int or None`, `"linear" or "cosine"`."""
+    return " or ".join(dict.fromkeys(_member_text(member) for member in members(annotation)))
+
+
+def _member_text(member: Any) -> str:
+    """One alternative in words."""
+    origin, arguments = get_origin(member), get_args(member)
+    if member is NoneType:
+        return "None"
+    if origin is Literal:
+        return " or ".join(f'"{value}"' for value in arguments)
+    if origin is list:
+        return f"list of {type_text(arguments[0])}"
+    if origin is dict:
+        return f"table of {type_text(arguments[1])}"
+    if origin is tuple:
+        return f"{len(arguments)} x {type_text(arguments[0])}"
+    if isinstance(member, type) and issubclass(member, BaseModel):
+        return "table"
+    return {Any: "any", object: "any"}.get(member, getattr(member, "__name__", str(member)))
