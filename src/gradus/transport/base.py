@@ -40,3 +40,19 @@ class BatchReceiver(Protocol):
     def close(self) -> None:
         """Release files and sockets."""
         ...
+
+
+class Transport(Protocol):
+    """One way to carry batches; makes both ends.
+
+    >>> transport = FilesystemTransport(run_dir)  # doctest: +SKIP
+    >>> receiver = transport.receiver(epoch=1, rank=0)  # doctest: +SKIP
+    """
+
+    def sender(self, *, epoch: int, capacity: int) -> BatchSender:
+        """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged."""
+        ...
+
+    def receiver(self, *, epoch: int, rank: int) -> BatchReceiver:
+        """The end of data-parallel rank `rank`."""
+        ...

@@ -1,0 +1,84 @@
+"""What the operating system says about processes: start times, descendants, inherited marks.
+
+A pid is only ever used together with its start time, so that a recycled pid is never hit. A zombie
+counts as dead: it holds nothing and may wait long for its parent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ProcessEntry:
+    """One living process."""
+
+    pid: int
+    parent: int
+    session: int
+    start_time: int
+    """Clock ticks after boot; with the pid it names one process for ever."""
+
+
+def read_process(pid: int) -> ProcessEntry | None:
+    """The process `pid`, or None when it is gone or a zombie."""
+    entry = _read_stat(pid)
+    return None if entry is None or entry[1] in "ZX" else entry[0]
+
+
+def is_alive(pid: int, start_time: int) -> bool:
+    """Whether the very process that started at `start_time` still runs."""
+    entry = read_process(pid)
+    return entry is not None and entry.start_time == start_time
+
+
+def living_processes() -> list[ProcessEntry]:
+    """Every living process that we may see."""
+    pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
+    return [entry for pid in pids if (entry := read_process(pid)) is not None]
+
+
+def zombie_children(parent: int) -> list[ProcessEntry]:
+    """Dead children of `parent` that nobody has waited for."""
+    pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
+    found = (_read_stat(pid) for pid in pids)
+    return [item[0] for item in found if item and item[1] == "Z" and item[0].parent == parent]
+
+
+def descendants(root: int, processes: list[ProcessEntry]) -> list[ProcessEntry]:
+    """Children of `root`, their children, and so on; without `root` itself."""
+    children: dict[int, list[ProcessEntry]] = {}
+    for entry in processes:
+        children.setdefault(entry.parent, []).append(entry)
+    found: list[ProcessEntry] = []
+    waiting = [root]
+    while waiting:
+        for entry in children.get(waiting.pop(), []):
+            found.append(entry)
+            waiting.append(entry.pid)
+    return found
+
+
+def carries_mark(pid: int, name: str, value: str) -> bool:
+    """Whether `pid` was started with environment variable `name` = `value`."""
+    try:
+        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{name}={value}".encode() in variables
+
+
+def _read_stat(pid: int) -> tuple[ProcessEntry, str] | None:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command name stands in parentheses and may itself hold spaces and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
+    entry = ProcessEntry(
+        pid=pid, parent=int(fields[1]), session=int(fields[3]), start_time=int(fields[19])
+    )
+    return entry, fields[0]

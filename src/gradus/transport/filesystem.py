@@ -1,0 +1,318 @@
+"""A spool on disk carries batches and events; what was sent survives both processes.
+
+Layout below `run_dir.spool`:
+
+    batch_00000003/rank_0.msgpack   one rank's part
+    batch_00000003/manifest.json    epoch, size and SHA-256 of each part; appears whole
+    batch_00000003/received         empty; the trainer acknowledged the batch
+    events/0000000007.msgpack       the trainer's eighth event
+    events/0000000006.done          the orchestrator asked for more after this one
+
+A reader looks every POLL_SECONDS with `listdir`, which also a network file system answers freshly.
+An orchestrator that starts again in the same epoch gets the last event that it may not have
+handled once more; everything before it stays handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from gradus.errors import CorruptStateError, DeadlineError, FencedError, ProtocolError
+from gradus.lease import check_epoch
+from gradus.run_dir import RunDirectory
+from gradus.transport.base import BatchReceiver, BatchSender
+from gradus.transport.ledger import SendLedger
+from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
+from gradus.wire.events import BatchReceived, Event, StepFinished
+from gradus.wire.micro_batch import Batch, RankBatch
+
+POLL_SECONDS = 0.008
+"""Pause between two looks; with the work of one look it bounds the latency to about 10 ms."""
+
+_MANIFEST = "manifest.json"
+_RECEIVED = "received"
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: str
+    bytes: int
+
+
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    step: int
+    epoch: int
+    parts: list[_Part]
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sequence: int
+    sha256: str
+    event: bytes
+
+
+class FilesystemTransport:
+    """The spool of one run.
+
+    >>> transport = FilesystemTransport(RunDirectory(Path("runs/demo")))
+    >>> transport.name_of_batch(3)
+    'batch_00000003'
+    """
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self.run_dir = run_dir
+
+    @staticmethod
+    def name_of_batch(step: int) -> str:
+        """Folder of batch `step`; sorts by step."""
+        return f"batch_{step:08d}"
+
+    def sender(self, *, epoch: int, capacity: int) -> BatchSender:
+        """The orchestrator's end."""
+        return _Sender(self.run_dir, SendLedger(epoch=epoch, capacity=capacity))
+
+    def receiver(self, *, epoch: int, rank: int) -> BatchReceiver:
+        """The end of rank `rank`."""
+        return _Receiver(self.run_dir, epoch, rank)
+
+
+class _Sender:
+    def __init__(self, run_dir: RunDirectory, ledger: SendLedger) -> None:
+        self._run_dir = run_dir
+        self._ledger = ledger
+        self._events = run_dir.spool / "events"
+        self._events.mkdir(parents=True, exist_ok=True)
+        self._arrived: deque[tuple[int, Event]] = deque()
+        self._next_sequence = _last_sequence(self._events, ".done") + 1
+        self._delivered = self._next_sequence - 1
+        self._sending = asyncio.Lock()
+        self._adopt_spool()
+
+    async def send(self, batch: Batch) -> None:
+        parts = [encode(part) for part in split_by_rank(batch)]
+        manifest = _Manifest(batch.step, batch.epoch, [_describe(part) for part in parts])
+        digest = _sha256(msgspec.json.encode(manifest))
+        async with self._sending:
+            if self._ledger.is_resend(batch, digest):
+                return
+            while not self._ledger.has_room:
+                await asyncio.sleep(POLL_SECONDS)
+                self._look_for_events()
+            check_epoch(self._run_dir, self._ledger.epoch)
+            await asyncio.to_thread(self._write, manifest, parts)
+            self._ledger.note_sent(batch.step, digest)
+
+    async def receive_event(self) -> Event:
+        self._mark_done(self._delivered)
+        while True:
+            self._look_for_events()
+            if self._arrived:
+                self._delivered, event = self._arrived.popleft()
+                return event
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+    def _adopt_spool(self) -> None:
+        """Take over the batches of this epoch that lie in the spool; drop those of older ones."""
+        for torn in self._run_dir.spool.glob(".batch_*"):
+            shutil.rmtree(torn)
+        for folder in sorted(self._run_dir.spool.glob("batch_*")):
+            manifest = _read_manifest(folder)
+            if manifest.epoch > self._ledger.epoch:
+                raise FencedError(
+                    f"{folder} was written under epoch {manifest.epoch}; this process has epoch "
+                    f"{self._ledger.epoch} and must stop"
+                )
+            if manifest.epoch < self._ledger.epoch:
+                shutil.rmtree(folder)
+                continue
+            digest = _sha256(msgspec.json.encode(manifest))
+            is_acknowledged = (folder / _RECEIVED).exists()
+            self._ledger.note_sent(manifest.step, digest, acknowledged=is_acknowledged)
+
+    def _write(self, manifest: _Manifest, parts: list[bytes]) -> None:
+        spool = self._run_dir.spool
+        folder = spool / FilesystemTransport.name_of_batch(manifest.step)
+        temporary = spool / f".{folder.name}.tmp-{manifest.epoch}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for rank, part in enumerate(parts):
+            _write_durably(temporary / f"rank_{rank}.msgpack", part)
+        _write_durably(temporary / _MANIFEST, msgspec.json.encode(manifest))
+        _sync_directory(temporary)
+        temporary.rename(folder)
+        _sync_directory(spool)
+
+    def _look_for_events(self) -> None:
+        names = set(os.listdir(self._events))
+        while (name := f"{self._next_sequence:010d}.msgpack") in names:
+            event = _read_event(self._events / name, self._next_sequence)
+            self._ledger.note_event(event)
+            if event.epoch == self._ledger.epoch:
+                self._arrived.append((self._next_sequence, event))
+                self._settle(event)
+            self._next_sequence += 1
+
+    def _settle(self, event: Event) -> None:
+        """Remember an acknowledgement on disk; delete batches that are trained."""
+        spool = self._run_dir.spool
+        if isinstance(event, BatchReceived):
+            folder = spool / FilesystemTransport.name_of_batch(event.step)
+            if folder.exists():
+                (folder / _RECEIVED).touch()
+        if isinstance(event, StepFinished):
+            for folder in spool.glob("batch_*"):
+                if folder.name < FilesystemTransport.name_of_batch(event.step):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _mark_done(self, sequence: int) -> None:
+        """The caller came back for more, so it handled event `sequence`; keep only this mark."""
+        for name in sorted(os.listdir(self._events)):
+            number, _, kind = name.partition(".")
+            if not number.isdigit() or int(number) > sequence:
+                continue
+            if int(number) < sequence:
+                (self._events / name).unlink()
+            elif kind == "msgpack":
+                (self._events / name).rename(self._events / f"{number}.done")
+
+
+class _Receiver:
+    def __init__(self, run_dir: RunDirectory, epoch: int, rank: int) -> None:
+        self._run_dir = run_dir
+        self._epoch = epoch
+        self._rank = rank
+        self._events = run_dir.spool / "events"
+        self._events.mkdir(parents=True, exist_ok=True)
+        self._next_sequence = _last_sequence(self._events) + 1
+
+    def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
+        name = FilesystemTransport.name_of_batch(step)
+        deadline = time.monotonic() + timeout_seconds
+        while name not in os.listdir(self._run_dir.spool):
+            if time.monotonic() >= deadline:
+                check_epoch(self._run_dir, self._epoch)
+                raise DeadlineError(
+                    f"batch {step} did not come from the orchestrator in {timeout_seconds:g} s; "
+                    f"see its log in {self._run_dir.logs}"
+                )
+            time.sleep(POLL_SECONDS)
+        return self._read(self._run_dir.spool / name, step)
+
+    def send_event(self, event: Event) -> None:
+        if event.epoch != self._epoch:
+            raise ProtocolError(
+                f"event {type(event).__name__} carries epoch {event.epoch}, "
+                f"its sender has {self._epoch}"
+            )
+        check_epoch(self._run_dir, self._epoch)
+        raw = encode(event)
+        envelope = _Envelope(self._next_sequence, _sha256(raw), raw)
+        path = self._events / f"{self._next_sequence:010d}.msgpack"
+        temporary = path.with_name(f".{path.name}.tmp-{self._epoch}")
+        _write_durably(temporary, encode(envelope))
+        temporary.rename(path)
+        _sync_directory(self._events)
+        self._next_sequence += 1
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _read(self, folder: Path, step: int) -> RankBatch:
+        manifest = _read_manifest(folder)
+        if manifest.epoch != self._epoch:
+            raise FencedError(
+                f"{folder} was written under epoch {manifest.epoch}; this trainer has epoch "
+                f"{self._epoch} and must stop"
+            )
+        if self._rank >= len(manifest.parts):
+            raise ProtocolError(
+                f"batch {step} has parts for {len(manifest.parts)} ranks, this is rank {self._rank}"
+            )
+        path = folder / f"rank_{self._rank}.msgpack"
+        expected = manifest.parts[self._rank]
+        raw = _read_file(path, expected.bytes)
+        if _describe(raw) != expected:
+            raise CorruptStateError(f"{path} does not have the size and digest of its manifest")
+        batch = decode_rank_batch(raw)
+        if (batch.step, batch.epoch, batch.rank) != (step, self._epoch, self._rank):
+            raise ProtocolError(
+                f"{path} holds step {batch.step}, epoch {batch.epoch}, rank {batch.rank}; "
+                f"expected {step}, {self._epoch}, {self._rank}"
+            )
+        return batch
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    path = folder / _MANIFEST
+    try:
+        manifest = msgspec.json.decode(_read_file(path), type=_Manifest)
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{path} is not a manifest: {error}") from error
+    if FilesystemTransport.name_of_batch(manifest.step) != folder.name:
+        raise ProtocolError(f"{path} says step {manifest.step}, which is not its folder's")
+    return manifest
+
+
+def _read_event(path: Path, sequence: int) -> Event:
+    raw = _read_file(path)
+    try:
+        envelope: _Envelope = decode(raw, _Envelope)
+    except ProtocolError as error:
+        raise CorruptStateError(f"{path} is not an event: {error}") from error
+    if _sha256(envelope.event) != envelope.sha256:
+        raise CorruptStateError(f"{path} does not have the digest that it states")
+    if envelope.sequence != sequence:
+        raise ProtocolError(f"{path} says number {envelope.sequence}, expected {sequence}")
+    return decode_event(envelope.event)
+
+
+def _read_file(path: Path, max_bytes: int = 1 << 20) -> bytes:
+    """At most one byte more than `max_bytes`, so that a wrong size shows and memory is bounded."""
+    try:
+        with path.open("rb") as file:
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise CorruptStateError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _last_sequence(events: Path, suffix: str = "") -> int:
+    numbers = [
+        int(name.partition(".")[0])
+        for name in os.listdir(events)
+        if name[0].isdigit() and name.endswith(suffix)
+    ]
+    return max(numbers, default=-1)
+
+
+def _describe(raw: bytes) -> _Part:
+    return _Part(sha256=_sha256(raw), bytes=len(raw))
+
+
+def _sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,66 @@
+"""What a sender knows about its batches: which are unacknowledged, which are trained (pure)."""
+
+from __future__ import annotations
+
+from gradus.errors import FencedError, ProtocolError
+from gradus.wire.events import BatchReceived, Event, StepFinished
+from gradus.wire.micro_batch import Batch
+
+
+class SendLedger:
+    """Counts the batches between send and acknowledgement; refuses what breaks the numbering.
+
+    >>> ledger = SendLedger(epoch=1, capacity=1)
+    >>> ledger.note_sent(0, "digest")
+    >>> ledger.has_room
+    False
+    """
+
+    def __init__(self, *, epoch: int, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity = {capacity} lets no batch through; use at least 1")
+        self.epoch = epoch
+        self.capacity = capacity
+        self.last_finished = -1
+        self._digests: dict[int, str] = {}
+        self._unacknowledged: set[int] = set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch may be sent."""
+        return len(self._unacknowledged) < self.capacity
+
+    def is_resend(self, batch: Batch, digest: str) -> bool:
+        """True when `batch` was sent before; refuses another epoch and another content."""
+        if batch.epoch != self.epoch:
+            raise ProtocolError(
+                f"batch {batch.step} carries epoch {batch.epoch}, its sender has {self.epoch}"
+            )
+        known = self._digests.get(batch.step)
+        if known is not None and known != digest:
+            raise ProtocolError(
+                f"batch {batch.step} was already sent with other content; a step has one batch"
+            )
+        return known is not None or batch.step <= self.last_finished
+
+    def note_sent(self, step: int, digest: str, *, acknowledged: bool = False) -> None:
+        """Batch `step` lies durable in the transport."""
+        self._digests[step] = digest
+        if not acknowledged:
+            self._unacknowledged.add(step)
+
+    def note_event(self, event: Event) -> None:
+        """Learn from an event of the trainer; FencedError when a newer epoch sent it."""
+        if event.epoch > self.epoch:
+            raise FencedError(
+                f"the trainer answers to epoch {event.epoch}, this orchestrator has epoch "
+                f"{self.epoch} and must stop"
+            )
+        if isinstance(event, BatchReceived):
+            self._unacknowledged.discard(event.step)
+        if isinstance(event, StepFinished):
+            self.last_finished = max(self.last_finished, event.step)
+            # Trained batches are never sent again, so their digests may be forgotten.
+            for step in [s for s in self._digests if s < event.step]:
+                del self._digests[step]
+                self._unacknowledged.discard(step)

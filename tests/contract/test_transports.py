@@ -1,0 +1,205 @@
+"""What every transport must hold: numbered, acknowledged, at least once, fenced, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradus.errors import DeadlineError, FencedError, ProtocolError
+from gradus.run_dir import RunDirectory
+from gradus.testing.builders import build_micro_batch, build_sample
+from gradus.transport.base import BatchReceiver, BatchSender, Transport
+from gradus.transport.build import TRANSPORTS
+from gradus.transport.memory import MemoryTransport
+from gradus.wire.codec import encode
+from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.micro_batch import Batch
+from gradus.wire.policy import VersionSpan
+
+KINDS: dict[str, Callable[[Path], Transport]] = {
+    "memory": lambda root: MemoryTransport(),
+    **{
+        name: lambda root, kind=kind: kind(RunDirectory(root))  # type: ignore[misc]
+        for name, kind in TRANSPORTS.items()
+    },
+}
+
+
+@pytest.fixture(params=sorted(KINDS))
+def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Transport:
+    return KINDS[request.param](tmp_path)
+
+
+def build_batch(step: int, *, epoch: int = 1, ranks: int = 1, seed: int = 0) -> Batch:
+    parts = [[build_micro_batch([build_sample(seed=seed + r)])] for r in range(ranks)]
+    return Batch(step, epoch, VersionSpan(0, 0), parts)
+
+
+def ends(transport: Transport, *, capacity: int = 2) -> tuple[BatchSender, BatchReceiver]:
+    sender = transport.sender(epoch=1, capacity=capacity)
+    return sender, transport.receiver(epoch=1, rank=0)
+
+
+def receive(receiver: BatchReceiver, step: int) -> int:
+    return receiver.receive(step, timeout_seconds=5).step
+
+
+async def test_a_batch_arrives_as_it_was_sent(transport: Transport) -> None:
+    sender, receiver = ends(transport)
+    batch = build_batch(0)
+    await sender.send(batch)
+    arrived = receiver.receive(0, timeout_seconds=5)
+    assert [encode(m) for m in arrived.micro_batches] == [encode(m) for m in batch.ranks[0]]
+
+
+async def test_every_rank_gets_its_own_part(transport: Transport) -> None:
+    sender, first = ends(transport)
+    second = transport.receiver(epoch=1, rank=1)
+    batch = build_batch(0, ranks=2)
+    await sender.send(batch)
+    parts = [r.receive(0, timeout_seconds=5).micro_batches[0] for r in (first, second)]
+    assert [p.sample_ids for p in parts] == [m[0].sample_ids for m in batch.ranks]
+
+
+async def test_a_rank_without_a_part_is_refused(transport: Transport) -> None:
+    sender, _ = ends(transport)
+    await sender.send(build_batch(0, ranks=1))
+    with pytest.raises(ProtocolError, match="parts for 1 ranks, this is rank 3"):
+        transport.receiver(epoch=1, rank=3).receive(0, timeout_seconds=5)
+
+
+async def test_a_batch_can_be_received_again(transport: Transport) -> None:
+    sender, receiver = ends(transport)
+    await sender.send(build_batch(0))
+    assert [receive(receiver, 0), receive(receiver, 0)] == [0, 0]
+
+
+async def test_a_waiting_rank_is_woken_by_the_batch(transport: Transport) -> None:
+    sender, receiver = ends(transport)
+    waiting = asyncio.create_task(asyncio.to_thread(receive, receiver, 4))
+    await sender.send(build_batch(4))
+    assert await waiting == 4
+
+
+def test_a_missing_batch_ends_with_the_deadline(transport: Transport) -> None:
+    receiver = transport.receiver(epoch=1, rank=0)
+    with pytest.raises(DeadlineError, match=r"batch 7 .* from the orchestrator in 0.02 s"):
+        receiver.receive(7, timeout_seconds=0.02)
+
+
+async def test_a_resend_is_no_duplicate_and_needs_no_room(transport: Transport) -> None:
+    sender, receiver = ends(transport, capacity=1)
+    await sender.send(build_batch(0))
+    await sender.send(build_batch(0))
+    receiver.send_event(BatchReceived(0, 1))
+    await sender.send(build_batch(1))
+    assert receive(receiver, 1) == 1
+
+
+async def test_the_same_step_with_other_content_is_refused(transport: Transport) -> None:
+    sender, _ = ends(transport)
+    await sender.send(build_batch(0))
+    with pytest.raises(ProtocolError, match="batch 0 was already sent with other content"):
+        await sender.send(build_batch(0, seed=9))
+
+
+async def test_a_batch_of_another_epoch_is_not_sent(transport: Transport) -> None:
+    sender, _ = ends(transport)
+    with pytest.raises(ProtocolError, match="carries epoch 2, its sender has 1"):
+        await sender.send(build_batch(0, epoch=2))
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+async def test_a_batch_of_another_epoch_stops_the_trainer(transport: Transport, epoch: int) -> None:
+    receiver = transport.receiver(epoch=2, rank=0)
+    sender = transport.sender(epoch=epoch, capacity=1)
+    await sender.send(build_batch(0, epoch=epoch))
+    with pytest.raises(FencedError, match=f"under epoch {epoch}; this trainer has epoch 2"):
+        receiver.receive(0, timeout_seconds=5)
+
+
+async def test_send_waits_until_the_trainer_acknowledges(transport: Transport) -> None:
+    sender, receiver = ends(transport, capacity=2)
+    await sender.send(build_batch(0))
+    await sender.send(build_batch(1))
+    third = asyncio.create_task(sender.send(build_batch(2)))
+    done, _ = await asyncio.wait([third], timeout=0.05)
+    assert not done
+    receiver.send_event(BatchReceived(0, 1))
+    await asyncio.wait_for(third, 5)
+
+
+async def test_events_arrive_in_order_and_once(transport: Transport) -> None:
+    sender, receiver = ends(transport)
+    sent: list[Event] = [
+        BatchReceived(0, 1),
+        StepFinished(0, 1, {"loss/total/mean": 0.5}),
+        PolicyPublished(1, 1, "weights/version_00000001", "ab"),
+        TrainerDone(0, 1),
+    ]
+    for event in sent:
+        receiver.send_event(event)
+    assert [await sender.receive_event() for _ in sent] == sent
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sender.receive_event(), 0.05)
+
+
+async def test_events_reach_the_reader_while_send_waits_for_room(transport: Transport) -> None:
+    sender, receiver = ends(transport, capacity=1)
+    await sender.send(build_batch(0))
+    second = asyncio.create_task(sender.send(build_batch(1)))
+    event = asyncio.create_task(sender.receive_event())
+    receiver.send_event(BatchReceived(0, 1))
+    assert await asyncio.wait_for(event, 5) == BatchReceived(0, 1)
+    await asyncio.wait_for(second, 5)
+
+
+async def test_events_of_an_older_epoch_are_ignored(transport: Transport) -> None:
+    transport.receiver(epoch=1, rank=0).send_event(TrainerDone(0, 1))
+    sender = transport.sender(epoch=2, capacity=1)
+    transport.receiver(epoch=2, rank=0).send_event(TrainerDone(5, 2))
+    assert await asyncio.wait_for(sender.receive_event(), 5) == TrainerDone(5, 2)
+
+
+async def test_an_event_of_a_newer_epoch_stops_the_orchestrator(transport: Transport) -> None:
+    sender, _ = ends(transport)
+    transport.receiver(epoch=2, rank=0).send_event(TrainerDone(0, 2))
+    with pytest.raises(FencedError, match="epoch 2, this orchestrator has epoch 1"):
+        await asyncio.wait_for(sender.receive_event(), 5)
+
+
+def test_an_event_with_another_epoch_is_not_sent(transport: Transport) -> None:
+    receiver = transport.receiver(epoch=1, rank=0)
+    with pytest.raises(ProtocolError, match="TrainerDone carries epoch 2"):
+        receiver.send_event(TrainerDone(0, 2))
+
+
+async def test_a_whole_run_of_steps_flows_through_a_full_transport(transport: Transport) -> None:
+    sender, receiver = ends(transport, capacity=1)
+    seen: list[int] = []
+
+    def train() -> None:
+        for step in range(6):
+            seen.append(receive(receiver, step))
+            receiver.send_event(BatchReceived(step, 1))
+            receiver.send_event(StepFinished(step, 1, {}))
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    for step in range(6):
+        await asyncio.wait_for(sender.send(build_batch(step)), 5)
+    events = [await asyncio.wait_for(sender.receive_event(), 5) for _ in range(12)]
+    await asyncio.to_thread(trainer.join, 5)
+    assert seen == list(range(6))
+    assert [e.step for e in events if isinstance(e, StepFinished)] == list(range(6))
+    await sender.close()
+    receiver.close()
+
+
+def test_a_capacity_of_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="lets no batch through"):
+        KINDS["filesystem"](tmp_path).sender(epoch=1, capacity=0)
