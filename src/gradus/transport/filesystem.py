@@ -8,7 +8,8 @@ Layout below `run_dir.spool`:
     events/0000000007.msgpack       the trainer's eighth event
     events/0000000006.done          the orchestrator asked for more after this one
 
-A reader looks every POLL_SECONDS with `listdir`, which also a network file system answers freshly.
+A reader is woken by `watch.py` and looks with `listdir`, which a network file system answers
+freshly.
 An orchestrator that starts again in the same epoch gets the last event that it may not have
 handled once more; everything before it stays handled.
 """
@@ -30,12 +31,10 @@ from gradus.lease import check_epoch
 from gradus.run_dir import RunDirectory
 from gradus.transport.base import BatchReceiver, BatchSender
 from gradus.transport.ledger import SendLedger
+from gradus.transport.watch import FolderWatch
 from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
 from gradus.wire.events import BatchReceived, Event, StepFinished
 from gradus.wire.micro_batch import Batch, RankBatch
-
-POLL_SECONDS = 0.008
-"""Pause between two looks; with the work of one look it bounds the latency to about 10 ms."""
 
 _MANIFEST = "manifest.json"
 _RECEIVED = "received"
@@ -93,6 +92,7 @@ class _Sender:
         self._next_sequence = _last_sequence(self._events, ".done") + 1
         self._delivered = self._next_sequence - 1
         self._sending = asyncio.Lock()
+        self._watch = FolderWatch(self._events)
         self._adopt_spool()
 
     async def send(self, batch: Batch) -> None:
@@ -103,7 +103,7 @@ class _Sender:
             if self._ledger.is_resend(batch, digest):
                 return
             while not self._ledger.has_room:
-                await asyncio.sleep(POLL_SECONDS)
+                await self._watch.wait_async()
                 self._look_for_events()
             check_epoch(self._run_dir, self._ledger.epoch)
             await asyncio.to_thread(self._write, manifest, parts)
@@ -116,10 +116,10 @@ class _Sender:
             if self._arrived:
                 self._delivered, event = self._arrived.popleft()
                 return event
-            await asyncio.sleep(POLL_SECONDS)
+            await self._watch.wait_async()
 
     async def close(self) -> None:
-        """Nothing is held open."""
+        self._watch.close()
 
     def _adopt_spool(self) -> None:
         """Take over the batches of this epoch that lie in the spool; drop those of older ones."""
@@ -194,6 +194,7 @@ class _Receiver:
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
         self._next_sequence = _last_sequence(self._events) + 1
+        self._watch = FolderWatch(run_dir.spool)
 
     def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
         name = FilesystemTransport.name_of_batch(step)
@@ -205,7 +206,7 @@ class _Receiver:
                     f"batch {step} did not come from the orchestrator in {timeout_seconds:g} s; "
                     f"see its log in {self._run_dir.logs}"
                 )
-            time.sleep(POLL_SECONDS)
+            self._watch.wait(deadline - time.monotonic())
         return self._read(self._run_dir.spool / name, step)
 
     def send_event(self, event: Event) -> None:
@@ -225,7 +226,7 @@ class _Receiver:
         self._next_sequence += 1
 
     def close(self) -> None:
-        """Nothing is held open."""
+        self._watch.close()
 
     def _read(self, folder: Path, step: int) -> RankBatch:
         manifest = _read_manifest(folder)

@@ -1,0 +1,210 @@
+"""One writer per run directory; nothing that is not ours is ever touched."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirectoryError
+from gradus.lease import MARKER_NAME, RunLease, check_epoch, open_run, read_epoch, run_path
+from gradus.process_table import read_process
+from gradus.run_dir import RunDirectory, read_json, write_json
+
+HOLDER = """
+import sys, pathlib
+from gradus.lease import open_run
+lease = open_run(pathlib.Path(sys.argv[1]), "demo")
+print(lease.epoch, flush=True)
+sys.stdin.read()
+"""
+
+
+def hold_in_other_process(output_dir: Path) -> subprocess.Popen[str]:
+    """A process that holds the lease of `output_dir/demo` until its stdin closes."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(output_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "1\n"
+    return holder
+
+
+def close(holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.communicate()
+
+
+def test_a_new_run_gets_a_private_marked_directory(tmp_path: Path) -> None:
+    lease = open_run(tmp_path / "runs", "demo")
+    root = tmp_path / "runs" / "demo"
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert read_json(root / MARKER_NAME)["run_id"] == "demo"
+    assert (lease.run_dir.root, lease.epoch) == (root, 1)
+    lease.release()
+
+
+def test_the_lease_names_its_owner(tmp_path: Path) -> None:
+    lease = open_run(tmp_path, "demo")
+    owner = read_json(lease.run_dir.lease)["owner"]
+    me = read_process(os.getpid())
+    assert me is not None
+    assert (owner["host"], owner["pid"]) == (socket.gethostname(), os.getpid())
+    assert owner["start_time"] == me.start_time
+    lease.release()
+
+
+def test_a_second_live_run_is_refused_with_owner_and_pid(tmp_path: Path) -> None:
+    holder = hold_in_other_process(tmp_path)
+    try:
+        with pytest.raises(RunDirectoryError, match=rf"in use by pid {holder.pid} on host .*since"):
+            open_run(tmp_path, "demo", clean=True)
+    finally:
+        close(holder)
+
+
+def test_the_lease_of_a_killed_owner_is_taken_over_with_a_higher_epoch(tmp_path: Path) -> None:
+    close(hold_in_other_process(tmp_path))
+    lease = open_run(tmp_path, "demo")
+    assert lease.epoch == 2
+    lease.release()
+
+
+def test_two_leases_in_one_process_exclude_each_other(tmp_path: Path) -> None:
+    lease = RunLease.take(RunDirectory(tmp_path))
+    with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
+        RunLease.take(RunDirectory(tmp_path))
+    lease.release()
+    lease.release()
+    again = RunLease.take(RunDirectory(tmp_path))
+    assert again.epoch == 2
+    again.release()
+
+
+def test_a_living_owner_counts_even_when_its_lock_file_was_deleted(tmp_path: Path) -> None:
+    holder = hold_in_other_process(tmp_path)
+    try:
+        (tmp_path / "demo" / "lease.lock").unlink()
+        with pytest.raises(RunDirectoryError, match=f"in use by pid {holder.pid}"):
+            RunLease.take(RunDirectory(tmp_path / "demo"))
+    finally:
+        close(holder)
+
+
+def test_a_recycled_pid_is_not_the_owner(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "start_time": 1, "taken_at": 0.0}
+    write_json(run_dir.lease, {"epoch": 4, "owner": owner})
+    lease = RunLease.take(run_dir)
+    assert lease.epoch == 5
+    lease.release()
+
+
+def test_an_older_epoch_is_fenced(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    lease = RunLease.take(run_dir)
+    lease.check()
+    write_json(run_dir.lease, {"epoch": 2, "owner": None})
+    with pytest.raises(FencedError, match=r"taken over with epoch 2 .*this process has epoch 1"):
+        lease.check()
+    lease.release()
+    assert read_epoch(run_dir) == 2, "a fenced owner must not write the lease"
+
+
+def test_without_a_lease_every_epoch_passes(tmp_path: Path) -> None:
+    check_epoch(RunDirectory(tmp_path), 0)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"epoch": 1}', '{"epoch": 1, "owner": {"a": 1}}'])
+def test_a_lease_that_does_not_parse_is_corrupt(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lease.json").write_text(content)
+    with pytest.raises(CorruptStateError, match="lease"):
+        RunLease.take(RunDirectory(tmp_path))
+
+
+def test_reusing_a_name_is_refused(tmp_path: Path) -> None:
+    first = open_run(tmp_path, "demo")
+    first.run_dir.metrics.write_text("{}\n")
+    first.release()
+    with pytest.raises(
+        RunDirectoryError, match="already holds a run; delete that run with --clean"
+    ):
+        open_run(tmp_path, "demo")
+
+
+def test_clean_deletes_the_old_run_and_raises_the_epoch(tmp_path: Path) -> None:
+    first = open_run(tmp_path, "demo")
+    first.run_dir.metrics.write_text("{}\n")
+    first.run_dir.config.mkdir()
+    (first.run_dir.root / "link").symlink_to(tmp_path)
+    first.release()
+    second = open_run(tmp_path, "demo", clean=True)
+    left = {path.name for path in second.run_dir.root.iterdir()}
+    assert left == {MARKER_NAME, "lease.json", "lease.lock"}
+    assert second.epoch == 2
+    second.release()
+
+
+def test_clean_never_touches_a_directory_without_our_marker(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.tex").write_text("precious")
+    with pytest.raises(RunDirectoryError, match="is not a run of gradus"):
+        open_run(tmp_path, "demo", clean=True)
+    assert [p.name for p in (tmp_path / "demo").iterdir()] == ["thesis.tex"]
+
+
+def test_clean_never_touches_a_run_with_another_name(tmp_path: Path) -> None:
+    run = open_run(tmp_path, "other")
+    run.run_dir.metrics.write_text("{}\n")
+    run.release()
+    run.run_dir.root.rename(tmp_path / "demo")
+    with pytest.raises(RunDirectoryError, match="does not carry the marker of this run"):
+        open_run(tmp_path, "demo", clean=True)
+    assert (tmp_path / "demo" / "metrics.jsonl").exists()
+
+
+def test_resume_is_refused_in_plain_words(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="this version cannot resume a run"):
+        open_run(tmp_path, "demo", resume=True)
+    assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "../x", "a/b", "/etc", "a\0b", "-x", "x" * 65, "ä"]
+)
+def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="is not usable as a folder"):
+        run_path(tmp_path, name)
+
+
+@given(name=st.text(max_size=80))
+def test_every_accepted_name_stays_inside(name: str) -> None:
+    parent = Path("/nowhere/runs")
+    try:
+        path = run_path(parent, name)
+    except ConfigError:
+        return
+    assert path.parent == parent
+
+
+def test_a_run_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(tmp_path / "outside")
+    with pytest.raises(RunDirectoryError, match="is a link to"):
+        open_run(tmp_path / "runs", "demo")
+
+
+def test_an_output_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"cannot be created .*choose another output_dir"):
+        open_run(tmp_path / "runs", "demo")
