@@ -84,7 +84,7 @@ def test_a_forgotten_watch_gives_its_descriptor_back(tmp_path: Path) -> None:
 
 
 async def test_waiting_helper_reports_what_did_not_happen() -> None:
-    with pytest.raises(AssertionError, match="the moon did not come true in 0.01 s"):
+    with pytest.raises(AssertionError, match=r"the moon did not come true in 0\.01 s"):
         wait_until(lambda: False, timeout_seconds=0.01, what="the moon")
     with pytest.raises(AssertionError, match="the condition did not come true"):
         await wait_until_async(lambda: False, timeout_seconds=0.01)
