@@ -1,1 +1,7 @@
-"""The chat harness under a name that verifiers can import."""
+"""The chat harness under a name that verifiers can import: `harness.id = "gradus-chat"`."""
+
+from __future__ import annotations
+
+from gradus.environments.chat import ChatHarness
+
+__all__ = ["ChatHarness"]

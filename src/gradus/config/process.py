@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.base import StrictConfig
 from gradus.config.environment import EnvironmentConfig, EnvironmentTimeoutConfig, PoolConfig
@@ -74,6 +76,9 @@ class EnvironmentProcessConfig(StrictConfig):
     """Worker processes."""
     verifiers: dict[str, Any]
     """verifiers' own EnvConfig, as a dict: taskset, agent seats, timeouts."""
+    env_var_names: list[str] = Field(default_factory=list)
+    """Names of the source's `env_vars`; the launcher sets their values, and no other variable of
+    the caller reaches the environment's code."""
 
 
 class SourceConfig(StrictConfig):
@@ -92,7 +97,7 @@ class SourceConfig(StrictConfig):
     timeout: EnvironmentTimeoutConfig
     """Deadlines."""
     address: str | None
-    """User-managed environment server. None means the run's own process, found by its ready file."""
+    """User-managed environment server. None means the run's own, found by its ready file."""
     state_columns: list[str]
     """Keys of the trace's info kept in records."""
 

@@ -1,0 +1,190 @@
+"""The chat harness: a chat loop inside the worker, without a program of its own.
+
+verifiers starts a program per episode; this loop is the same conversation as coroutines. It keeps
+verifiers' contract: every model call goes through the rollout's interception endpoint with its
+bearer, so limits, stops, rewrites and the recorded trace are those of any other harness.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+import verifiers.v1 as vf
+from pydantic import Field
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE
+from verifiers.v1.harnesses.utils.compaction import (
+    CONTEXT_OVERFLOW_MARKERS,
+    bound_tool_message,
+)
+
+from gradus.environments.model_calls import Connections, Endpoint, Reply, RetryPolicy
+from gradus.environments.tools import ToolCall, ToolServers
+from gradus.errors import EnvironmentFailure
+
+CONTEXT_FULL = "context_length"
+"""Stop condition of a trace whose next prompt does not fit into the engine's context."""
+
+_DONE = vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+class ChatHarnessConfig(vf.HarnessConfig):
+    """Settings of the chat harness."""
+
+    id: str = "gradus-chat"
+    """Id under which verifiers imports it."""
+    max_retries: int = Field(2, ge=0)
+    """Times that a model call is tried again after an error that may pass."""
+    retry_delay_seconds: float = Field(0.5, gt=0)
+    """Delay before the first of them; doubled each time, at most 8 s."""
+
+
+class ChatHarness(vf.Harness[ChatHarnessConfig]):
+    """Plays a seat as a chat: text, tool calls, and several segments with a user between them."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
+    SUPPORTS_TOOL_INTERCEPTION = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    def __init__(self, config: ChatHarnessConfig) -> None:
+        super().__init__(config)
+        self.connections = Connections()
+
+    async def session(self, *args: Any, **kwargs: Any) -> ChatSession:
+        """The conversation of one rollout, its tool servers connected."""
+        stack = AsyncExitStack()
+        try:
+            return await ChatSession.open(self, stack, *args, **kwargs)
+        except BaseException:
+            await stack.aclose()
+            raise
+
+    async def launch(self, *args: Any, **kwargs: Any) -> vf.ProgramResult:
+        """Play one segment on the task's prompt."""
+        session = await self.session(*args, **kwargs)
+        try:
+            return await session.play(None)
+        finally:
+            await session.close()
+
+
+class ChatSession(vf.HarnessSession):
+    """Owns the conversation of one rollout over all its segments.
+
+    >>> session = await harness.session(ctx, trace, runtime, endpoint, secret, urls, data)
+    >>> await session.turn()  # the model answers the task's prompt
+    >>> await session.turn([vf.UserMessage(content="Go on.")])
+    """
+
+    def __init__(
+        self, *args: Any, model: Endpoint, tools: ToolServers, stack: AsyncExitStack, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._model = model
+        self._tools = tools
+        self._stack = stack
+        self._conversation: list[dict[str, Any]] = []
+
+    @classmethod
+    async def open(
+        cls, harness: ChatHarness, stack: AsyncExitStack, *args: Any, **kwargs: Any
+    ) -> ChatSession:
+        """Connect to the tool servers and to the interception server; `stack` closes both."""
+        bare = vf.HarnessSession(harness, *args, **kwargs)
+        config = harness.config
+        model = Endpoint(
+            http=await stack.enter_async_context(harness.connections.lease()),
+            url=bare.endpoint,
+            secret=bare.secret,
+            retry=RetryPolicy(config.max_retries, config.retry_delay_seconds),
+        )
+        tools = await ToolServers.connect(bare.mcp_urls, stack, timeout_seconds=config.tool_timeout)
+        return cls(harness, *args, model=model, tools=tools, stack=stack, **kwargs)
+
+    async def close(self) -> None:
+        """Let go of the connections. Idempotent."""
+        await super().close()
+        await self._stack.aclose()
+
+    async def _run(self, messages: vf.Messages | None) -> vf.ProgramResult:
+        return await self.play(messages)
+
+    async def play(self, messages: vf.Messages | None) -> vf.ProgramResult:
+        """Play one segment: up to a reply without tool calls, or until the rollout stops.
+
+        `messages` are what the user says; None plays the task's own prompt.
+        """
+        if not self._conversation:
+            self._conversation = self._opening(is_prompted=messages is None)
+        self._conversation.extend(message_to_wire(message) for message in messages or ())
+        while True:
+            try:
+                reply = await self._ask()
+            except aiohttp.ClientError as error:
+                return vf.ProgramResult(
+                    exit_code=MODEL_TRANSPORT_ERROR_EXIT_CODE,
+                    stdout="",
+                    stderr=f"{type(error).__name__}: {error}",
+                )
+            if reply is None:
+                return _DONE
+            self._conversation.append(reply)
+            if not reply.get("tool_calls"):
+                return _DONE
+            for call in reply["tool_calls"]:
+                self._conversation.append(await self._call_tool(ToolCall.from_wire(call)))
+
+    def _opening(self, *, is_prompted: bool) -> list[dict[str, Any]]:
+        system, prompt = self.harness.resolve_prompt(self.data)
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        if isinstance(prompt, str) and is_prompted:
+            opening.append({"role": "user", "content": prompt})
+        elif prompt is not None and is_prompted:
+            opening.extend(message_to_wire(message) for message in prompt)
+        return opening
+
+    async def _ask(self) -> dict[str, Any] | None:
+        """The model's next message; None when the rollout ended instead."""
+        body: dict[str, Any] = {"model": self.ctx.model, "messages": self._conversation}
+        if self._tools.schemas:
+            body["tools"] = self._tools.schemas
+        reply = await self._model.complete(body)
+        if reply.is_ok:
+            message: dict[str, Any] = reply.payload["choices"][0]["message"]
+            return message
+        if self.trace.stop_condition is not None:
+            return None
+        if is_context_overflow(reply):
+            self.trace.stop(CONTEXT_FULL)
+            return None
+        raise EnvironmentFailure(f"the model call failed, {reply.error_text}")
+
+    async def _call_tool(self, call: ToolCall) -> dict[str, Any]:
+        if self.tool_interception_url is None:
+            return await self._tools.call(call)
+        verdict = await self._model.ask_gate(
+            self.tool_interception_url,
+            {"tool_call_id": call.id, "name": call.name, "arguments": call.arguments},
+        )
+        action = verdict.payload.get("action")
+        if not verdict.is_ok or action == "stop":
+            reason = verdict.payload.get("reason", verdict.error_text)
+            raise EnvironmentFailure(f"the tool call {call.name!r} was stopped: {reason}")
+        if action == "deny":
+            denial: dict[str, Any] = bound_tool_message(verdict.payload["message"])
+            return denial
+        return await self._tools.call(call)
+
+
+def is_context_overflow(reply: Reply) -> bool:
+    """Whether an error says that the prompt is longer than the engine's context."""
+    if reply.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+        return False
+    text = reply.error_text.casefold()
+    return any(marker in text for marker in CONTEXT_OVERFLOW_MARKERS)

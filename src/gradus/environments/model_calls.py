@@ -1,0 +1,143 @@
+"""Model calls of the chat harness: one JSON post to the interception endpoint, with retries.
+
+The endpoint is the rollout's own interception server of verifiers on loopback. It answers errors
+as HTTP: 5xx and 429 may pass when tried again, every other error is the same next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+MAX_RETRY_DELAY_SECONDS = 8.0
+RETRY_COUNT_HEADER = "x-stainless-retry-count"
+"""Tells the interception server that the same call comes again, so that it commits one turn."""
+
+_PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Status and JSON object of one answer."""
+
+    status: int
+    payload: dict[str, Any]
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the answer holds a completion."""
+        return self.status == HTTPStatus.OK
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same call can succeed when it is tried again."""
+        return self.status in _PASSING or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def error_text(self) -> str:
+        """What the server says went wrong."""
+        error = self.payload.get("error", self.payload)
+        text = error.get("message", error) if isinstance(error, dict) else error
+        return f"{self.status}: {text}"
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often a call is tried again, and after which delay."""
+
+    max_retries: int
+    first_delay_seconds: float
+
+    def delay_seconds(self, retry: int) -> float:
+        """Delay before the given retry, counted from 0: doubled each time, with jitter."""
+        longest = min(MAX_RETRY_DELAY_SECONDS, self.first_delay_seconds * 2.0**retry)
+        return longest * (0.5 + random.random() / 2)
+
+
+class Connections:
+    """Owns the keep-alive connections that all running episodes of one worker share.
+
+    They open with the first lease and close with the last, so an idle worker holds none.
+    """
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self._leases = 0
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """The shared HTTP session; open at least as long as the context."""
+        session = self._session
+        if session is None:
+            session = self._session = _open_session()
+        self._leases += 1
+        try:
+            yield session
+        finally:
+            self._leases -= 1
+            if self._leases == 0:
+                self._session = None
+                await session.close()
+
+
+def _open_session() -> aiohttp.ClientSession:
+    # No limit and no read timeout: verifiers bounds the episodes of a worker and their time.
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+    )
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One rollout's door to the interception server: address and bearer."""
+
+    http: aiohttp.ClientSession
+    url: str
+    secret: str
+    retry: RetryPolicy
+
+    async def complete(self, body: dict[str, Any]) -> Reply:
+        """The answer to one chat completion; the last one when retries do not help.
+
+        Raises aiohttp.ClientError when the server cannot be reached.
+        """
+        content = json.dumps(body).encode()
+        for retry in range(self.retry.max_retries):
+            try:
+                reply = await self._post(f"{self.url}/chat/completions", content, retry)
+            except aiohttp.ClientError:
+                pass
+            else:
+                if not reply.may_pass:
+                    return reply
+            await asyncio.sleep(self.retry.delay_seconds(retry))
+        return await self._post(f"{self.url}/chat/completions", content, self.retry.max_retries)
+
+    async def ask_gate(self, gate_url: str, call: dict[str, Any]) -> Reply:
+        """The verdict on one tool call, before it is made."""
+        return await self._post(gate_url, json.dumps(call).encode(), 0)
+
+    async def _post(self, url: str, content: bytes, retry: int) -> Reply:
+        headers = {"Authorization": f"Bearer {self.secret}", "Content-Type": "application/json"}
+        if retry:
+            headers[RETRY_COUNT_HEADER] = str(retry)
+        async with self.http.post(url, data=content, headers=headers) as response:
+            raw = await response.read()
+            status = response.status
+        try:
+            payload = json.loads(raw)
+        except ValueError:
+            payload = {"error": raw[:500].decode(errors="replace")}
+        return Reply(status, payload if isinstance(payload, dict) else {"error": payload})

@@ -1,0 +1,198 @@
+"""verifiers' worker pool as a child process that is watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from gradus.config.environment import ElasticPoolConfig, StaticPoolConfig
+from gradus.errors import DeadlineError, EnvironmentFailure
+from gradus.log import get_logger
+
+CLOSE_TIMEOUT_SECONDS = 10.0
+"""After SIGTERM the pool closes its episodes, tool servers and runtimes; then it is killed."""
+
+_STDERR = 2
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """What verifiers' `serve_env` calls the size of a pool."""
+
+    max_workers: int | None
+    elastic: bool
+    multiplex: int
+    num_at_start: int
+
+    @classmethod
+    def of(cls, config: StaticPoolConfig | ElasticPoolConfig) -> PoolSize:
+        """The size that a source's `pool` describes."""
+        if isinstance(config, StaticPoolConfig):
+            return cls(config.num_workers, False, multiplex=128, num_at_start=config.num_workers)
+        return cls(config.max_workers, True, multiplex=config.multiplex, num_at_start=1)
+
+
+class Pool:
+    """Owns the process of verifiers' broker; it owns the workers.
+
+    pool = await Pool.start(environment_variables)
+    pool.configure(settings)
+    await pool.wait_ready(address, num_workers=1, timeout_seconds=60)
+    reason = await pool.failed()
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        death_pipe: int,
+        reports: asyncio.StreamReader,
+    ) -> None:
+        self._process = process
+        self._death_pipe = death_pipe
+        self._reports = reports
+        self._watch = asyncio.create_task(self._watch_reports())
+        self.num_workers = 1
+        """Living worker processes; the broker itself when it is the only one."""
+
+    @classmethod
+    async def start(cls, variables: Mapping[str, str]) -> Pool:
+        """Start the process; it warms up and waits for its settings."""
+        death_read, death_write = os.pipe()
+        report_read, report_write = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gradus.environments.pool_process"),
+                *(str(death_read), str(report_write)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=_STDERR,
+                env=dict(variables),
+                pass_fds=(death_read, report_write),
+            )
+        finally:
+            os.close(death_read)
+            os.close(report_write)
+        reports = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reports), os.fdopen(report_read, "rb")
+        )
+        return cls(process, death_write, reports)
+
+    @property
+    def pid(self) -> int:
+        """The broker's process id."""
+        return self._process.pid
+
+    async def configure(
+        self, name: str, directory: Path, address: str, size: PoolSize, data: dict[str, Any]
+    ) -> None:
+        """Tell the process what to serve; `data` is verifiers' EnvConfig."""
+        settings = {
+            "name": name,
+            "directory": str(directory),
+            "address": address,
+            "max_workers": size.max_workers,
+            "elastic": size.elastic,
+            "multiplex": size.multiplex,
+            "config_data": data,
+        }
+        stdin = self._process.stdin
+        assert stdin is not None, "the process was started with a pipe"
+        with contextlib.suppress(ConnectionError):  # its end is reported by `failed`
+            stdin.write(json.dumps(settings).encode() + b"\n")
+            await stdin.drain()
+            stdin.close()
+
+    async def wait_ready(self, address: str, *, num_workers: int, timeout_seconds: float) -> None:
+        """Return when `num_workers` workers answer; the pool's socket alone answers earlier."""
+        answered = asyncio.create_task(_probe(address, num_workers))
+        failed = asyncio.create_task(self.failed())
+        try:
+            done, _ = await asyncio.wait(
+                {answered, failed},
+                timeout=timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if failed in done:
+                raise EnvironmentFailure(f"{failed.result()} while it started")
+            if not done:
+                raise DeadlineError(
+                    f"the environment's workers did not answer within {timeout_seconds:g} s; "
+                    "its log says what they wait for"
+                )
+        finally:
+            for task in (answered, failed):
+                task.cancel()
+            await asyncio.gather(answered, failed, return_exceptions=True)
+
+    async def failed(self) -> str:
+        """Wait until a process of the pool is lost; what happened, in words."""
+        return await asyncio.shield(self._watch)
+
+    async def _watch_reports(self) -> str:
+        async for line in self._reports:
+            report = json.loads(line)
+            if "lost" in report:
+                return f"worker process {report['lost']} {describe_exit(report['exit_code'])}"
+            self.num_workers = report["num_workers"]
+        exit_code = await self._process.wait()
+        return f"the pool's broker process {self.pid} {describe_exit(exit_code)}"
+
+    async def close(self) -> None:
+        """End the pool and everything that it started."""
+        self._watch.cancel()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                    await self._process.wait()
+            except TimeoutError:
+                log.warning("the pool did not end within %g s; killing it", CLOSE_TIMEOUT_SECONDS)
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+        os.close(self._death_pipe)
+        await asyncio.gather(self._watch, return_exceptions=True)
+
+
+def describe_exit(exit_code: int) -> str:
+    """How a process ended, in words; negative codes are signals."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = " (out of memory, or killed by hand)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+async def _probe(address: str, num_workers: int) -> None:
+    """Return when as many workers answered.
+
+    A method that verifiers does not know is passed on to the least busy worker, which refuses it:
+    the broker itself answers `health`, and so would be ready before any worker.
+    """
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.connect(address)
+        for _ in range(num_workers):
+            await socket.send_multipart([uuid.uuid4().hex.encode(), b"gradus_probe", b"\xc0"])
+        for _ in range(num_workers):
+            await socket.recv_multipart()
+    finally:
+        socket.close()
+        context.term()

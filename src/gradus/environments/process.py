@@ -1,0 +1,204 @@
+"""One environment process: verifiers' pool that plays episodes, and our socket that serves tasks.
+
+It owns what verifiers leaves open: the sockets' permissions, the variables that environments see,
+and the life of the workers. verifiers does not notice a dead worker; this process says so in
+`health` and ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.environments.child_environment import child_environment
+from gradus.environments.pool import Pool, PoolSize
+from gradus.environments.task_server import Health, TaskServer
+from gradus.environments.tasks import TaskIndex, load_tasks
+from gradus.errors import ConfigError, EnvironmentFailure, GradusError
+from gradus.log import get_logger
+from gradus.run_dir import RunDirectory, write_json
+
+READY_TIMEOUT_SECONDS = 300.0
+"""Workers start the environment's shared tool servers before they answer."""
+UNHEALTHY_SECONDS = 1.0
+"""How long `health` tells the reason before a failed process ends."""
+STOP_GRACE_SECONDS = 0.2
+"""A stop signal reaches the whole group; a pool that ends with it did not fail."""
+MAX_SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket that the kernel takes."""
+
+log = get_logger(__name__)
+
+
+def serve(config: EnvironmentProcessConfig) -> None:
+    """Serve one environment until SIGTERM or SIGINT.
+
+    Raises ConfigError when the environment cannot work as configured and EnvironmentFailure when
+    its code, or a process of its pool, fails.
+    """
+    with private_directory() as directory:
+        asyncio.run(_serve(config, directory))
+
+
+@contextlib.contextmanager
+def private_directory() -> Iterator[Path]:
+    """A new directory for sockets that only this user can enter; removed at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="gradus-env-"))
+    try:
+        longest = len(os.fsencode(directory / "tasks"))
+        if longest > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"the socket path {directory}/tasks has {longest} bytes, the kernel takes "
+                f"{MAX_SOCKET_PATH_BYTES}; set TMPDIR to a shorter directory"
+            )
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
+    run_dir = RunDirectory(Path(config.run_dir))
+    variables = child_environment(
+        os.environ, named=config.env_var_names, inference_token=_inference_token(run_dir)
+    )
+    pool = await Pool.start(variables)
+    try:
+        # Blocks on purpose: some environments can only be imported in the main thread, and nothing
+        # is served yet. SIGTERM still ends the process, whose death ends the pool.
+        tasks = load_tasks(config.name, config.verifiers)
+        await EnvironmentProcess(config, pool, tasks, directory).run()
+    finally:
+        await pool.close()
+
+
+class EnvironmentProcess:
+    """Owns the task socket of one environment, and knows whether its pool can play."""
+
+    def __init__(
+        self, config: EnvironmentProcessConfig, pool: Pool, tasks: TaskIndex, directory: Path
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._tasks = tasks
+        self._directory = directory
+        self._size = PoolSize.of(config.pool)
+        self._run_address = f"ipc://{directory / 'run'}"
+        self._reason: str | None = "its workers are starting"
+
+    def health(self) -> Health:
+        """Whether episodes can be played, and why not."""
+        return Health(self._reason is None, self._reason, self._pool.num_workers)
+
+    async def run(self) -> None:
+        """Serve until a stop signal; EnvironmentFailure when a process of the pool is lost."""
+        stopped = _stop_event()
+        server = TaskServer(f"ipc://{self._directory / 'tasks'}", self._tasks, self.health)
+        try:
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(server.serve())
+                try:
+                    await self._start_pool(stopped)
+                    self._announce(server.address)
+                    await self._watch_pool(stopped)
+                finally:
+                    serving.cancel()
+        except* GradusError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            server.close()
+
+    async def _start_pool(self, stopped: asyncio.Event) -> None:
+        await self._pool.configure(
+            self._config.name,
+            self._directory,
+            self._run_address,
+            self._size,
+            self._config.verifiers,
+        )
+        ready = asyncio.create_task(
+            self._pool.wait_ready(
+                self._run_address,
+                num_workers=self._size.num_at_start,
+                timeout_seconds=READY_TIMEOUT_SECONDS,
+            )
+        )
+        await _first_of(ready, asyncio.create_task(stopped.wait()))
+        if ready.done():
+            self._reason = None
+
+    def _announce(self, task_address: str) -> None:
+        run_dir = RunDirectory(Path(self._config.run_dir))
+        ready = {
+            "run_address": self._run_address,
+            "task_address": task_address,
+            "num_tasks": self._tasks.num_tasks,
+            "pid": os.getpid(),
+            "epoch": self._config.epoch,
+        }
+        write_json(run_dir.ready_file(f"env_{self._config.name}"), ready)
+        log.info(
+            "serving %s tasks of %r",
+            "endless" if self._tasks.num_tasks is None else self._tasks.num_tasks,
+            self._tasks.taskset_id,
+        )
+
+    async def _watch_pool(self, stopped: asyncio.Event) -> None:
+        """Return after a stop signal; EnvironmentFailure when the pool failed.
+
+        consumes: the pool's reports      waits for: a lost process or a stop signal
+        produces: health's reason         unblocked by: the operating system
+        """
+        failed = asyncio.create_task(self._pool.failed())
+        await _first_of(failed, asyncio.create_task(stopped.wait()))
+        if not failed.done() or failed.cancelled():
+            return
+        self._reason = failed.result()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE_SECONDS):
+                await stopped.wait()
+                return
+        log.error("the environment cannot play any more: %s", self._reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNHEALTHY_SECONDS):
+                await stopped.wait()
+        raise EnvironmentFailure(
+            f"source {self._config.name!r}: {self._reason}. The episodes that it played are lost; "
+            f"the lines above in this log may say why"
+        )
+
+
+async def _first_of(*tasks: asyncio.Task[Any]) -> None:
+    """Wait until one task is done, raise its error, and cancel the others."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stop_event() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    return stopped
+
+
+def _inference_token(run_dir: RunDirectory) -> str | None:
+    """The token of the run's data routes; None when the run has none, as for a server by hand."""
+    try:
+        return run_dir.inference_token.read_text().strip()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,138 @@
+"""The tasks of a verifiers taskset by index."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import ValidationError
+
+from gradus.errors import ConfigError, EnvironmentFailure
+
+ENDLESS_WINDOW = 4096
+"""Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
+
+
+class TaskIndex:
+    """Owns the tasks of one taskset: all of a finite one, a window of an endless one."""
+
+    def __init__(self, taskset: vf.Taskset[Any, Any]) -> None:
+        self.taskset_id: str = taskset.config.id
+        self._taskset = taskset
+        self._all = list(taskset) if taskset.bounded else None
+        self._iterator: Iterator[vf.Task[Any, Any, Any]] = iter(())
+        self._window: deque[vf.Task[Any, Any, Any]] = deque(maxlen=ENDLESS_WINDOW)
+        self._next_index = 0
+        self._lock = asyncio.Lock()
+        if self._all is None:
+            self._restart()
+
+    @property
+    def num_tasks(self) -> int | None:
+        """Number of tasks. None means endless."""
+        return None if self._all is None else len(self._all)
+
+    async def task(self, index: int) -> dict[str, Any]:
+        """`task_data` and `key` of one task; EnvironmentFailure outside the range."""
+        if index < 0 or (self._all is not None and index >= len(self._all)):
+            raise EnvironmentFailure(
+                f"taskset {self.taskset_id!r} has no task {index}; it has "
+                f"{'endless' if self._all is None else len(self._all)} tasks, counted from 0"
+            )
+        if self._all is not None:
+            return _record(self._all[index])
+        async with self._lock:
+            # The generator is the author's code and may be slow; health must still be answered.
+            return await asyncio.to_thread(self._reach, index)
+
+    def _reach(self, index: int) -> dict[str, Any]:
+        if index < self._next_index - len(self._window):
+            self._restart()
+        while self._next_index <= index:
+            try:
+                self._window.append(next(self._iterator))
+            except StopIteration:
+                raise EnvironmentFailure(
+                    f"taskset {self.taskset_id!r} says that it is endless, and ended before task "
+                    f"{index}; set INFINITE = False in its class"
+                ) from None
+            self._next_index += 1
+        return _record(self._window[index - self._next_index])
+
+    def _restart(self) -> None:
+        self._iterator = iter(self._taskset)
+        self._window.clear()
+        self._next_index = 0
+
+
+def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
+    task_data = task.data.model_dump(mode="json", serialize_as_any=True)
+    return {"task_data": task_data, "key": task.key}
+
+
+def load_tasks(source: str, verifiers_config: Mapping[str, Any]) -> TaskIndex:
+    """The tasks of the environment of `source`.
+
+    Builds the environment once to see every error here, with its cause: ConfigError for what the
+    user wrote, EnvironmentFailure for what the environment's own code did.
+    """
+    taskset = verifiers_config.get("taskset") or {}
+    environment_id = verifiers_config.get("id") or taskset.get("id") or ""
+    name = f"source {source!r}: environment {environment_id!r}"
+    try:
+        config = vf.resolve_env_config(dict(verifiers_config))
+        environment = vf.load_environment(config)
+    except ValidationError as error:
+        raise ConfigError(f"{name} refuses its settings: {_first_errors(error)}") from error
+    except ModuleNotFoundError as error:
+        raise _missing_module(name, error) from error
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"{name} could not be loaded: {_origin(error)}. Fix the environment's package, or "
+            "leave the source out"
+        ) from error
+    try:
+        index = TaskIndex(environment.taskset)
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"{name} could not load its tasks: {_origin(error)}. Check the source's `taskset` "
+            "settings and its data"
+        ) from error
+    if index.num_tasks == 0:
+        raise ConfigError(
+            f"{name} has no tasks: its data set is empty. Check the source's `taskset` settings"
+        )
+    return index
+
+
+def _missing_module(name: str, error: ModuleNotFoundError) -> ConfigError:
+    missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+    if f"(tried to import {missing.name!r})" in str(error):
+        return ConfigError(
+            f"{name} is not installed: there is no Python module {missing.name!r}. Install its "
+            "package, or correct the id"
+        )
+    return ConfigError(
+        f"{name} needs the Python module {missing.name!r}, which is not installed. Install it"
+    )
+
+
+def _origin(error: Exception) -> str:
+    """What was raised and where, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    text = " ".join(str(error).split()) or "no message"
+    if not frames:
+        return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text} ({frames[-1].filename}, line {frames[-1].lineno})"
+
+
+def _first_errors(error: ValidationError, limit: int = 3) -> str:
+    found = error.errors(include_url=False)
+    texts = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in found[:limit]]
+    if len(found) > limit:
+        texts.append(f"and {len(found) - limit} more")
+    return "; ".join(texts)
