@@ -1,0 +1,242 @@
+"""What cannot work although every single value is valid: conflicts between sections."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvironmentConfig
+from gradus.config.environment_variables import env_vars_problems
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.problems import Problem
+from gradus.config.run import RunConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.config.schema import KeyPath
+from gradus.config.sft import SftConfig
+from gradus.config.sources import check_names, source_algo, source_sampling
+from gradus.config.trainer import OptimizerConfig
+
+MAX_SEED = 2**32 - 1
+_ENV: KeyPath = ("orchestrator", "train", "env")
+_ADDRESS_FORMS = ("tcp://", "ipc://")
+
+GROUP_BASELINES = frozenset({"grpo"})
+"""Algorithms that compare the episodes of one group, and learn nothing from a group of one."""
+
+OWNED_SAMPLING = {
+    "temperature": "write sampling.temperature; the trainer divides by the same number",
+    "top_p": "write sampling.top_p",
+    "max_tokens": "write sampling.max_completion_tokens",
+    "max_completion_tokens": "write sampling.max_completion_tokens",
+    "cache_salt": "gradus salts prefix caches with the policy version",
+    "logprobs": "gradus always asks for the logprobs of sampled tokens",
+    "n": "write group_size",
+    "stream": "gradus reads whole replies",
+}
+"""Keys of `sampling.extra_body` that have another owner."""
+
+OWNED_ENGINE_ARGS = {
+    "model": "write model.name",
+    "tokenizer": "write model.tokenizer",
+    "trust_remote_code": "write model.trust_remote_code",
+    "max_model_len": "write model.max_length_tokens",
+    "served_model_name": "gradus serves the policy under a name of its own",
+    "dtype": "write inference.dtype",
+    "max_num_seqs": "write inference.max_num_seqs",
+    "gpu_memory_utilization": "write inference.gpu_memory_utilization",
+    "enforce_eager": "write inference.enforce_eager",
+    "tensor_parallel_size": "write inference.tensor_parallel_size",
+    "host": "write inference.host",
+    "port": "write inference.port",
+    "api_key": "gradus guards every route with the run's own tokens",
+    "seed": "write seed",
+}
+"""Keys of `inference.extra_args` that have another owner."""
+
+
+def run_problems(config: RunConfig) -> list[Problem]:
+    """Everything that keeps an RL run with this config from working."""
+    return [
+        *_seed_problems(config.seed),
+        *_batch_problems(config),
+        *_optimizer_problems(("trainer", "optimizer"), config.trainer.optimizer, config.max_steps),
+        *_micro_batch_problems(
+            ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
+        ),
+        *_inference_problems(config.inference),
+        *check_names(config.orchestrator.train.env, _ENV),
+        *_extra_body_problems(
+            ("orchestrator", "train", "sampling"), config.orchestrator.train.sampling
+        ),
+        *(
+            problem
+            for index, source in enumerate(config.orchestrator.train.env)
+            for problem in _source_problems(config, source, (*_ENV, index))
+        ),
+        *env_vars_problems("trainer", ("trainer", "env_vars"), config.trainer.env_vars),
+        *env_vars_problems("inference", ("inference", "env_vars"), config.inference.env_vars),
+        *env_vars_problems(
+            "orchestrator", ("orchestrator", "env_vars"), config.orchestrator.env_vars
+        ),
+    ]
+
+
+def sft_problems(config: SftConfig) -> list[Problem]:
+    """Everything that keeps a supervised run with this config from working."""
+    return [
+        *_seed_problems(config.seed),
+        *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
+        *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
+        *_rank_problems(("batch_conversations",), config.batch_conversations, config.num_processes),
+        *env_vars_problems("trainer", ("env_vars",), config.env_vars),
+    ]
+
+
+def _seed_problems(seed: int) -> Iterator[Problem]:
+    if not 0 <= seed <= MAX_SEED:
+        yield Problem(("seed",), f"{seed} is out of range; it must lie between 0 and {MAX_SEED}")
+
+
+def _batch_problems(config: RunConfig) -> Iterator[Problem]:
+    """Conflicts about the number of episodes, and how old they may be."""
+    orchestrator = config.orchestrator
+    if orchestrator.max_lag > orchestrator.max_staleness:
+        yield Problem(
+            ("orchestrator", "max_lag"),
+            f"{orchestrator.max_lag} batches ahead make samples older than max_staleness = "
+            f"{orchestrator.max_staleness}, so they would all be dropped; "
+            "lower max_lag or raise max_staleness",
+        )
+    largest = max(source.group_size for source in orchestrator.train.env)
+    if orchestrator.max_in_flight_episodes < largest:
+        yield Problem(
+            ("orchestrator", "max_in_flight_episodes"),
+            f"{orchestrator.max_in_flight_episodes} episodes at once cannot hold one group of "
+            f"{largest}; raise it, or lower group_size",
+        )
+    smallest = min(source.group_size for source in orchestrator.train.env)
+    yield from _rank_problems(
+        ("orchestrator", "groups_per_batch"),
+        orchestrator.groups_per_batch * smallest,
+        config.trainer.num_processes,
+    )
+
+
+def _rank_problems(path: KeyPath, num_samples: int, num_processes: int) -> Iterator[Problem]:
+    if num_samples < num_processes:
+        yield Problem(
+            path,
+            f"a batch of {num_samples} gives {num_processes} ranks nothing to share; "
+            "make the batch larger or lower num_processes",
+        )
+
+
+def _optimizer_problems(
+    path: KeyPath, optimizer: OptimizerConfig, max_steps: int
+) -> Iterator[Problem]:
+    if optimizer.warmup_steps >= max_steps and optimizer.warmup_steps > 0:
+        yield Problem(
+            (*path, "warmup_steps"),
+            f"a warm-up of {optimizer.warmup_steps} steps never ends in {max_steps} steps; "
+            "lower it, or raise max_steps",
+        )
+    if not all(0 <= beta < 1 for beta in optimizer.betas):
+        yield Problem((*path, "betas"), f"{list(optimizer.betas)}: each must be in [0, 1)")
+
+
+def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Iterator[Problem]:
+    if tokens < model.max_length_tokens:
+        yield Problem(
+            path,
+            f"{tokens} tokens cannot hold the longest sample, model.max_length_tokens = "
+            f"{model.max_length_tokens}; raise the first or lower the second",
+        )
+
+
+def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
+    if not _is_loopback(config.host) and not config.allow_public_bind:
+        yield Problem(
+            ("inference", "host"),
+            f"{config.host!r} can be reached by others; use 127.0.0.1, "
+            "or set inference.allow_public_bind if that is wanted",
+        )
+    for name in config.extra_args:
+        if owner := OWNED_ENGINE_ARGS.get(name.replace("-", "_")):
+            yield Problem(("inference", "extra_args", name), f"has another owner: {owner}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _source_problems(
+    config: RunConfig, source: TrainEnvironmentConfig, path: KeyPath
+) -> Iterator[Problem]:
+    """Conflicts inside one source, and between it and the model."""
+    algo = source_algo(config, source)
+    if source.group_size < 2 and algo.type in GROUP_BASELINES:
+        yield Problem(
+            (*path, "group_size"),
+            f"{source.group_size} gives {algo.type} no baseline to compare with; "
+            "use at least 2, or an algorithm without groups",
+        )
+    yield from _length_problems(config, source, path)
+    yield from _extra_body_problems((*path, "sampling"), source.sampling)
+    yield from _harness_problems((*path, "harness"), source.harness)
+    for role, agent in source.agents.items():
+        yield from _role_problems((*path, "agents", role), agent)
+    if source.address is not None and not source.address.startswith(_ADDRESS_FORMS):
+        forms = " or ".join(_ADDRESS_FORMS)
+        yield Problem((*path, "address"), f"{source.address!r} must begin with {forms}")
+    yield from env_vars_problems("environment", (*path, "env_vars"), source.env_vars)
+
+
+def _length_problems(
+    config: RunConfig, source: TrainEnvironmentConfig, path: KeyPath
+) -> Iterator[Problem]:
+    """A reply must leave room for its prompt."""
+    longest = config.model.max_length_tokens
+    reply = source_sampling(config, source).max_completion_tokens
+    if reply is not None and reply >= longest:
+        is_own = source.sampling.max_completion_tokens is not None
+        section = (*path, "sampling") if is_own else ("orchestrator", "train", "sampling")
+        yield Problem(
+            (*section, "max_completion_tokens"),
+            f"{reply} leaves no room for a prompt in model.max_length_tokens = {longest}; "
+            "lower the first or raise the second",
+        )
+    total = source.max_total_tokens
+    if total is not None and (source.max_input_tokens or 0) >= total:
+        yield Problem(
+            (*path, "max_input_tokens"),
+            f"{source.max_input_tokens} leaves no token to sample in max_total_tokens = {total}",
+        )
+
+
+def _role_problems(path: KeyPath, role: AgentRoleConfig) -> Iterator[Problem]:
+    """A role is the policy, or another model behind an endpoint, with nothing half given."""
+    if role.model is not None and role.base_url is None:
+        yield Problem((*path, "base_url"), f"missing; where is model {role.model!r} served?")
+    if role.base_url is not None and role.model is None:
+        yield Problem((*path, "model"), f"missing; which model of {role.base_url} plays this role?")
+    if role.api_key_var is not None and role.base_url is None:
+        yield Problem((*path, "api_key_var"), "has no meaning without base_url")
+    if role.harness is not None:
+        yield from _harness_problems((*path, "harness"), role.harness)
+    if role.sampling is not None:
+        yield from _extra_body_problems((*path, "sampling"), role.sampling)
+
+
+def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
+    if "id" in harness.config:
+        yield Problem((*path, "config", "id"), "the harness is chosen by harness.id alone")
+
+
+def _extra_body_problems(path: KeyPath, sampling: SamplingConfig) -> Iterator[Problem]:
+    for name in sampling.extra_body:
+        if owner := OWNED_SAMPLING.get(name):
+            yield Problem((*path, "extra_body", name), f"has another owner: {owner}")

@@ -1,0 +1,49 @@
+"""Environment variables that gradus itself sets, and why a config may not set them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gradus.config.problems import Problem
+from gradus.config.schema import KeyPath
+
+_VALID_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_EVERYWHERE: Mapping[str, str] = {
+    "GRADUS_DEATH_PIPE": "it tells a process that its launcher is gone",
+    "GRADUS_INFERENCE_TOKEN": "each process reads the run's token from the run directory",
+}
+RESERVED: Mapping[str, Mapping[str, str]] = {
+    "trainer": dict.fromkeys(
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        "torchrun tells each rank its place with it; use num_processes",
+    ),
+    "inference": {
+        "VLLM_API_KEY": "every route is guarded by the run's own tokens",
+        "VLLM_CPU_KVCACHE_SPACE": "use inference.kv_cache_gib",
+        "VLLM_PLUGINS": "gradus chooses the plug-ins that it can serve with",
+        "VLLM_SERVER_DEV_MODE": "the routes that it opens stay behind the run's own guard",
+    },
+    "environment": {},
+    "orchestrator": {},
+}
+"""Role → variable → the reason, which completes "gradus sets it itself: ..."."""
+
+
+def env_vars_problems(role: str, path: KeyPath, env_vars: Mapping[str, str]) -> list[Problem]:
+    """The variables of one process that cannot be set, each with the reason; never the values."""
+    reserved = {**_EVERYWHERE, **RESERVED[role]}
+    problems = []
+    for name, value in env_vars.items():
+        place = (*path, name)
+        if not _VALID_NAME.fullmatch(name):
+            problems.append(Problem(place, "is no name of a variable; use letters, digits, '_'"))
+        elif name in reserved:
+            reason = f"gradus sets it itself: {reserved[name]}. Remove it here"
+            problems.append(Problem(place, reason))
+        elif name.startswith("GRADUS_"):
+            problems.append(Problem(place, "names beginning with GRADUS_ belong to gradus itself"))
+        elif "\0" in value:
+            problems.append(Problem(place, "its value holds a NUL character"))
+    return problems

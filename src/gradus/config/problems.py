@@ -1,0 +1,179 @@
+"""What is wrong with a config, each problem as one sentence that says where and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from gradus.config.environment import NAME_PATTERN
+from gradus.config.schema import KeyPath, all_key_paths, annotation_at, dotted, keys_at, models
+from gradus.errors import ConfigError
+
+_MAX_VALUE_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that cannot work: at which key, and why."""
+
+    path: KeyPath
+    """The key; empty when the problem belongs to no key."""
+    message: str
+    """What is wrong, with the value, and what to do."""
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)}: {self.message}" if self.path else self.message
+
+
+def refuse(problems: Iterable[Problem | str]) -> None:
+    """Raise one ConfigError with every problem on its own line; nothing when there is none."""
+    lines = [str(problem) for problem in problems]
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most like `word`, if any is like it."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def shown(value: Any) -> str:
+    """A value in an error message: short, on one line."""
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."
+
+
+def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+    """Every error that pydantic found, in our words and with our key paths."""
+    return [_problem(dict(entry), model) for entry in error.errors(include_url=False)]
+
+
+def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
+    """One error of pydantic in our words."""
+    path = _without_tags(entry["loc"], model)
+    kind, value = entry["type"], entry.get("input")
+    if kind == "extra_forbidden":
+        return Problem(path, unknown_key(model, path))
+    if kind == "missing":
+        return Problem(path, _missing(model, path))
+    if kind.startswith("union_tag"):
+        path = (*path, "type")
+        value = value.get("type") if isinstance(value, dict) else value
+    reason = _reason(kind, value, entry.get("ctx") or {}) or entry["msg"]
+    if isinstance(value, dict | list) or "env_vars" in path or kind == "value_error":
+        return Problem(path, reason)
+    return Problem(path, f"{shown(value)} {reason}")
+
+
+def _without_tags(loc: tuple[str | int, ...], model: type[BaseModel]) -> KeyPath:
+    """pydantic's location without the tags of discriminated unions, which are no keys."""
+    path: KeyPath = ()
+    for part in loc:
+        if part == "[key]":
+            continue
+        tags = {_tag(variant) for variant in models(annotation_at(model, path))}
+        if len(tags) > 1 and part in tags:
+            continue
+        path = (*path, part)
+    return path
+
+
+def _tag(variant: type[BaseModel]) -> Any:
+    """The `type` that selects a variant of a union."""
+    field = variant.model_fields.get("type")
+    return None if field is None else field.default
+
+
+def unknown_key(model: Any, path: KeyPath) -> str:
+    """Says that nothing reads the key at `path`, and which valid key is nearest."""
+    name, siblings = str(path[-1]), keys_at(model, path[:-1])
+    near = nearest(name, siblings)
+    if near is not None:
+        return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
+    elsewhere = [other for other in all_key_paths(model) if other[-1] == name]
+    if elsewhere:
+        return f"unknown key here; did you mean {dotted(elsewhere[0])}?"
+    if siblings:
+        return f"unknown key; remove it, or use one of: {', '.join(siblings)}"
+    return "unknown key; remove it"
+
+
+def _missing(model: type[BaseModel], path: KeyPath) -> str:
+    """Says what a required key is for."""
+    if isinstance(path[-1], int):
+        return "missing; the list needs one more value"
+    for owner in models(annotation_at(model, path[:-1])):
+        field = owner.model_fields.get(path[-1])
+        if field is not None and field.description:
+            return f"missing, and has no default. It is: {' '.join(field.description.split())}"
+    return "missing, and has no default"
+
+
+def _reason(kind: str, value: Any, context: dict[str, Any]) -> str | None:
+    """Why pydantic refused a value, in our words; None for an error that we have no words for."""
+    if kind in _FIXED:
+        return _FIXED[kind]
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"{words} {context[name]}"
+    if kind in ("literal_error", "union_tag_invalid"):
+        return _choice(value, str(context.get("expected") or context.get("expected_tags")))
+    if kind == "string_pattern_mismatch":
+        return _pattern(str(context["pattern"]))
+    return None
+
+
+def _choice(value: Any, expected: str) -> str:
+    """The allowed values, and the nearest of them."""
+    words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
+    near = nearest(str(value), words)
+    return f"is not one of {expected}" + (f"; did you mean {near!r}?" if near else "")
+
+
+def _pattern(pattern: str) -> str:
+    """What form a text must have."""
+    if pattern == NAME_PATTERN:
+        return (
+            "is not a name; use at most 64 letters, digits, '.', '_' or '-', "
+            "and begin with a letter or digit"
+        )
+    return f"must be {pattern.strip('^()$').replace('|', ' or ')}"
+
+
+_WHOLE = "must be a whole number, without quotes"
+_NUMBER = "must be a number, without quotes"
+_BOOLEAN = "must be true or false, without quotes"
+_TABLE = "must be a table: {key = value}"
+_LIST = "must be a list: [a, b]"
+_FIXED = {
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "must be a finite number",
+    "bool_type": _BOOLEAN,
+    "bool_parsing": _BOOLEAN,
+    "string_type": "must be text in quotes",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "dict_type": _TABLE,
+    "model_type": _TABLE,
+    "model_attributes_type": _TABLE,
+    "union_tag_not_found": "needs a `type`",
+}
+"""pydantic's kind of error → what the value must be."""
+_BOUNDS = {
+    "too_short": ("has too few entries; the least is", "min_length"),
+    "too_long": ("has too many entries; the most is", "max_length"),
+    "greater_than": ("is out of range; it must be greater than", "gt"),
+    "greater_than_equal": ("is out of range; it must be at least", "ge"),
+    "less_than": ("is out of range; it must be less than", "lt"),
+    "less_than_equal": ("is out of range; it must be at most", "le"),
+}
+"""pydantic's kind of error → words, and the name of the bound that ends the sentence."""

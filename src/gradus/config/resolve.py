@@ -1,0 +1,246 @@
+"""What the user wrote → the config of each process; pure, and the only derivation there is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from gradus.config.base import StrictConfig
+from gradus.config.checks import run_problems, sft_problems
+from gradus.config.environment import (
+    AgentRoleConfig,
+    EnvironmentConfig,
+    HarnessChoice,
+    TrainEnvironmentConfig,
+)
+from gradus.config.problems import refuse
+from gradus.config.process import (
+    EnvironmentProcessConfig,
+    InferenceProcessConfig,
+    OrchestratorProcessConfig,
+    SftProcessConfig,
+    SourceConfig,
+    TrainerProcessConfig,
+)
+from gradus.config.run import RunConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.config.sft import SftConfig
+from gradus.config.sources import source_algo, source_sampling
+
+CHAT_HARNESS = "chat"
+CHAT_HARNESS_MODULE = "gradus_chat"
+"""The id under which verifiers can import the harness `chat`."""
+
+NO_KEY_VARIABLE = "GRADUS_NO_KEY"
+"""Never set. Named for endpoints without a key, so that no key of another service is sent."""
+
+_SEAT = "agent"
+_MAX_ENVS_LENGTH = 28
+_MAX_MODEL_LENGTH = 24
+
+
+@dataclass(frozen=True)
+class ProcessConfigs:
+    """The config of every process of one RL run."""
+
+    inference: InferenceProcessConfig
+    """The inference server."""
+    environments: tuple[EnvironmentProcessConfig, ...]
+    """One process for each source without an address of its own."""
+    trainer: TrainerProcessConfig
+    """All ranks of the trainer."""
+    orchestrator: OrchestratorProcessConfig
+    """The orchestrator."""
+
+    def by_process(self) -> dict[str, StrictConfig]:
+        """Process name → its config, in starting order; the file is `config/<name>.json`."""
+        return {
+            "inference": self.inference,
+            **{environment_process(config.name): config for config in self.environments},
+            "trainer": self.trainer,
+            "orchestrator": self.orchestrator,
+        }
+
+
+def environment_process(source: str) -> str:
+    """Name of the process that plays a source."""
+    return f"env_{source}"
+
+
+def resolve_run(config: RunConfig, *, run_dir: Path, epoch: int) -> ProcessConfigs:
+    """The processes of an RL run; refuses a config whose sections contradict each other.
+
+    Environment variables are not passed on: the launcher sets them when it starts a process, and
+    they may hold secrets that belong into no file.
+    """
+    refuse(run_problems(config))
+    sources = config.orchestrator.train.env
+    root = str(run_dir)
+    return ProcessConfigs(
+        inference=InferenceProcessConfig(
+            run_dir=root,
+            epoch=epoch,
+            model=config.model,
+            seed=config.seed,
+            inference=config.inference.model_copy(update={"env_vars": {}}),
+        ),
+        environments=tuple(
+            _environment_process(source, run_dir=root, epoch=epoch)
+            for source in sources
+            if source.address is None
+        ),
+        trainer=TrainerProcessConfig(
+            run_dir=root,
+            epoch=epoch,
+            model=config.model,
+            max_steps=config.max_steps,
+            seed=config.seed,
+            trainer=config.trainer.model_copy(update={"env_vars": {}}),
+        ),
+        orchestrator=_orchestrator_process(config, run_dir=root, epoch=epoch),
+    )
+
+
+def resolve_sft(config: SftConfig, *, run_dir: Path, epoch: int) -> SftProcessConfig:
+    """The trainer process of a supervised run."""
+    refuse(sft_problems(config))
+    sft = config.model_copy(update={"env_vars": {}})
+    return SftProcessConfig(run_dir=str(run_dir), epoch=epoch, sft=sft)
+
+
+def run_name(config: RunConfig | SftConfig, suffix: str) -> str:
+    """The name that was given, or `<envs>--<model>--<suffix>`; `suffix` is 8 hex digits.
+
+    >>> run_name(config, "0123abcd")
+    'reverse-text--tiny--0123abcd'
+    """
+    if config.name is not None:
+        return config.name
+    if isinstance(config, SftConfig):
+        what = PurePath(config.data.path).stem
+    else:
+        what = "_".join(source.unique_name for source in config.orchestrator.train.env)
+    model = PurePath(config.model.name).name
+    return f"{_name_part(what, _MAX_ENVS_LENGTH)}--{_name_part(model, _MAX_MODEL_LENGTH)}--{suffix}"
+
+
+def _name_part(text: str, max_length: int) -> str:
+    """`text` as a part of a name: only safe characters, none of them at the ends."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:max_length].strip("._-")
+    return safe or "x"
+
+
+def _orchestrator_process(
+    config: RunConfig, *, run_dir: str, epoch: int
+) -> OrchestratorProcessConfig:
+    """The orchestrator's config, with complete sources."""
+    train = config.orchestrator.train
+    bare = [source.model_copy(update={"env_vars": {}}) for source in train.env]
+    orchestrator = config.orchestrator.model_copy(
+        update={"env_vars": {}, "train": train.model_copy(update={"env": bare})}
+    )
+    return OrchestratorProcessConfig(
+        run_dir=run_dir,
+        epoch=epoch,
+        model=config.model,
+        max_steps=config.max_steps,
+        seed=config.seed,
+        sources=[_source(config, source) for source in train.env],
+        orchestrator=orchestrator,
+        data_parallel_size=config.trainer.num_processes,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+    )
+
+
+def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
+    """One source with nothing left to inherit."""
+    return SourceConfig(
+        name=source.unique_name,
+        ratio=source.ratio,
+        group_size=source.group_size,
+        sampling=source_sampling(config, source),
+        algo=source_algo(config, source),
+        timeout=source.timeout,
+        address=source.address,
+        state_columns=source.state_columns,
+    )
+
+
+def _environment_process(
+    source: EnvironmentConfig, *, run_dir: str, epoch: int
+) -> EnvironmentProcessConfig:
+    return EnvironmentProcessConfig(
+        run_dir=run_dir,
+        epoch=epoch,
+        name=source.unique_name,
+        pool=source.pool,
+        verifiers=verifiers_config(source),
+    )
+
+
+def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
+    """verifiers' own EnvConfig for a source, as a dict.
+
+    `id` names a taskset; with `taskset.id` given, it names the environment that plays that
+    taskset. Without `agents` the one seat is `agent`; otherwise every named role is a seat and
+    takes from the source what it leaves open.
+    """
+    result: dict[str, Any] = {
+        "taskset": {"id": source.id, **source.taskset},
+        "timeout": {
+            "episode": source.timeout.episode_seconds,
+            "finalize": source.timeout.finalize_seconds,
+        },
+    }
+    if "id" in source.taskset:
+        result["id"] = source.id
+    for name, role in (source.agents or {_SEAT: AgentRoleConfig()}).items():
+        result[name] = _seat(source, role)
+    return result
+
+
+def _seat(source: EnvironmentConfig, role: AgentRoleConfig) -> dict[str, Any]:
+    """verifiers' AgentConfig of one role."""
+    seat: dict[str, Any] = {
+        "harness": _harness(source.harness if role.harness is None else role.harness),
+        "runtime": source.runtime,
+        "max_turns": source.max_turns if role.max_turns is None else role.max_turns,
+        "max_input_tokens": source.max_input_tokens,
+        "max_output_tokens": source.max_output_tokens,
+        "max_total_tokens": source.max_total_tokens,
+        "timeout": {
+            "setup": source.timeout.setup_seconds,
+            "rollout": source.timeout.agent_seconds,
+            "finalize": source.timeout.finalize_seconds,
+            "scoring": source.timeout.scoring_seconds,
+        },
+    }
+    if role.sampling is not None:
+        seat["sampling"] = _sampling(role.sampling)
+    if role.base_url is not None:
+        seat["model"] = role.model
+        seat["client"] = {
+            "type": "eval",
+            "base_url": role.base_url,
+            "api_key_var": role.api_key_var or NO_KEY_VARIABLE,
+        }
+    return seat
+
+
+def _harness(harness: HarnessChoice) -> dict[str, Any]:
+    """verifiers' HarnessConfig."""
+    is_ours = harness.id == CHAT_HARNESS
+    return {**harness.config, "id": CHAT_HARNESS_MODULE if is_ours else harness.id}
+
+
+def _sampling(sampling: SamplingConfig) -> dict[str, Any]:
+    """verifiers' SamplingConfig with only the values that are set."""
+    values = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_completion_tokens,
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    return {**sampling.extra_body, **given}

@@ -1,0 +1,58 @@
+"""What a source inherits: its name, its sampling and its algorithm, with nothing left open."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.environment import NAME_PATTERN, EnvironmentConfig, TrainEnvironmentConfig
+from gradus.config.problems import Problem
+from gradus.config.run import RunConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.config.schema import KeyPath
+
+DEFAULT_SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
+"""What holds where neither the source nor the enclosing section says anything."""
+
+
+def merged_sampling(inner: SamplingConfig, outer: SamplingConfig) -> SamplingConfig:
+    """`inner`, with every unset value taken from `outer`; `extra_body` is joined key by key."""
+    return SamplingConfig(
+        temperature=outer.temperature if inner.temperature is None else inner.temperature,
+        top_p=outer.top_p if inner.top_p is None else inner.top_p,
+        max_completion_tokens=(
+            outer.max_completion_tokens
+            if inner.max_completion_tokens is None
+            else inner.max_completion_tokens
+        ),
+        extra_body={**outer.extra_body, **inner.extra_body},
+    )
+
+
+def source_sampling(config: RunConfig, source: TrainEnvironmentConfig) -> SamplingConfig:
+    """Complete sampling settings of a source."""
+    section = merged_sampling(config.orchestrator.train.sampling, DEFAULT_SAMPLING)
+    return merged_sampling(source.sampling, section)
+
+
+def source_algo(config: RunConfig, source: TrainEnvironmentConfig) -> AlgorithmConfig:
+    """Complete algorithm settings of a source."""
+    return config.orchestrator.train.algo if source.algo is None else source.algo
+
+
+def check_names(sources: Sequence[EnvironmentConfig], path: KeyPath) -> Iterator[Problem]:
+    """Names of sources become names of files and metrics: valid, and unique in any letter case."""
+    first: dict[str, int] = {}
+    for index, source in enumerate(sources):
+        name = source.unique_name
+        if not re.fullmatch(NAME_PATTERN, name):
+            text = f"the id {source.id!r} is no name for files and metrics; give the source a name"
+            yield Problem((*path, index, "name"), text)
+            continue
+        earlier = first.setdefault(name.lower(), index)
+        if earlier != index:
+            yield Problem(
+                (*path, index, "name"),
+                f"{name!r} is already the name of source {earlier}; give each source its own name",
+            )
