@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvironmentConfig
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
-from gradus.config.problems import Problem
+from gradus.config.problems import Problem, nearest
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.config.schema import KeyPath
@@ -23,6 +23,12 @@ _ADDRESS_FORMS = ("tcp://", "ipc://")
 
 GROUP_BASELINES = frozenset({"grpo"})
 """Algorithms that compare the episodes of one group, and learn nothing from a group of one."""
+
+ALGORITHMS = frozenset({"grpo"})
+"""Registered names for `algo.type`."""
+
+LOSSES = frozenset({"dppo"})
+"""Registered names for `trainer.loss.type`."""
 
 OWNED_SAMPLING = {
     "temperature": "write sampling.temperature; the trainer divides by the same number",
@@ -65,6 +71,13 @@ def run_problems(config: RunConfig) -> list[Problem]:
             ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
         ),
         *_inference_problems(config.inference),
+        *_plugin_problems(("trainer", "loss"), "loss", config.trainer.loss.type, LOSSES),
+        *_plugin_problems(
+            ("orchestrator", "train", "algo"),
+            "algorithm",
+            config.orchestrator.train.algo.type,
+            ALGORITHMS,
+        ),
         *check_names(config.orchestrator.train.env, _ENV),
         *_extra_body_problems(
             ("orchestrator", "train", "sampling"), config.orchestrator.train.sampling
@@ -154,6 +167,18 @@ def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Ite
         )
 
 
+def _plugin_problems(
+    path: KeyPath, kind: str, name: str, registered: Collection[str]
+) -> Iterator[Problem]:
+    """A plug-in is a registered name, or a class of the user's own."""
+    if name in registered or ":" in name:
+        return
+    near = nearest(name, registered)
+    hint = f"did you mean {near!r}? Or" if near else f"use {' or '.join(sorted(registered))}, or"
+    text = f"{kind} {name!r} is not known; {hint} name your own as 'package.module:Class'"
+    yield Problem((*path, "type"), text)
+
+
 def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
     if not _is_loopback(config.host) and not config.allow_public_bind:
         yield Problem(
@@ -184,6 +209,8 @@ def _source_problems(
             f"{source.group_size} gives {algo.type} no baseline to compare with; "
             "use at least 2, or an algorithm without groups",
         )
+    if source.algo is not None:
+        yield from _plugin_problems((*path, "algo"), "algorithm", algo.type, ALGORITHMS)
     yield from _length_problems(config, source, path)
     yield from _extra_body_problems((*path, "sampling"), source.sampling)
     yield from _harness_problems((*path, "harness"), source.harness)

@@ -177,6 +177,8 @@ def _environment_process(
         name=source.unique_name,
         pool=source.pool,
         verifiers=verifiers_config(source),
+        env_var_names=sorted(source.env_vars),
+        env_var_names=sorted(source.env_vars),
     )
 
 
