@@ -178,7 +178,6 @@ def _environment_process(
         pool=source.pool,
         verifiers=verifiers_config(source),
         env_var_names=sorted(source.env_vars),
-        env_var_names=sorted(source.env_vars),
     )
 
 
