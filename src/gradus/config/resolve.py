@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -53,6 +54,8 @@ class ProcessConfigs:
     """All ranks of the trainer."""
     orchestrator: OrchestratorProcessConfig
     """The orchestrator."""
+    env_vars: Mapping[str, Mapping[str, str]]
+    """Process name → variables that its config asks for; they stand in no process config."""
 
     def by_process(self) -> dict[str, StrictConfig]:
         """Process name → its config, in starting order; the file is `config/<name>.json`."""
@@ -72,8 +75,8 @@ def environment_process(source: str) -> str:
 def resolve_run(config: RunConfig, *, run_dir: Path, epoch: int) -> ProcessConfigs:
     """The processes of an RL run; refuses a config whose sections contradict each other.
 
-    Environment variables are not passed on: the launcher sets them when it starts a process, and
-    they may hold secrets that belong into no file.
+    Environment variables may hold secrets, so they stay out of the process configs, which become
+    files; the launcher sets them when it starts a process.
     """
     refuse(run_problems(config))
     sources = config.orchestrator.train.env
@@ -100,6 +103,12 @@ def resolve_run(config: RunConfig, *, run_dir: Path, epoch: int) -> ProcessConfi
             trainer=config.trainer.model_copy(update={"env_vars": {}}),
         ),
         orchestrator=_orchestrator_process(config, run_dir=root, epoch=epoch),
+        env_vars={
+            "inference": config.inference.env_vars,
+            **{environment_process(source.unique_name): source.env_vars for source in sources},
+            "trainer": config.trainer.env_vars,
+            "orchestrator": config.orchestrator.env_vars,
+        },
     )
 
 
