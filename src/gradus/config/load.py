@@ -35,13 +35,7 @@ def load_config(
 
         >>> load_config(RunConfig, ["@", "run.toml", "--trainer.optimizer.lr", "1e-5"])
     """
-    arguments = parse_arguments(words)
-    merged = MergedConfig()
-    problems: list[Problem | str] = list(arguments.problems)
-    for file in arguments.files:
-        problems.extend(_add_file(merged, file))
-    _add_overrides(merged, arguments)
-    refuse(problems)
+    merged = _merge(words)
     unread = list(merged.problems)
     values = typed_values(merged.values, model, (), unread)
     config, invalid = _validate(model, values)
@@ -52,6 +46,23 @@ def load_config(
     if check is not None:
         refuse(_located(problem, merged) for problem in check(config))
     return config
+
+
+def top_level_keys(words: Sequence[str]) -> set[str]:
+    """The sections and keys at the top of what a command line describes, valid or not."""
+    return set(_merge(words).values)
+
+
+def _merge(words: Sequence[str]) -> MergedConfig:
+    """Files and overrides of a command line, merged; refuses files that cannot be read."""
+    arguments = parse_arguments(words)
+    merged = MergedConfig()
+    problems: list[Problem | str] = list(arguments.problems)
+    for file in arguments.files:
+        problems.extend(_add_file(merged, file))
+    _add_overrides(merged, arguments)
+    refuse(problems)
+    return merged
 
 
 def _validate(model: type[Config], values: Any) -> tuple[Config | None, list[Problem]]:

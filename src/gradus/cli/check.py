@@ -1,0 +1,40 @@
+"""`gradus check`: whether a config works on this machine, and what it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradus.cli.options import print_help, wants_help
+from gradus.config.load import load_config, top_level_keys
+from gradus.config.overview import describe_run, describe_sft
+from gradus.config.preflight import check_run, check_sft
+from gradus.config.run import RunConfig
+from gradus.config.sft import SftConfig
+
+KINDS = ("rl", "sft")
+SUMMARY = (
+    "Checks a config and prints the plan; starts and writes nothing. "
+    "'gradus check rl' or 'gradus check sft' if the config alone does not say which it is."
+)
+
+
+def run(words: Sequence[str]) -> int:
+    """Check the config and print what it would run."""
+    if wants_help(words):
+        print_help("check [rl|sft]", SUMMARY, RunConfig)
+        return 0
+    is_named = bool(words) and words[0] in KINDS
+    rest = words[1:] if is_named else words
+    kind = words[0] if is_named else _kind(rest)
+    if kind == "sft":
+        lines = describe_sft(load_config(SftConfig, rest, check=check_sft))
+    else:
+        lines = describe_run(load_config(RunConfig, rest, check=check_run))
+    print("\n".join(["this config works here", *lines]))
+    return 0
+
+
+def _kind(words: Sequence[str]) -> str:
+    """What a config is for, by the sections that it has."""
+    keys = top_level_keys(words)
+    return "sft" if "data" in keys and "orchestrator" not in keys else "rl"

@@ -1,0 +1,28 @@
+"""`gradus env-server`: serves one environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradus.cli.role import Role, run_role
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.config.resolve import environment_process
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the process that the config describes."""
+    return run_role(ROLE, words)
+
+
+def _start(config: EnvironmentProcessConfig) -> None:
+    from gradus.environments.process import serve
+
+    serve(config)
+
+
+ROLE = Role(
+    command="env-server",
+    model=EnvironmentProcessConfig,
+    process=lambda config: environment_process(config.name),
+    start=_start,
+)

@@ -1,0 +1,118 @@
+"""The command table: one word chooses what runs, and only that is imported."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import gradus
+from gradus.errors import ConfigError, ExitCode, GradusError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as every shell expects it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand."""
+
+    module: str
+    """Module whose `run(words)` does it and returns the exit code."""
+    summary: str
+    """One line for the list of commands."""
+
+
+COMMANDS = {
+    "rl": Command("gradus.cli.rl", "train a policy by reinforcement learning"),
+    "sft": Command("gradus.cli.sft", "train a model on conversations"),
+    "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
+}
+"""What a user types."""
+
+ROLES = {
+    "inference": Command("gradus.cli.inference", "serve the policy"),
+    "env-server": Command("gradus.cli.env_server", "serve one environment"),
+    "trainer": Command("gradus.cli.trainer", "train on the batches of a run"),
+    "sft-trainer": Command("gradus.cli.sft_trainer", "train on the conversations of a run"),
+    "orchestrator": Command("gradus.cli.orchestrator", "play episodes and make batches"),
+}
+"""What the launcher starts, with a config that it wrote."""
+
+LATER = ("eval", "view", "doctor", "export")
+"""Known names of commands that do not exist yet."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code of the process."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words[0] if words else "--help"
+    if name in ("--help", "-h", "help"):
+        print(overview())
+        return ExitCode.DONE
+    if name == "--version":
+        print(f"gradus {gradus.__version__}")
+        return ExitCode.DONE
+    return run_command(name, words[1:])
+
+
+def run_command(name: str, words: Sequence[str]) -> int:
+    """Run one command and turn every error into lines on stderr and an exit code."""
+    try:
+        module = importlib.import_module(_find(name).module)
+        return int(module.run(words))
+    except GradusError as error:
+        _complain(name, str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain(name, "interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`gradus rl --help | head`); Python would complain
+        # again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    except Exception as error:
+        traceback.print_exc()
+        _complain(name, f"internal error: {type(error).__name__}: {error}. Please report it")
+        return ExitCode.INTERNAL
+
+
+def overview() -> str:
+    """The list of commands."""
+    lines = [
+        f"gradus {gradus.__version__}: reinforcement learning for language-model agents",
+        "",
+        "usage: gradus COMMAND [@ file.toml ...] [--some.key value ...]",
+    ]
+    for title, commands in (("commands:", COMMANDS), ("processes of a run:", ROLES)):
+        lines += ["", title, *(f"  {name:<14}{it.summary}" for name, it in commands.items())]
+    lines += ["", "'gradus COMMAND --help' lists every key with its default and its unit."]
+    return "\n".join(lines)
+
+
+def _find(name: str) -> Command:
+    """The command of that name, or an error that names those that exist."""
+    known = {**COMMANDS, **ROLES}
+    if name in known:
+        return known[name]
+    if name in LATER:
+        raise ConfigError(f"'{name}' is not available yet. There are: {', '.join(known)}")
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise ConfigError(f"no command '{name}'; {hint}There are: {', '.join(known)}")
+
+
+def _complain(name: str, message: str) -> None:
+    """One line on stderr for each line of the message, without control characters."""
+    for line in message.splitlines() or [""]:
+        safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        print(f"gradus {name}: {safe}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""`gradus rl`: one reinforcement-learning run, from config to a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradus.cli.options import print_help, take_options, wants_help
+from gradus.config.load import load_config
+from gradus.config.preflight import check_run
+from gradus.config.run import RunConfig
+from gradus.errors import ConfigError
+
+OPTIONS = {
+    "--dry-run": "write the config of each process, print the plan, start nothing",
+    "--clean": "delete the run of the same name first",
+    "--resume": "go on with the run of the same name",
+}
+SUMMARY = "Starts every process of a reinforcement-learning run, shows progress, stops all of them."
+
+
+def run(words: Sequence[str]) -> int:
+    """Load the config, check it on this machine, and run it."""
+    if wants_help(words):
+        print_help("rl", SUMMARY, RunConfig, OPTIONS)
+        return 0
+    options, rest = take_options(words, OPTIONS)
+    if {"--clean", "--resume"} <= options:
+        raise ConfigError("--clean deletes what --resume needs; use one of them")
+    config = load_config(RunConfig, rest, check=check_run)
+
+    from gradus.launch.local import run_rl
+
+    return run_rl(
+        config,
+        resume="--resume" in options,
+        clean="--clean" in options,
+        dry_run="--dry-run" in options,
+    )

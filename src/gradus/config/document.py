@@ -1,0 +1,221 @@
+"""The config schema as text: the help of each command, and the reference in `docs/`."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from gradus.config.renames import RENAMES
+from gradus.config.run import RunConfig
+from gradus.config.schema import item_annotation, members, models, type_text
+from gradus.config.sft import SftConfig
+
+REQUIRED = "required"
+_ENTRY_OF_LIST = "N"
+_ENTRY_OF_TABLE = "<name>"
+_OR_NONE = " or None"
+_BOUND_WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a section."""
+
+    name: str
+    """Its name in a file."""
+    type: str
+    """What it takes, in words."""
+    default: str
+    """Its default as JSON, or "required"."""
+    text: str
+    """Its meaning, from the docstring under the field."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of the config."""
+
+    path: str
+    """Dotted path; empty for the root. `N` is a place in a list, `<name>` a free name."""
+    text: str
+    """Its meaning."""
+    keys: tuple[Key, ...]
+    """Its keys, without the tables below it."""
+
+
+def sections(model: type[BaseModel], defaults: BaseModel | None = None) -> list[Section]:
+    """Every table of a config model in the order of its fields, the root first.
+
+    Defaults are those that hold in place: where a section changes the default of a model that it
+    holds, the changed one is listed.
+    """
+    return list(_walk(model, defaults, path="", text=_first_line(model)))
+
+
+def _walk(
+    model: type[BaseModel], defaults: BaseModel | None, *, path: str, text: str
+) -> Iterator[Section]:
+    """The section of one model, then those below it."""
+    fields = model.model_fields
+    plain = {name: field for name, field in fields.items() if not models(field.annotation)}
+    keys = tuple(_key(name, field, defaults) for name, field in plain.items())
+    yield Section(path=path, text=text, keys=keys)
+    for name, field in fields.items():
+        below = f"{path}.{name}" if path else name
+        yield from _below(field, _default(name, field, defaults), path=below)
+
+
+def _below(field: FieldInfo, default: Any, *, path: str) -> Iterator[Section]:
+    """The sections that one field holds: a table, variants of a table, or entries of a list."""
+    text = _one_line(field.description or "")
+    variants = models(field.annotation)
+    if len(variants) == 1 and default is None:
+        text = f"{text} Off unless given."
+    for variant in variants:
+        held = default if isinstance(default, variant) else None
+        words = text if len(variants) == 1 else f"{text} {_variant_text(variant, held)}"
+        yield from _walk(variant, held, path=path, text=words)
+    for entry in models(item_annotation(field.annotation)):
+        is_list = any(get_origin(member) is list for member in members(field.annotation))
+        below = f"{path}.{_ENTRY_OF_LIST if is_list else _ENTRY_OF_TABLE}"
+        yield from _walk(entry, None, path=below, text=text)
+
+
+def _variant_text(variant: type[BaseModel], held: BaseModel | None) -> str:
+    """Which `type` selects a variant, and what it is."""
+    tag = variant.model_fields["type"].default
+    default = "" if held is None else ", the default"
+    return f'With `type = "{tag}"`{default}: {_first_line(variant)}'
+
+
+def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> Any:
+    """The default that holds in place, or REQUIRED."""
+    if defaults is not None:
+        return getattr(defaults, name)
+    return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _key(name: str, field: FieldInfo, defaults: BaseModel | None) -> Key:
+    """One plain key with its type, default and meaning."""
+    default = _default(name, field, defaults)
+    return Key(
+        name=name,
+        type=_type(field),
+        default=REQUIRED if default is REQUIRED else _shown(default),
+        text=_one_line(field.description or ""),
+    )
+
+
+def _type(field: FieldInfo) -> str:
+    """What a key takes, with the range of a number before the `or None`."""
+    text = type_text(field.annotation)
+    plain = text.removesuffix(_OR_NONE)
+    return plain + _bounds(field) + text[len(plain) :]
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The range of a number, in words."""
+    found = [
+        f" {words} {getattr(constraint, name)}"
+        for constraint in field.metadata
+        for name, words in _BOUND_WORDS.items()
+        if getattr(constraint, name, None) is not None
+    ]
+    return " and".join(found)
+
+
+def _shown(default: Any) -> str:
+    """A default as one would write it."""
+    return "None" if default is None else json.dumps(default)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    """The first sentence of a model's docstring."""
+    return _one_line((model.__doc__ or "").split("\n\n")[0])
+
+
+def help_text(model: type[BaseModel], *, width: int) -> str:
+    """The whole schema for a terminal, one block per section."""
+    blocks = []
+    for section in sections(model):
+        prefix = f"{section.path}." if section.path else ""
+        title = f"[{section.path}]" if section.path else "[top level]"
+        lines = textwrap.wrap(f"{title} {section.text}", width)
+        for key in section.keys:
+            flag = f"--{prefix}{key.name}".replace("_", "-")
+            default = REQUIRED if key.default == REQUIRED else f"default: {key.default}"
+            lines.append(f"  {flag}  {key.type}, {default}")
+            lines.extend(
+                textwrap.indent(line, " " * 6) for line in textwrap.wrap(key.text, width - 6)
+            )
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+_INTRODUCTION = """\
+# Configuration
+
+Generated by `scripts/docs` from the models in `src/gradus/config`; do not edit by hand.
+
+```
+gradus rl @ base.toml @ overlay.toml --trainer.optimizer.lr 1e-5 --max-steps 20
+```
+
+- Files are TOML or JSON and merge left to right, table by table; every other value replaces the
+  earlier one, and so does a table whose `type` differs. Flags apply after all files.
+- `--section @ file.toml` puts a file into a section.
+- Flags are key paths in kebab-case: `--trainer.optimizer.max-grad-norm 0.5`. One entry of a list is
+  reached by its place, counted from 0: `--orchestrator.train.env.0.group-size 4`.
+- `--trainer.deterministic` and `--no-trainer.deterministic` switch a boolean. `None` is the empty
+  value, in flags and in quotes in files. Lists and tables are JSON in flags:
+  `--trainer.optimizer.betas '[0.9, 0.99]'`.
+- A key that nothing reads is an error, and so is a value of another type. All errors are reported
+  at once, each with file and line, and nothing is started or created (exit code 64).
+- `gradus check @ run.toml` says whether a config works on this machine, and starts nothing.
+"""
+
+
+def reference() -> str:
+    """The whole of `docs/configuration.md`."""
+    parts = [
+        _INTRODUCTION,
+        *_chapter("gradus rl", RunConfig),
+        *_chapter("gradus sft", SftConfig),
+        "## Deprecated keys\n\nTranslated with one warning each; `*` is every entry of a list.\n",
+        _table(("key", "write"), [(f"`{rename.old}`", f"`{rename.new}`") for rename in RENAMES]),
+        '`num_workers = n` is `pool = {type = "static", num_workers = n}`, '
+        '`num_workers = "auto"` is `pool = {type = "elastic"}`; a `pool` that is given wins.\n',
+    ]
+    return "\n".join(parts)
+
+
+def _chapter(title: str, model: type[BaseModel]) -> Iterator[str]:
+    """All sections of one command."""
+    yield f"## `{title}`\n"
+    for section in sections(model):
+        yield f"### `[{section.path}]`\n" if section.path else "### Top level\n"
+        yield f"{section.text}\n"
+        if section.keys:
+            rows = [(f"`{k.name}`", k.type, _code(k.default), k.text) for k in section.keys]
+            yield _table(("key", "type", "default", "meaning"), rows)
+
+
+def _code(default: str) -> str:
+    return default if default == REQUIRED else f"`{default}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"

@@ -1,0 +1,76 @@
+"""A config in a few lines for a person: what will run, and which processes do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gradus.config.environment import PoolConfig, StaticPoolConfig
+from gradus.config.resolve import environment_process, resolve_run, run_name
+from gradus.config.run import RunConfig
+from gradus.config.sft import SftConfig
+
+_SUFFIX = "<8 hex>"
+
+
+def describe_run(config: RunConfig) -> list[str]:
+    """The plan of an RL run: its size, its folder, and its processes in starting order."""
+    name = run_name(config, _SUFFIX)
+    orchestrator = config.orchestrator
+    return [
+        f"run: {config.max_steps} steps of {orchestrator.groups_per_batch} groups, "
+        f"at most {orchestrator.max_lag} batches ahead",
+        f"model: {config.model.name}, {config.model.max_length_tokens} tokens",
+        f"folder: {Path(config.output_dir) / name}",
+        "processes, in starting order:",
+        *(f"  {process:<24} {what}" for process, what in _processes(config)),
+    ]
+
+
+def describe_sft(config: SftConfig) -> list[str]:
+    """The plan of a supervised run."""
+    return [
+        f"run: {config.max_steps} steps of {config.batch_conversations} conversations "
+        f"from {config.data.path}",
+        f"model: {config.model.name}, {config.model.max_length_tokens} tokens",
+        f"folder: {Path(config.output_dir) / run_name(config, _SUFFIX)}",
+        "processes, in starting order:",
+        f"  {'trainer':<24} {_ranks(config.num_processes)}, {config.compute_dtype}, "
+        f"{config.optimizer.type} lr {config.optimizer.lr:g}",
+    ]
+
+
+def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Each process and what it does."""
+    configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
+    trainer, inference = config.trainer, config.inference
+    by_name = {source.unique_name: source for source in config.orchestrator.train.env}
+    port = inference.port or "a port that the system chooses"
+    words = {
+        "inference": f"vLLM, {inference.dtype}, {inference.host}, {port}",
+        "trainer": f"{_ranks(trainer.num_processes)}, {trainer.compute_dtype}, "
+        f"{trainer.loss.type}, {trainer.optimizer.type} lr {trainer.optimizer.lr:g}",
+        "orchestrator": ", ".join(
+            f"{source.name} x {source.group_size} ({source.algo.type})"
+            for source in configs.orchestrator.sources
+        ),
+    }
+    for environment in configs.environments:
+        source = by_name[environment.name]
+        words[environment_process(environment.name)] = (
+            f"{source.id}, harness {source.harness.id}, {_pool(source.pool)}"
+        )
+    for process in configs.by_process():
+        yield process, words[process]
+
+
+def _ranks(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes under torchrun"
+
+
+def _pool(pool: PoolConfig) -> str:
+    """The size of an environment's pool in words."""
+    if isinstance(pool, StaticPoolConfig):
+        return f"{pool.num_workers} workers"
+    most = "any number of" if pool.max_workers is None else f"at most {pool.max_workers}"
+    return f"{most} workers, {pool.multiplex} episodes each"
