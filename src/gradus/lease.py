@@ -20,6 +20,7 @@ from typing import Any
 from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirectoryError
 from gradus.process_table import is_alive, read_process
 from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.supervise import end_leftovers
 
 MARKER_NAME = ".gradus-run"
 """File that makes a folder ours; nothing without it is ever deleted."""
@@ -181,7 +182,8 @@ def _create(root: Path) -> None:
 def _make_empty(run_dir: RunDirectory, *, clean: bool) -> None:
     """Delete the finished or dead run inside when `clean` allows it, else refuse."""
     content = sorted(p for p in run_dir.root.iterdir() if p.name not in _KEPT_BY_CLEAN)
-    has_run = bool(content)
+    # A dry run leaves only `config`, which the real run replaces.
+    has_run = any(path.name != "config" for path in content)
     if not has_run:
         return
     if not clean:
@@ -194,6 +196,7 @@ def _make_empty(run_dir: RunDirectory, *, clean: bool) -> None:
             f"{run_dir.root} does not carry the marker of this run; "
             "gradus deletes only its own runs"
         )
+    end_leftovers(run_dir.processes)
     for path in content:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

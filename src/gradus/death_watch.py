@@ -1,0 +1,133 @@
+"""The child side of supervision: a process ends when the one that started it is gone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import stat
+import threading
+import time
+
+from gradus.errors import ExitCode
+from gradus.log import get_logger
+from gradus.process_table import ProcessEntry, descendants, living_processes, read_process
+
+DEATH_PIPE_VARIABLE = "GRADUS_DEATH_PIPE"
+"""`<fd>` or `<fd>:<inode>` of a pipe that is at its end when the launcher is gone."""
+
+LAUNCH_VARIABLE = "GRADUS_LAUNCH"
+"""`<pid>.<start time>` of the launcher; every descendant inherits it."""
+
+GRACE_SECONDS = 5.0
+"""Time to end after the launcher's death before everything below this process is killed."""
+
+_POLL_SECONDS = 0.05
+_KILL_SECONDS = 2.0
+_LOG = get_logger(__name__)
+
+
+def watch_death_pipe() -> None:
+    """End this process, and all below it, once its launcher or its parent is gone.
+
+    Call it first in every role. A daemon thread waits for the end of the launcher's pipe, and for
+    the end of the launcher and of the parent themselves: ranks under torchrun do not inherit the
+    pipe. Then this process gets SIGTERM, and after GRACE_SECONDS ends with exit code 75. Without
+    a launcher (started by hand) nothing is watched.
+    """
+    if DEATH_PIPE_VARIABLE not in os.environ:
+        return
+    watched = _open_watched()
+    thread = threading.Thread(
+        target=_wait_and_end, args=(watched,), name="death-watch", daemon=True
+    )
+    thread.start()
+
+
+def _open_watched() -> list[int]:
+    """Descriptors that become readable when whom we depend on is gone."""
+    found = [_inherited_pipe(), _launcher_descriptor(), _process_descriptor(os.getppid())]
+    return [descriptor for descriptor in found if descriptor is not None]
+
+
+def _inherited_pipe() -> int | None:
+    """The launcher's pipe; None when its number stands for something else in this process."""
+    number, _, inode = os.environ[DEATH_PIPE_VARIABLE].partition(":")
+    try:
+        status = os.fstat(int(number))
+    except (ValueError, OSError):
+        return None
+    if not stat.S_ISFIFO(status.st_mode) or (inode and inode != str(status.st_ino)):
+        return None
+    os.set_inheritable(int(number), False)
+    return int(number)
+
+
+def _launcher_descriptor() -> int | None:
+    pid, _, start_time = os.environ.get(LAUNCH_VARIABLE, "").partition(".")
+    if not pid.isdigit():
+        return None
+    descriptor = _process_descriptor(int(pid))
+    entry = read_process(int(pid))
+    if entry is None or str(entry.start_time) != start_time:
+        return _ended_descriptor()
+    return descriptor
+
+
+def _process_descriptor(pid: int) -> int | None:
+    """Readable once process `pid` is dead; None where the system cannot tell."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return _ended_descriptor()
+    except OSError:
+        return None
+
+
+def _ended_descriptor() -> int:
+    """A pipe that is at its end already."""
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    return read_end
+
+
+def _wait_and_end(watched: list[int]) -> None:
+    poll = select.poll()
+    for descriptor in watched:
+        poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    poll.poll()
+    _LOG.warning("the process that started this one is gone; ending")
+    deadline = time.monotonic() + GRACE_SECONDS
+    # A main thread that ends by itself must not leave the processes below it to nobody.
+    atexit.register(_end_below, deadline)
+    for entry in _below():
+        _signal_process(entry.pid, signal.SIGTERM)
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(max(0.0, deadline - time.monotonic()))
+    _end_below(deadline)
+    os._exit(ExitCode.TRY_AGAIN)
+
+
+def _end_below(deadline: float) -> None:
+    """Wait for the processes below this one, and kill those that are left at the deadline."""
+    while (left := _below()) and time.monotonic() < deadline + _KILL_SECONDS:
+        if time.monotonic() >= deadline:
+            for entry in left:
+                _signal_process(entry.pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def _below() -> list[ProcessEntry]:
+    """Living descendants, and the rest of the session when it is ours."""
+    own = os.getpid()
+    processes = living_processes()
+    below = {entry.pid for entry in descendants(own, processes)}
+    return [e for e in processes if e.pid != own and (e.pid in below or e.session == own)]
+
+
+def _signal_process(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

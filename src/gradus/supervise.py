@@ -1,0 +1,374 @@
+"""Child processes that start, become ready, and end together, whoever is killed first.
+
+Parent side: `Supervisor` starts each child in a session of its own, keeps pid and start time in a
+registry, and ends every process that descends from its children. Child side: `watch_death_pipe`
+(of `death_watch.py`) ends a child whose parent is gone, also after kill -9 of the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.death_watch import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, watch_death_pipe
+from gradus.errors import DeadlineError, ExitCode, ProcessError
+from gradus.log_tail import last_cause, last_lines
+from gradus.process_table import (
+    ProcessEntry,
+    carries_mark,
+    descendants,
+    is_alive,
+    living_processes,
+    read_process,
+    zombie_children,
+)
+from gradus.run_dir import read_json, write_json
+
+__all__ = [
+    "Child",
+    "ChildFailed",
+    "ChildNotReady",
+    "ProcessSpec",
+    "Supervisor",
+    "become_subreaper",
+    "end_leftovers",
+    "watch_death_pipe",
+]
+
+_POLL_SECONDS = 0.05
+_KILL_SECONDS = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What to start: everything about a child that is known before it runs."""
+
+    name: str
+    """Name in the registry, in messages and of the ready file."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """The whole environment; nothing is inherited."""
+    log: Path
+    """Gets stdout and stderr."""
+    ready_file: Path | None = None
+    """JSON that the child writes when it can serve. None means ready at once."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A started child, alive or dead."""
+
+    spec: ProcessSpec
+    process: subprocess.Popen[bytes]
+    start_time: int
+    started_at: float
+    """Monotonic seconds."""
+    death_pipe: int
+    """Our end of the child's death pipe."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it.
+
+        The dead child is not reaped here: its pid stays reserved, so its process group can be
+        signalled safely until `Supervisor.stop` is done.
+        """
+        if self.process.returncode is not None:
+            return self.process.returncode
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        found = os.waitid(os.P_PID, self.pid, flags)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started_at
+
+
+class ChildFailed(ProcessError):
+    """A child ended although it should run; carries its exit code and the end of its log."""
+
+    def __init__(self, child: Child, exit_code: int) -> None:
+        spec = child.spec
+        how = f"ended with exit code {exit_code}" if exit_code >= 0 else _killed_by(-exit_code)
+        cause = last_cause(spec.log)
+        super().__init__(
+            f"{spec.name} {how} after {child.seconds():.1f} s"
+            f"{f': {cause}' if cause else ''} (log: {spec.log})"
+        )
+        self.log_tail = last_lines(spec.log)
+        known = {int(code) for code in ExitCode} - {0}
+        self.exit_code = ExitCode(exit_code) if exit_code in known else ExitCode.INTERNAL
+
+
+class ChildNotReady(DeadlineError):
+    """A child runs but did not become ready in time; carries the end of its log."""
+
+    def __init__(self, child: Child, timeout_seconds: float) -> None:
+        spec = child.spec
+        super().__init__(
+            f"{spec.name} is not ready after {timeout_seconds:g} s; "
+            f"see {spec.log} or raise launch.ready_timeout_seconds"
+        )
+        self.log_tail = last_lines(spec.log)
+
+
+class Supervisor:
+    """Owns the children of one launch, and all processes below them.
+
+    >>> with Supervisor(registry, stop_timeout_seconds=8) as supervisor:  # doctest: +SKIP
+    ...     child = supervisor.start(spec)
+    ...     supervisor.wait_ready([child], timeout_seconds=60)
+    """
+
+    def __init__(self, registry: Path, *, stop_timeout_seconds: float) -> None:
+        self._registry = registry
+        self._stop_timeout_seconds = stop_timeout_seconds
+        self._mark = _own_mark()
+        self.children: list[Child] = []
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, spec: ProcessSpec) -> Child:
+        """Start one child; it is in the registry when this returns."""
+        read_end, write_end = os.pipe()
+        inode = os.fstat(read_end).st_ino
+        env = {
+            **spec.env,
+            DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
+            LAUNCH_VARIABLE: self._mark,
+        }
+        try:
+            process = _spawn(spec, env, read_end)
+        except BaseException:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        entry = read_process(process.pid)
+        start_time = entry.start_time if entry else 0
+        child = Child(spec, process, start_time, time.monotonic(), write_end)
+        self.children.append(child)
+        self._write_registry(self.children)
+        return child
+
+    def wait_ready(
+        self,
+        children: Iterable[Child],
+        *,
+        timeout_seconds: float,
+        on_ready: Callable[[Child, Mapping[str, Any]], None] = lambda *_: None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Return when each of `children` has written its ready file.
+
+        `on_ready` gets each child with the content of its file; `on_wait` is called often and may
+        raise. Raises ChildFailed when any child of this supervisor ends meanwhile, and
+        ChildNotReady after `timeout_seconds` since the child's start.
+        """
+        waiting = list(children)
+        while waiting:
+            for child in list(waiting):
+                content = _ready_content(child.spec)
+                if content is not None:
+                    waiting.remove(child)
+                    on_ready(child, content)
+            self.check()
+            for child in waiting:
+                if child.seconds() > timeout_seconds:
+                    raise ChildNotReady(child, timeout_seconds)
+            on_wait()
+            if waiting:
+                self.pause()
+
+    def check(self, *, may_finish: Sequence[Child] = ()) -> None:
+        """Raise ChildFailed for a child that ended; `may_finish` may end with exit code 0.
+
+        When several ended at once, the one started first is the cause: later ones depend on it.
+        """
+        failed = self._failed(may_finish)
+        if failed is None:
+            return
+        # The death of one often ends others within milliseconds; look again for an earlier one.
+        self.pause()
+        child, code = self._failed(may_finish) or failed
+        raise ChildFailed(child, code)
+
+    def pause(self) -> None:
+        """Let a moment pass between two looks."""
+        time.sleep(_POLL_SECONDS)
+
+    def stop(self, *, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """End every child and everything below it: TERM to all, then KILL to what is left.
+
+        Returns when no descendant is alive; raises ProcessError when one cannot be killed.
+        `is_urgent` is asked often; once true, the time to end by themselves is over.
+        """
+        if not self.children:
+            return
+        for entry in self._to_terminate():
+            _signal_process(entry.pid, signal.SIGTERM)
+        deadline = time.monotonic() + self._stop_timeout_seconds
+        while self.owned() and time.monotonic() < deadline and not is_urgent():
+            self.pause()
+        self._kill_all()
+        for child in self.children:
+            child.process.wait()
+            os.close(child.death_pipe)
+        self.children.clear()
+        self._write_registry([])
+
+    def owned(self) -> list[ProcessEntry]:
+        """Every living process that descends from a child, also when it was orphaned."""
+        roots = {child.pid for child in self.children}
+        return _belonging_to(roots, self._mark)
+
+    def reap_orphans(self) -> None:
+        """Wait for dead processes that were orphaned and given to us, see `become_subreaper`."""
+        own = {child.pid for child in self.children}
+        for entry in zombie_children(os.getpid()):
+            if entry.pid not in own:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(entry.pid, os.WNOHANG)
+
+    def _failed(self, may_finish: Sequence[Child]) -> tuple[Child, int] | None:
+        for child in self.children:
+            code = child.exit_code()
+            if code is not None and not (code == 0 and child in may_finish):
+                return child, code
+        return None
+
+    def _to_terminate(self) -> list[ProcessEntry]:
+        """The groups of the children, and orphans; others get the signal from their parent."""
+        sessions = {child.pid for child in self.children}
+        owned = self.owned()
+        parents = {entry.pid for entry in owned}
+        return [e for e in owned if e.session in sessions or e.parent not in parents]
+
+    def _kill_all(self) -> None:
+        deadline = time.monotonic() + _KILL_SECONDS
+        while owned := self.owned():
+            if time.monotonic() >= deadline:
+                pids = ", ".join(str(entry.pid) for entry in owned)
+                raise ProcessError(f"processes {pids} of this run do not end even when killed")
+            for entry in owned:
+                _signal_process(entry.pid, signal.SIGKILL)
+            self.pause()
+
+    def _write_registry(self, children: Sequence[Child]) -> None:
+        processes = [
+            {"name": child.spec.name, "pid": child.pid, "start_time": child.start_time}
+            for child in children
+        ]
+        write_json(self._registry, {"launch": self._mark, "processes": processes})
+
+
+def end_leftovers(registry: Path, *, timeout_seconds: float = 7.0) -> None:
+    """End what a killed launcher left running: wait for it to end by itself, then KILL.
+
+    Hits only processes that the registry names by pid and start time, and what carries its mark.
+    """
+    try:
+        content = read_json(registry)
+    except FileNotFoundError:
+        return
+    mark = str(content["launch"])
+    known = [(int(p["pid"]), int(p["start_time"])) for p in content["processes"]]
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        roots = {pid for pid, start_time in known if is_alive(pid, start_time)}
+        left = _belonging_to(roots, mark)
+        if not left:
+            return
+        if time.monotonic() >= deadline + _KILL_SECONDS:
+            pids = ", ".join(str(entry.pid) for entry in left)
+            raise ProcessError(f"processes {pids} of an earlier run do not end even when killed")
+        if time.monotonic() >= deadline:
+            for entry in left:
+                _signal_process(entry.pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants our children, so that we see and reap them (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _own_mark() -> str:
+    entry = read_process(os.getpid())
+    return f"{os.getpid()}.{entry.start_time if entry else 0}"
+
+
+def _belonging_to(roots: set[int], mark: str) -> list[ProcessEntry]:
+    """Living processes below `roots`, in their sessions, or with the mark; never ourselves."""
+    processes = living_processes()
+    below = {entry.pid for root in roots for entry in descendants(root, processes)}
+    return [
+        entry
+        for entry in processes
+        if entry.pid != os.getpid()
+        and (
+            entry.pid in roots
+            or entry.pid in below
+            or entry.session in roots
+            or carries_mark(entry.pid, LAUNCH_VARIABLE, mark)
+        )
+    ]
+
+
+def _spawn(spec: ProcessSpec, env: Mapping[str, str], pipe: int) -> subprocess.Popen[bytes]:
+    try:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
+            return subprocess.Popen(
+                spec.argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(pipe,),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ProcessError(
+            f"{spec.name} cannot be started: {error.strerror}: {error.filename} (log: {spec.log})"
+        ) from error
+
+
+def _ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:
+    if spec.ready_file is None:
+        return {}
+    try:
+        content = read_json(spec.ready_file)
+    except FileNotFoundError:
+        return None
+    return content if isinstance(content, dict) else {}
+
+
+def _killed_by(number: int) -> str:
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"was killed by signal {number}"
+
+
+def _signal_process(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

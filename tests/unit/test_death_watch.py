@@ -1,0 +1,186 @@
+"""kill -9 of whoever started a process leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from gradus.process_table import read_process
+from gradus.run_dir import read_json
+from gradus.testing.waiting import wait_until
+
+WRITE_PIDS = """
+import json, os, pathlib, sys
+def write_pids(path, *pids):
+    temporary = pathlib.Path(path + ".tmp")
+    temporary.write_text(json.dumps([os.getpid(), *pids]))
+    temporary.rename(path)
+"""
+
+# Starts the program in argv[2] under a supervisor and waits to be killed.
+LAUNCHER = """
+import pathlib, signal, sys
+from gradus.supervise import ProcessSpec, Supervisor
+folder = pathlib.Path(sys.argv[1])
+supervisor = Supervisor(folder / "pids.json", stop_timeout_seconds=5)
+argv = (sys.executable, "-c", sys.argv[2], str(folder / "role.json"))
+supervisor.start(ProcessSpec("role", argv, {}, folder / "role.log"))
+signal.pause()
+"""
+
+ROLE = (
+    WRITE_PIDS
+    + """
+import signal
+from gradus.supervise import watch_death_pipe
+watch_death_pipe()
+write_pids(sys.argv[1])
+signal.pause()
+"""
+)
+
+# Has a child in its group and one in a session of its own; both ignore TERM.
+ROLE_WITH_STUBBORN_CHILDREN = (
+    WRITE_PIDS
+    + """
+import signal, subprocess
+from gradus import death_watch
+death_watch.GRACE_SECONDS = 0.3
+death_watch.watch_death_pipe()
+stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+def child(**options):
+    process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, **options)
+    process.stdout.readline()
+    return process.pid
+pids = [child(), child(start_new_session=True)]
+%s
+write_pids(sys.argv[1], *pids)
+while True:
+    signal.pause()
+"""
+)
+
+# Like torchrun: does not watch anything itself, starts ranks in sessions of their own.
+AGENT_WITH_RANKS = (
+    WRITE_PIDS
+    + """
+import subprocess
+rank = '''
+import signal
+from gradus.supervise import watch_death_pipe
+watch_death_pipe()
+print(1, flush=True)
+signal.pause()
+'''
+ranks = []
+for _ in range(2):
+    process = subprocess.Popen(
+        [sys.executable, "-c", rank], stdout=subprocess.PIPE, start_new_session=True
+    )
+    process.stdout.readline()
+    ranks.append(process)
+write_pids(sys.argv[1], *[process.pid for process in ranks])
+for process in ranks:
+    process.wait()
+"""
+)
+
+
+def launch(tmp_path: Path, role: str) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """The launcher and the pids of everything below it, all alive."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(tmp_path), role])
+    wait_until((tmp_path / "role.json").exists, what="the role's start")
+    pids = read_json(tmp_path / "role.json")
+    assert all(read_process(pid) for pid in pids)
+    return launcher, pids
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def wait_for_the_end_of(pids: list[int]) -> None:
+    wait_until(lambda: not any(read_process(pid) for pid in pids), what=f"the end of {pids}")
+
+
+def test_a_role_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
+    launcher, pids = launch(tmp_path, ROLE)
+    kill(launcher)
+    wait_for_the_end_of(pids)
+
+
+def test_stubborn_children_of_a_role_end_with_the_launcher(tmp_path: Path) -> None:
+    launcher, pids = launch(tmp_path, ROLE_WITH_STUBBORN_CHILDREN % "")
+    assert len(pids) == 3
+    kill(launcher)
+    wait_for_the_end_of(pids)
+
+
+def test_a_role_that_handles_term_still_leaves_nobody_behind(tmp_path: Path) -> None:
+    handler = "signal.signal(15, lambda *_: sys.exit(0))"
+    launcher, pids = launch(tmp_path, ROLE_WITH_STUBBORN_CHILDREN % handler)
+    kill(launcher)
+    wait_for_the_end_of(pids)
+
+
+def test_a_role_that_ignores_term_ends_after_the_grace(tmp_path: Path) -> None:
+    launcher, pids = launch(
+        tmp_path, ROLE_WITH_STUBBORN_CHILDREN % "signal.signal(15, signal.SIG_IGN)"
+    )
+    kill(launcher)
+    wait_for_the_end_of(pids)
+
+
+def test_ranks_below_an_agent_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    launcher, pids = launch(tmp_path, AGENT_WITH_RANKS)
+    assert len(pids) == 3
+    kill(launcher)
+    wait_for_the_end_of(pids)
+
+
+def test_ranks_end_when_their_agent_is_killed(tmp_path: Path) -> None:
+    launcher, (agent, *ranks) = launch(tmp_path, AGENT_WITH_RANKS)
+    os.kill(agent, signal.SIGKILL)
+    wait_for_the_end_of(ranks)
+    kill(launcher)
+
+
+def test_a_role_whose_launcher_is_gone_before_it_watches_ends(tmp_path: Path) -> None:
+    env = {**os.environ, "GRADUS_DEATH_PIPE": "not-a-number", "GRADUS_LAUNCH": "999999.1"}
+    role = subprocess.run(
+        [sys.executable, "-c", ROLE, str(tmp_path / "role.json")], env=env, timeout=20, check=False
+    )
+    assert role.returncode == 75
+
+
+def test_a_number_that_is_another_file_now_is_not_taken_for_the_pipe(tmp_path: Path) -> None:
+    program = (
+        "import os; r, w = os.pipe(); os.environ['GRADUS_DEATH_PIPE'] = f'{r}:1'; os.close(w); "
+        "from gradus.supervise import watch_death_pipe; watch_death_pipe(); "
+        "import sys; sys.stdin.read(); print('alive')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert result.stdout == "alive\n"
+
+
+def test_a_process_started_by_hand_watches_nothing() -> None:
+    program = (
+        "import threading; from gradus.supervise import watch_death_pipe; watch_death_pipe(); "
+        "print(threading.active_count())"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "GRADUS_DEATH_PIPE"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+    assert result.stdout == "1\n"

@@ -1,0 +1,266 @@
+"""Children start, become ready, fail with a cause, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradus.errors import CorruptStateError, ExitCode, ProcessError
+from gradus.process_table import is_alive, read_process
+from gradus.run_dir import read_json, write_json
+from gradus.supervise import (
+    ChildFailed,
+    ChildNotReady,
+    ProcessSpec,
+    Supervisor,
+    end_leftovers,
+)
+from gradus.testing.waiting import wait_until
+
+READY = """
+import json, os, pathlib, sys
+def say(**content):
+    path = pathlib.Path(sys.argv[1])
+    path.with_suffix(".tmp").write_text(json.dumps({"pid": os.getpid(), **content}))
+    path.with_suffix(".tmp").rename(path)
+"""
+SERVE = READY + "say(base_url='http://127.0.0.1:1'); import signal; signal.pause()"
+STUBBORN = (
+    READY + "import signal; signal.signal(15, signal.SIG_IGN); say(); "
+    "import threading; threading.Event().wait()"
+)
+FAMILY = (
+    READY
+    + """
+import signal, subprocess
+stubborn = "import signal; signal.signal(15, 1); print(1, flush=True); signal.pause()"
+def child(**options):
+    process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, **options)
+    process.stdout.readline()
+    return process.pid
+say(pids=[child(), child(start_new_session=True)])
+signal.pause()
+"""
+)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=5) as supervisor:
+        yield supervisor
+
+
+def spec(tmp_path: Path, program: str, name: str = "server", **env: str) -> ProcessSpec:
+    ready = tmp_path / f"{name}.ready"
+    argv = (sys.executable, "-c", program, str(ready))
+    return ProcessSpec(name, argv, env, tmp_path / "logs" / f"{name}.log", ready)
+
+
+def family_pids(tmp_path: Path) -> list[int]:
+    content = read_json(tmp_path / "server.ready")
+    return [content["pid"], *content["pids"]]
+
+
+def test_a_child_is_ready_when_its_file_says_so(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = supervisor.start(spec(tmp_path, SERVE))
+    ready: dict[str, str] = {}
+    supervisor.wait_ready(
+        [child], timeout_seconds=10, on_ready=lambda c, content: ready.update(content)
+    )
+    assert ready["base_url"] == "http://127.0.0.1:1"
+    assert child.exit_code() is None
+
+
+def test_a_child_without_a_ready_file_is_ready_at_once(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    argv = (sys.executable, "-c", SERVE, str(tmp_path / "unused"))
+    child = supervisor.start(ProcessSpec("plain", argv, {}, tmp_path / "plain.log"))
+    supervisor.wait_ready([child], timeout_seconds=1)
+
+
+def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; print('loading'); "
+        "sys.exit(print('gradus server: port 80 is in use', file=sys.stderr) or 64)"
+    )
+    child = supervisor.start(spec(tmp_path, program))
+    with pytest.raises(ChildFailed) as caught:
+        supervisor.wait_ready([child], timeout_seconds=10)
+    message = str(caught.value)
+    assert message.startswith("server ended with exit code 64 after")
+    assert "port 80 is in use" in message
+    assert str(tmp_path / "logs" / "server.log") in message
+    assert "\n" not in message
+    assert caught.value.exit_code is ExitCode.CONFIG
+    assert "loading" in caught.value.log_tail
+
+
+def test_a_child_that_is_never_ready_ends_with_the_deadline(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    program = "import signal; print('loading weights', flush=True); signal.pause()"
+    child = supervisor.start(spec(tmp_path, program))
+    wait_until(lambda: child.spec.log.read_text(), what="the child's first line")
+    with pytest.raises(ChildNotReady, match=r"server is not ready after 0\.1 s; see .*server\.log"):
+        supervisor.wait_ready([child], timeout_seconds=0.1)
+
+
+def test_the_last_log_lines_come_with_the_deadline(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = supervisor.start(
+        spec(tmp_path, "import signal; print('x', flush=True); signal.pause()")
+    )
+    wait_until(lambda: child.spec.log.read_text())
+    with pytest.raises(ChildNotReady) as caught:
+        supervisor.wait_ready([child], timeout_seconds=0.01)
+    assert caught.value.log_tail == ["x"]
+
+
+def test_another_child_that_dies_ends_the_wait(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start(spec(tmp_path, "import os; os.kill(os.getpid(), 9)", name="dying"))
+    waiting = supervisor.start(spec(tmp_path, "import signal; signal.pause()"))
+    with pytest.raises(ChildFailed, match="dying was killed by SIGKILL after"):
+        supervisor.wait_ready([waiting], timeout_seconds=10)
+
+
+def test_the_child_started_first_is_the_cause(supervisor: Supervisor, tmp_path: Path) -> None:
+    first = supervisor.start(spec(tmp_path, "import sys; sys.exit(70)", name="inference"))
+    second = supervisor.start(spec(tmp_path, "import sys; sys.exit(75)", name="orchestrator"))
+    wait_until(lambda: first.exit_code() is not None and second.exit_code() is not None)
+    with pytest.raises(ChildFailed, match="inference ended with exit code 70"):
+        supervisor.check()
+
+
+def test_only_children_that_may_finish_end_without_an_error(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = supervisor.start(spec(tmp_path, "pass"))
+    wait_until(lambda: child.exit_code() == 0)
+    supervisor.check(may_finish=[child])
+    with pytest.raises(ChildFailed, match="server ended with exit code 0"):
+        supervisor.check()
+
+
+def test_a_program_that_does_not_exist_is_named(supervisor: Supervisor, tmp_path: Path) -> None:
+    missing = ProcessSpec("server", (str(tmp_path / "no-such-program"),), {}, tmp_path / "x.log")
+    with pytest.raises(ProcessError, match=r"server cannot be started: No such file .*no-such"):
+        supervisor.start(missing)
+    assert supervisor.children == []
+
+
+def test_a_log_that_cannot_be_written_is_named(supervisor: Supervisor, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file, not a folder")
+    with pytest.raises(ProcessError, match="server cannot be started"):
+        supervisor.start(spec(tmp_path, SERVE))
+
+
+def test_the_registry_names_the_living_children(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = supervisor.start(spec(tmp_path, SERVE))
+    (entry,) = read_json(tmp_path / "pids.json")["processes"]
+    assert entry["name"] == "server"
+    assert is_alive(entry["pid"], entry["start_time"])
+    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.stop()
+    assert read_json(tmp_path / "pids.json")["processes"] == []
+    assert not is_alive(entry["pid"], entry["start_time"])
+
+
+def test_a_child_gets_only_the_environment_it_was_given(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CANARY_API_KEY", "secret")
+    program = READY + "say(env=dict(os.environ)); import signal; signal.pause()"
+    child = supervisor.start(spec(tmp_path, program, LANG="C.UTF-8"))
+    supervisor.wait_ready([child], timeout_seconds=10)
+    env = read_json(tmp_path / "server.ready")["env"]
+    assert set(env) - {"LC_CTYPE"} == {"LANG", "GRADUS_DEATH_PIPE", "GRADUS_LAUNCH"}
+
+
+def test_stop_ends_children_and_grandchildren_that_ignore_term(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=0.3)
+    child = supervisor.start(spec(tmp_path, FAMILY))
+    supervisor.wait_ready([child], timeout_seconds=10)
+    pids = family_pids(tmp_path)
+    assert {entry.pid for entry in supervisor.owned()} == set(pids)
+    supervisor.stop()
+    assert [pid for pid in pids if read_process(pid)] == []
+
+
+def test_stop_finds_orphans_of_a_child_that_was_killed(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=0.3)
+    child = supervisor.start(spec(tmp_path, FAMILY))
+    supervisor.wait_ready([child], timeout_seconds=10)
+    pids = family_pids(tmp_path)
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: child.exit_code() == -signal.SIGKILL)
+    supervisor.stop()
+    assert [pid for pid in pids if read_process(pid)] == []
+
+
+def test_stop_waits_no_longer_than_its_children_need(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=60)
+    children = [supervisor.start(spec(tmp_path, SERVE, name=f"server{n}")) for n in range(3)]
+    supervisor.wait_ready(children, timeout_seconds=10)
+    started = time.monotonic()
+    supervisor.stop()
+    supervisor.stop()
+    assert time.monotonic() - started < 10
+
+
+def test_an_urgent_stop_does_not_wait_for_a_stubborn_child(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=60)
+    child = supervisor.start(spec(tmp_path, STUBBORN))
+    supervisor.wait_ready([child], timeout_seconds=10)
+    started = time.monotonic()
+    supervisor.stop(is_urgent=lambda: True)
+    assert time.monotonic() - started < 10
+    assert read_process(child.pid) is None
+
+
+def test_leftovers_of_a_killed_launcher_are_ended(tmp_path: Path) -> None:
+    env = {**os.environ, "GRADUS_LAUNCH": "999999.1"}
+    argv = [sys.executable, "-c", FAMILY, str(tmp_path / "server.ready")]
+    with subprocess.Popen(argv, env=env, start_new_session=True) as family:
+        wait_until((tmp_path / "server.ready").exists)
+        entry = read_process(family.pid)
+        assert entry is not None
+        process = {"name": "server", "pid": family.pid, "start_time": entry.start_time}
+        write_json(tmp_path / "pids.json", {"launch": "999999.1", "processes": [process]})
+        end_leftovers(tmp_path / "pids.json", timeout_seconds=0.05)
+        assert [pid for pid in family_pids(tmp_path) if read_process(pid)] == []
+
+
+def test_a_process_with_a_recycled_pid_is_no_leftover(tmp_path: Path) -> None:
+    process = {"name": "server", "pid": os.getppid(), "start_time": 1}
+    write_json(tmp_path / "pids.json", {"launch": "999999.1", "processes": [process]})
+    end_leftovers(tmp_path / "pids.json", timeout_seconds=0)
+    assert read_process(os.getppid()) is not None
+
+
+def test_no_registry_means_no_leftovers(tmp_path: Path) -> None:
+    end_leftovers(tmp_path / "pids.json")
+
+
+def test_a_ready_file_that_does_not_parse_is_corrupt(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    (tmp_path / "server.ready").write_text("{")
+    child = supervisor.start(spec(tmp_path, "import signal; signal.pause()"))
+    with pytest.raises(CorruptStateError, match=r"server\.ready is not JSON"):
+        supervisor.wait_ready([child], timeout_seconds=5)
+
+
+def test_the_log_is_readable_only_by_its_owner(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = supervisor.start(spec(tmp_path, SERVE))
+    assert child.spec.log.stat().st_mode & 0o777 == 0o600
+    assert json.loads((tmp_path / "pids.json").read_text())["launch"].startswith(f"{os.getpid()}.")
