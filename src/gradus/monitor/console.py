@@ -1,0 +1,92 @@
+"""One line per step for a person: reward, mismatch KL, entropy, lengths, speed, staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of the line."""
+
+    label: str
+    keys: tuple[str, ...]
+    """The first key that is present is shown."""
+    format: str
+    suffix: str = ""
+
+
+RL_COLUMNS = (
+    Column("reward", ("episode/reward/mean",), "6.3f"),
+    Column("kl", ("loss/mismatch_kl/mean",), ".1e"),
+    Column("entropy", ("loss/entropy/mean",), "5.3f"),
+    Column("length", ("episode/length_tokens/mean",), "6.1f"),
+    Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s"),
+    Column("generated", ("throughput/generated_tokens_per_second",), "6,.0f", " tok/s"),
+    Column("stale", ("sample/staleness/max",), ".0f"),
+    Column("", ("time/step_seconds",), "6.2f", " s"),
+)
+"""The line of an RL step."""
+
+SFT_COLUMNS = (
+    Column("loss", ("loss/total/mean", "loss/ce/mean"), "7.4f"),
+    Column("lr", ("optimizer/lr",), ".1e"),
+    Column("grad norm", ("optimizer/grad_norm",), "7.3f"),
+    Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s"),
+    Column("", ("time/step_seconds",), "6.2f", " s"),
+)
+"""The line of a step of supervised fine-tuning."""
+
+
+def format_step(
+    metrics: Mapping[str, float],
+    *,
+    step: int,
+    max_steps: int | None = None,
+    columns: tuple[Column, ...] = RL_COLUMNS,
+) -> str:
+    """The line of one step; a number that is missing shows as "-".
+
+    >>> format_step({"loss/total/mean": 1.5}, step=0, max_steps=9, columns=SFT_COLUMNS[:1])
+    'step 1/9  loss  1.5000'
+    """
+    total = "" if max_steps is None else f"/{max_steps}"
+    width = len(str(max_steps or 0))
+    parts = [f"step {step + 1:>{width}}{total}"]
+    return "  ".join([*parts, *(_cell(column, metrics) for column in columns)])
+
+
+class ConsoleMonitor:
+    """Writes one line per record to a stream.
+
+    >>> ConsoleMonitor(sys.stderr).record({"episode/reward/mean": 0.5}, step=0)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        max_steps: int | None = None,
+        columns: tuple[Column, ...] = RL_COLUMNS,
+    ) -> None:
+        self._write: Callable[[str], object] = stream.write
+        self._flush = stream.flush
+        self._max_steps = max_steps
+        self._columns = columns
+
+    def record(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Write the line of one step."""
+        line = format_step(metrics, step=step, max_steps=self._max_steps, columns=self._columns)
+        self._write(line + "\n")
+        self._flush()
+
+    def close(self) -> None:
+        """The stream belongs to whoever passed it."""
+
+
+def _cell(column: Column, metrics: Mapping[str, float]) -> str:
+    value = next((metrics[key] for key in column.keys if metrics.get(key) is not None), None)
+    shown = "-" if value is None else f"{value:{column.format}}{column.suffix}"
+    return f"{column.label} {shown}" if column.label else shown

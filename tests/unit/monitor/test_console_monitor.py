@@ -1,0 +1,58 @@
+"""One line per step for a person."""
+
+from __future__ import annotations
+
+import io
+
+from gradus.monitor.console import SFT_COLUMNS, ConsoleMonitor, format_step
+
+RL_STEP = {
+    "episode/reward/mean": 0.5124,
+    "loss/mismatch_kl/mean": 0.00213,
+    "loss/entropy/mean": 1.2,
+    "episode/length_tokens/mean": 23.14,
+    "throughput/trained_tokens_per_second": 5210.4,
+    "throughput/generated_tokens_per_second": 812.0,
+    "sample/staleness/max": 1.0,
+    "time/step_seconds": 2.314,
+}
+
+
+def test_the_line_of_an_rl_step_shows_what_matters() -> None:
+    assert format_step(RL_STEP, step=11, max_steps=30) == (
+        "step 12/30  reward  0.512  kl 2.1e-03  entropy 1.200  length   23.1  "
+        "trained  5,210 tok/s  generated    812 tok/s  stale 1    2.31 s"
+    )
+
+
+def test_steps_are_counted_from_one_for_people() -> None:
+    assert format_step(RL_STEP, step=0, max_steps=5).startswith("step 1/5  ")
+    assert format_step(RL_STEP, step=0).startswith("step 1  ")
+
+
+def test_lines_of_one_run_are_aligned() -> None:
+    lines = [format_step(RL_STEP, step=step, max_steps=100) for step in (0, 9, 99)]
+    assert len({line.index("reward") for line in lines}) == 1
+
+
+def test_a_missing_number_is_a_dash() -> None:
+    line = format_step({"episode/reward/mean": 0.5}, step=0, max_steps=1)
+    assert line == (
+        "step 1/1  reward  0.500  kl -  entropy -  length -  trained -  generated -  stale -  -"
+    )
+
+
+def test_the_line_of_a_supervised_step_shows_its_own_columns() -> None:
+    metrics = {"loss/total/mean": 1.25, "optimizer/lr": 3e-3, "time/step_seconds": 0.3}
+    line = format_step(metrics, step=4, max_steps=400, columns=SFT_COLUMNS)
+    assert line.startswith("step   5/400  loss  1.2500  lr 3.0e-03  grad norm -")
+
+
+def test_the_monitor_writes_and_flushes_one_line_per_record() -> None:
+    stream = io.StringIO()
+    monitor = ConsoleMonitor(stream, max_steps=2)
+    monitor.record(RL_STEP, step=0)
+    monitor.record(RL_STEP, step=1)
+    monitor.close()
+    assert [line[:8] for line in stream.getvalue().splitlines()] == ["step 1/2", "step 2/2"]
+    assert not stream.closed
