@@ -1,1 +1,24 @@
 """Rewards become advantages and loss weights."""
+
+from __future__ import annotations
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms.base import Algorithm
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.plugins import find_plugin
+
+ALGORITHMS: dict[str, type] = {"grpo": GroupRelative}
+"""Registered names; anything else is "package.module:Class"."""
+
+
+def build_algorithm(config: AlgorithmConfig) -> Algorithm:
+    """The algorithm of one source; refuses unknown names and options."""
+    kind = find_plugin("algorithm", config.type, ALGORITHMS)
+    try:
+        algorithm: Algorithm = kind(**config.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"algorithm {config.type!r} does not accept options {config.options}: {error}"
+        ) from error
+    return algorithm

@@ -1,0 +1,153 @@
+"""Groups with samples queue here until a batch is full; the last check of staleness is here.
+
+The step of the next batch is known before it is full, so a sample's staleness is too: samples are
+checked when their group arrives, and those left over again after each batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.wire.policy import staleness
+from gradus.wire.sample import Sample
+
+ERROR_PREFIX = "error:"
+"""Reasons that begin so are errors of episodes, e.g. "error:ProviderError"."""
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """The samples of one group that passed every filter."""
+
+    id: str
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """What step `step` trains."""
+
+    step: int
+    groups: tuple[ReadyGroup, ...]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples, in the order of their groups."""
+        return [sample for group in self.groups for sample in group.samples]
+
+    @property
+    def group_ids(self) -> list[str]:
+        """The groups that supplied them."""
+        return [group.id for group in self.groups]
+
+
+@dataclass(frozen=True)
+class StaleDrop:
+    """What became too old while it waited."""
+
+    samples: list[Sample] = field(default_factory=list)
+    group_ids: list[str] = field(default_factory=list)
+    """Groups of which nothing is left."""
+
+
+class Batcher:
+    """Owns the queue of ready groups and the number of the next step.
+
+    >>> batcher = Batcher(groups_per_batch=1, max_staleness=8, max_empty_attempts=3)
+    >>> batcher.step
+    0
+    """
+
+    def __init__(
+        self, *, groups_per_batch: int, max_staleness: int, max_empty_attempts: int
+    ) -> None:
+        self.step = 0
+        """The step that the next batch trains."""
+        self._groups_per_batch = groups_per_batch
+        self._max_staleness = max_staleness
+        self._max_empty_groups = max_empty_attempts * groups_per_batch
+        self._ready: deque[ReadyGroup] = deque()
+        self._full = asyncio.Event()
+        self._empty_groups = 0
+        self._reasons: Counter[str] = Counter()
+
+    def add(self, group: ReadyGroup) -> StaleDrop:
+        """Queue a group; samples that are too old are left out and returned."""
+        kept, drop = self._split(group)
+        if kept is None:
+            self.reject(Counter({"stale": len(drop.samples)}))
+            return drop
+        self._empty_groups = 0
+        self._reasons.clear()
+        self._ready.append(kept)
+        self._announce()
+        return drop
+
+    def reject(self, reasons: Mapping[str, int]) -> None:
+        """Count a group that gave no sample, with the reasons of its episodes and samples.
+
+        After `max_empty_attempts` batches' worth of such groups in a row the run must end:
+        EnvironmentFailure when nothing but errors came, else EmptyBatchError; both with the counts.
+        """
+        self._empty_groups += 1
+        self._reasons.update(reasons)
+        if self._empty_groups >= self._max_empty_groups:
+            raise self._no_batch_error()
+
+    async def next_batch(self) -> SampleBatch:
+        """The batch of `step`, once it is full; then the next step begins to fill."""
+        await self._full.wait()
+        groups = tuple(self._ready.popleft() for _ in range(self._groups_per_batch))
+        batch = SampleBatch(self.step, groups)
+        self.step += 1
+        self._announce()
+        return batch
+
+    def drop_stale(self) -> StaleDrop:
+        """Take out what is too old for `step`; to be called after each batch."""
+        waiting, self._ready = self._ready, deque()
+        samples: list[Sample] = []
+        group_ids: list[str] = []
+        for group in waiting:
+            kept, drop = self._split(group)
+            samples += drop.samples
+            group_ids += drop.group_ids
+            if kept is not None:
+                self._ready.append(kept)
+        self._announce()
+        return StaleDrop(samples, group_ids)
+
+    def _split(self, group: ReadyGroup) -> tuple[ReadyGroup | None, StaleDrop]:
+        fresh = tuple(
+            s for s in group.samples if staleness(self.step, s.versions) <= self._max_staleness
+        )
+        if len(fresh) == len(group.samples):
+            return group, StaleDrop()
+        kept_ids = {sample.id for sample in fresh}
+        stale = [sample for sample in group.samples if sample.id not in kept_ids]
+        if not fresh:
+            return None, StaleDrop(stale, [group.id])
+        return replace(group, samples=fresh), StaleDrop(stale)
+
+    def _announce(self) -> None:
+        if len(self._ready) >= self._groups_per_batch:
+            self._full.set()
+        else:
+            self._full.clear()
+
+    def _no_batch_error(self) -> EnvironmentFailure | EmptyBatchError:
+        # Errors come before empties: an error explains why nothing else came.
+        errors = [r for r in self._reasons.most_common() if r[0].startswith(ERROR_PREFIX)]
+        others = [r for r in self._reasons.most_common() if not r[0].startswith(ERROR_PREFIX)]
+        counts = ", ".join(f"{count} x {reason}" for reason, count in errors + others)
+        text = f"no trainable sample in {self._empty_groups} groups in a row, by reason: {counts}"
+        if errors and not others:
+            return EnvironmentFailure(f"every episode failed; {text}. See episodes/ and logs/envs/")
+        return EmptyBatchError(
+            f"{text}. Equal rewards in every group give no gradient: use easier or harder tasks, "
+            "a larger group_size, or another reward"
+        )

@@ -1,0 +1,211 @@
+"""One environment process as the orchestrator sees it: its tasks, its episodes, its life."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+from renderers import RendererConfig
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.serve.client import EnvClient
+from verifiers.v1.types import SamplingConfig as WireSampling
+
+from gradus.config.model import ModelConfig
+from gradus.config.process import SourceConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure
+from gradus.orchestrator.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.peers import EnvironmentReady, read_ready, wait_for_exit
+from gradus.orchestrator.task_client import Task, TaskClient, TaskSetInfo
+from gradus.run_dir import RunDirectory
+from gradus.wire.inference import SERVED_MODEL_NAME
+
+INFERENCE_TOKEN_VARIABLE = "GRADUS_INFERENCE_TOKEN"  # the name, not the value
+HEALTH_INTERVAL_SECONDS = 5.0
+
+
+class Environment(Protocol):
+    """What the orchestrator needs of an environment process."""
+
+    async def info(self) -> TaskSetInfo:
+        """How many tasks there are."""
+        ...
+
+    async def task(self, index: int) -> Task:
+        """One task."""
+        ...
+
+    async def run(self, task: Task, *, version: int) -> WireEpisode:
+        """Play one episode on the policy as it is served; EpisodeFailed when it cannot be had.
+
+        Cancelling the call gives the episode up inside the environment too.
+        """
+        ...
+
+    async def watch(self) -> None:
+        """Never returns; EnvironmentFailure when the process ends or cannot play."""
+        ...
+
+    async def close(self) -> None:
+        """Release the connections."""
+        ...
+
+
+@dataclass(frozen=True)
+class EnvironmentAddress:
+    """Where an environment process listens."""
+
+    run: str
+    tasks: str
+    pid: int | None
+    """None when the user started it."""
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """How the episodes of one source reach the policy."""
+
+    client: TrainClientConfig
+    sampling: SamplingConfig
+    deadline_seconds: float
+
+    def sampling_of(self, version: int) -> WireSampling:
+        """Sampling of one request; prefix caches of different versions never mix."""
+        return WireSampling(
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            max_tokens=self.sampling.max_completion_tokens,
+            cache_salt=f"v{version}",
+            **self.sampling.extra_body,
+        )
+
+
+class EnvironmentClient:
+    """Owns the connections to one environment process.
+
+    >>> client = EnvironmentClient("words", address, settings)  # doctest: +SKIP
+    >>> episode = await client.run(await client.task(0), version=0)  # doctest: +SKIP
+    """
+
+    def __init__(self, name: str, address: EnvironmentAddress, settings: EpisodeSettings) -> None:
+        """Must be called inside the running event loop."""
+        self._name = name
+        self._pid = address.pid
+        self._settings = settings
+        self._tasks = TaskClient(address.tasks, name=name)
+        self._episodes = EnvClient(address.run)
+
+    async def info(self) -> TaskSetInfo:
+        """How many tasks there are."""
+        return await self._tasks.info()
+
+    async def task(self, index: int) -> Task:
+        """One task."""
+        return await self._tasks.task(index)
+
+    async def run(self, task: Task, *, version: int) -> WireEpisode:
+        """Play one episode; after the deadline it is cancelled and failed as "episode_timeout"."""
+        seconds = self._settings.deadline_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._episodes.run(
+                    self._settings.client,
+                    SERVED_MODEL_NAME,
+                    self._settings.sampling_of(version),
+                    task.task_data,
+                )
+        except TimeoutError as error:
+            text = f"the episode did not end in timeout.episode_seconds = {seconds:g}"
+            raise EpisodeFailed(Failure("episode_timeout", text)) from error
+        except ValidationError as error:
+            raise EpisodeFailed(Failure("invalid_episode", _one_line(error))) from error
+        # Whatever else the assembly of a reply raises comes from bytes that we did not write.
+        except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
+            raise EpisodeFailed(_refused_request(error)) from error
+
+    async def watch(self) -> None:
+        """Never returns; EnvironmentFailure when the process ends or says that it cannot play.
+
+        waits for: the end of the process, or an interval between two health requests
+        unblocked by: the kernel, time
+        """
+        async with asyncio.TaskGroup() as watches:
+            watches.create_task(self._watch_health())
+            if self._pid is not None:
+                watches.create_task(self._watch_process(self._pid))
+
+    async def close(self) -> None:
+        """Close both connections; cancelled episodes are told to the environment first."""
+        await self._episodes.close()
+        await self._tasks.close()
+
+    async def _watch_process(self, pid: int) -> None:
+        await wait_for_exit(pid)
+        raise EnvironmentFailure(
+            f"environment process {self._name!r} (pid {pid}) ended while episodes were needed; "
+            f"its log logs/envs/train/{self._name}.log says why"
+        )
+
+    async def _watch_health(self) -> None:
+        while True:
+            try:
+                health = await self._tasks.health()
+            except DeadlineError as error:
+                raise EnvironmentFailure(f"{error}") from error
+            if not health.healthy:
+                raise EnvironmentFailure(
+                    f"environment {self._name!r} cannot play episodes: {health.reason}"
+                )
+            await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
+
+
+def find_environment(run_dir: RunDirectory, source: SourceConfig) -> EnvironmentAddress:
+    """Where the environment of a source listens: its ready file, or the user's `address`."""
+    if source.address is None:
+        ready = read_ready(run_dir, f"env_{source.name}", EnvironmentReady)
+        return EnvironmentAddress(ready.run_address, ready.task_address, ready.pid)
+    folder, separator, last = source.address.rpartition("/")
+    if last != "run" or not separator:
+        raise ConfigError(
+            f"source {source.name!r}: address {source.address!r} must end in '/run', as in the "
+            "ready file of `gradus env-server`; its task socket is beside it"
+        )
+    return EnvironmentAddress(source.address, f"{folder}/tasks", pid=None)
+
+
+def build_settings(source: SourceConfig, model: ModelConfig, base_url: str) -> EpisodeSettings:
+    """How the episodes of `source` reach the policy at `base_url`; refuses unknown renderers."""
+    client = TrainClientConfig(
+        base_url=base_url,
+        api_key_var=INFERENCE_TOKEN_VARIABLE,
+        renderer=_renderer(model),
+        renderer_model_name=model.tokenizer or model.name,
+    )
+    return EpisodeSettings(client, source.sampling, source.timeout.episode_seconds)
+
+
+def _renderer(model: ModelConfig) -> Any:
+    if model.renderer == "auto":
+        return None
+    try:
+        return TypeAdapter(RendererConfig).validate_python({"name": model.renderer})
+    except ValidationError as error:
+        raise ConfigError(
+            f"model.renderer = {model.renderer!r} is not usable: {_one_line(error)}"
+        ) from error
+
+
+def _refused_request(error: Exception) -> Failure:
+    """The server's text is "<error type>: <message>"."""
+    kind, separator, message = str(error).partition(": ")
+    if isinstance(error, RuntimeError) and separator and kind.isidentifier():
+        return Failure(kind, message)
+    return Failure(type(error).__name__, str(error))
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,92 @@
+"""The door for episodes: what an environment returns is believed only after these checks.
+
+An episode with an error is that error, never "empty" and never reward 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.trace import Error, WireTrace
+
+from gradus.orchestrator.algorithms.base import trainable_traces
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an episode gives no samples."""
+
+    kind: str
+    """Counted by this: the type of the error, e.g. "ProviderError" or "invalid_reward"."""
+    message: str
+
+
+class EpisodeFailed(Exception):
+    """An episode could not be had; an outcome to count, not an error of the run."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.kind}: {failure.message}")
+        self.failure = failure
+
+
+def find_failure(episode: WireEpisode) -> Failure | None:
+    """What is wrong with a returned episode; None when it may be scored."""
+    if not episode.ok:
+        return _reported_error(episode)
+    traces = trainable_traces([episode])
+    for trace in traces:
+        failure = _check_reward(trace) or _check_tokens(trace)
+        if failure is not None:
+            return failure
+    if not any(any(node.mask) for trace in traces for node in trace.nodes):
+        return Failure("no_sampled_tokens", "no trainable trace holds a sampled token")
+    return None
+
+
+def _reported_error(episode: WireEpisode) -> Failure:
+    errors: list[Error] = [*episode.errors]
+    for trace in episode.traces:
+        if not trace.ok:
+            errors.extend(trace.errors)
+    if errors:
+        return Failure(errors[-1].type, errors[-1].message)
+    if episode.is_timeout or any(trace.is_timeout for trace in episode.traces):
+        return Failure("timeout", "a deadline of the environment ended the episode")
+    return Failure("unknown", "the environment calls the episode failed and gives no error")
+
+
+def _check_reward(trace: WireTrace) -> Failure | None:
+    if not trace.rewards:
+        return Failure("invalid_reward", f"agent {trace.agent.name!r} got no reward at all")
+    for name, reward in trace.rewards.items():
+        if reward is None:
+            return Failure("invalid_reward", f"reward {name!r} was not computed")
+        if not math.isfinite(reward.value):
+            return Failure(
+                "invalid_reward", f"reward {name!r} is {reward.score}, weight {reward.weight}"
+            )
+    return None
+
+
+def _check_tokens(trace: WireTrace) -> Failure | None:
+    for number, node in enumerate(trace.nodes):
+        problem = _node_problem(node)
+        if problem:
+            return Failure("invalid_tokens", f"message {number} of the trace: {problem}")
+    return None
+
+
+def _node_problem(node: MessageNode) -> str | None:
+    if len(node.mask) != len(node.token_ids):
+        return f"{len(node.token_ids)} tokens have {len(node.mask)} mask values"
+    sampled = node.mask.count(True)
+    if sampled != len(node.logprobs):
+        return f"{sampled} sampled tokens have {len(node.logprobs)} logprobs"
+    if not all(map(math.isfinite, node.logprobs)):
+        return "a logprob is not finite"
+    if node.token_ids and min(node.token_ids) < 0:
+        return "a token id is negative"
+    return None

@@ -1,0 +1,117 @@
+"""The episodes of one group become credited, filtered samples; nothing is lost without a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from verifiers.v1.episode import WireEpisode
+
+from gradus.orchestrator.algorithms.base import Algorithm
+from gradus.orchestrator.batcher import ERROR_PREFIX
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.filters import Filter, dropped_by
+from gradus.orchestrator.group_ledger import Outcome
+from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
+from gradus.wire.policy import VersionSpan
+from gradus.wire.sample import Sample
+
+NO_TOKENS = "no_trainable_tokens"
+"""Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """How one started episode ended: with an episode, a failure, or neither (cancelled)."""
+
+    id: str
+    group_id: str
+    versions: VersionSpan
+    episode: WireEpisode | None = None
+    failure: Failure | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Exactly one of the three."""
+        if self.failure is not None:
+            return Outcome.FAILED
+        return Outcome.CANCELLED if self.episode is None else Outcome.FINISHED
+
+
+@dataclass
+class Group:
+    """One task and its episodes, from the first start to the last record."""
+
+    id: str
+    pointer: TaskPointer
+    task: Task
+    played: list[PlayedEpisode] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    """Samples that may train."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Reason per id of a sample, or of an episode that gave none."""
+
+    @property
+    def source(self) -> str:
+        """Name of the source."""
+        return self.pointer.source
+
+    @property
+    def finished(self) -> list[tuple[PlayedEpisode, WireEpisode]]:
+        """The episodes that count for credit."""
+        return [(p, p.episode) for p in self.played if p.episode is not None and p.failure is None]
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """How often each reason kept something of this group from training."""
+        return Counter(self.dropped.values())
+
+
+@dataclass(frozen=True)
+class Grading:
+    """How the groups of one source are credited and filtered."""
+
+    algorithm: Algorithm
+    filters: Sequence[Filter]
+    temperature: float
+    max_length_tokens: int
+
+
+def grade(group: Group, grading: Grading) -> None:
+    """Credit the finished episodes against each other and fill `samples` and `dropped`."""
+    grading.algorithm.score_group([episode for _, episode in group.finished])
+    for played in group.played:
+        if played.failure is not None:
+            group.dropped[played.id] = f"{ERROR_PREFIX}{played.failure.kind}"
+    for played, episode in group.finished:
+        samples = build_samples(episode, _origin(group, played, grading))
+        if not samples:
+            group.dropped[played.id] = NO_TOKENS
+        for sample in samples:
+            reason = dropped_by(grading.filters, sample)
+            if reason is None:
+                group.samples.append(sample)
+            else:
+                group.dropped[sample.id] = reason
+
+
+def give_up(group: Group, reason: str) -> None:
+    """The group trains nothing, for one reason that holds for all its episodes."""
+    group.samples.clear()
+    for played in group.played:
+        failure = played.failure
+        group.dropped[played.id] = f"{ERROR_PREFIX}{failure.kind}" if failure else reason
+
+
+def _origin(group: Group, played: PlayedEpisode, grading: Grading) -> SampleOrigin:
+    return SampleOrigin(
+        environment=group.source,
+        group_id=group.id,
+        episode_id=played.id,
+        versions=played.versions,
+        temperature=grading.temperature,
+        max_length_tokens=grading.max_length_tokens,
+    )

@@ -1,0 +1,181 @@
+"""The life cycle and the slot of every group (pure).
+
+A group takes a slot when it opens. A group that trains keeps it until inference serves a version
+that has trained it; a group without samples gives it back at once, because its replacement belongs
+to the same batch. With `(max_lag + 1) * groups per batch` slots no group starts that must end too
+old: it is always among the next `max_lag + 1` batches.
+
+    open ── every episode ended ──► complete ── in a batch ──► shipped ── version served ──► (gone)
+      └── abandoned, or no samples ────┴────────────────────────────────────────────────────► (gone)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a started episode ended; exactly one of these, once."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Phase(StrEnum):
+    """Where a group stands."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    SHIPPED = "shipped"
+    GONE = "gone"
+
+
+@dataclass
+class _Group:
+    id: str
+    planned: set[str]
+    phase: Phase = Phase.OPEN
+    holds_slot: bool = True
+    is_abandoned: bool = False
+    running: dict[str, int] = field(default_factory=dict)
+    """Episode id → version at its start."""
+    oldest_version: int | None = None
+    step: int | None = None
+
+
+class GroupLedger:
+    """Owns the state of all groups, and counts what became of every started episode.
+
+    >>> ledger = GroupLedger(slots=1)
+    >>> episode_ids = ledger.open("g0", size=2)
+    >>> ledger.free_slots
+    0
+    """
+
+    def __init__(self, *, slots: int, total_groups: int | None = None) -> None:
+        """`total_groups` is how many groups train in the whole run; more are never open at once."""
+        self._slots = slots
+        self._untrained = total_groups
+        self._groups: dict[str, _Group] = {}
+        self._group_of: dict[str, str] = {}
+        self._occupied = 0
+        self.started = 0
+        self.ended: Counter[Outcome] = Counter()
+
+    @property
+    def free_slots(self) -> int:
+        """How many groups may open now."""
+        budget = self._slots if self._untrained is None else min(self._slots, self._untrained)
+        return budget - self._occupied
+
+    @property
+    def running_episodes(self) -> int:
+        """Episodes that started and have not ended."""
+        return self.started - self.ended.total()
+
+    def phase(self, group_id: str) -> Phase:
+        """Where the group stands; GONE once its slot is free and its episodes ended."""
+        group = self._groups.get(group_id)
+        return group.phase if group else Phase.GONE
+
+    def open(self, group_id: str, *, size: int) -> list[str]:
+        """Take a slot for a new group; the ids of its episodes."""
+        assert self.free_slots > 0, f"group {group_id} opened without a free slot"
+        assert group_id not in self._groups, f"group {group_id} opened twice"
+        episode_ids = [f"{group_id}.{number}" for number in range(size)]
+        self._groups[group_id] = _Group(group_id, planned=set(episode_ids))
+        self._group_of.update(dict.fromkeys(episode_ids, group_id))
+        self._occupied += 1
+        return episode_ids
+
+    def start(self, episode_id: str, *, version: int) -> None:
+        """A planned episode starts to run while `version` is served."""
+        group = self._groups[self._group_of[episode_id]]
+        assert not group.is_abandoned, f"episode {episode_id} started in an abandoned group"
+        group.planned.remove(episode_id)
+        group.running[episode_id] = version
+        if group.oldest_version is None or version < group.oldest_version:
+            group.oldest_version = version
+        self.started += 1
+
+    def end(self, episode_id: str, outcome: Outcome) -> bool:
+        """A running episode ended; True when that completed its group for scoring."""
+        group = self._groups[self._group_of.pop(episode_id)]
+        group.running.pop(episode_id)
+        self.ended[outcome] += 1
+        if group.running or group.planned:
+            return False
+        if group.is_abandoned:
+            self._forget(group)
+            return False
+        group.phase = Phase.COMPLETE
+        return True
+
+    def abandon(self, group_id: str) -> list[str]:
+        """Give up an open group and free its slot; the ids of the episodes to cancel."""
+        group = self._groups[group_id]
+        assert group.phase is Phase.OPEN, (
+            f"group {group_id} is {group.phase}, only open ones abandon"
+        )
+        group.is_abandoned = True
+        for episode_id in group.planned:
+            del self._group_of[episode_id]
+        group.planned.clear()
+        self._free_slot(group)
+        to_cancel = list(group.running)
+        if not to_cancel:
+            self._forget(group)
+        return to_cancel
+
+    def drop(self, group_id: str) -> None:
+        """A complete group has no sample to train: free its slot."""
+        group = self._groups[group_id]
+        assert group.phase is Phase.COMPLETE, f"group {group_id} is {group.phase}, not complete"
+        self._free_slot(group)
+        self._forget(group)
+
+    def ship(self, group_ids: Iterable[str], *, step: int) -> None:
+        """Complete groups became part of the batch of `step`; they keep their slots."""
+        for group_id in group_ids:
+            group = self._groups[group_id]
+            assert group.phase is Phase.COMPLETE, f"group {group_id} is {group.phase}, not complete"
+            group.phase = Phase.SHIPPED
+            group.step = step
+
+    def release_trained(self, *, version: int) -> int:
+        """`version` is served: free the slots of all groups that it was trained on; how many."""
+        trained = [g for g in self._groups.values() if g.step is not None and g.step < version]
+        for group in trained:
+            self._free_slot(group)
+            self._forget(group)
+        if self._untrained is not None:
+            self._untrained -= len(trained)
+        return len(trained)
+
+    def must_end_too_old(self, *, step: int, max_staleness: int) -> list[str]:
+        """Open groups whose oldest episode is over the bound if batch `step` trains it."""
+        return [
+            group.id
+            for group in self._groups.values()
+            if group.phase is Phase.OPEN
+            and group.holds_slot
+            and group.oldest_version is not None
+            and step - group.oldest_version > max_staleness
+        ]
+
+    def unshipped(self) -> list[str]:
+        """Groups that hold a slot and are in no batch."""
+        return [g.id for g in self._groups.values() if g.holds_slot and g.step is None]
+
+    def _free_slot(self, group: _Group) -> None:
+        assert group.holds_slot, f"slot of group {group.id} freed twice"
+        group.holds_slot = False
+        self._occupied -= 1
+
+    def _forget(self, group: _Group) -> None:
+        group.phase = Phase.GONE
+        del self._groups[group.id]

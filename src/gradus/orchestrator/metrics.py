@@ -1,0 +1,170 @@
+"""The numbers of one step, with their denominators, and the moment when they are complete."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gradus.orchestrator.algorithms.base import trainable_traces
+from gradus.orchestrator.grading import Group
+from gradus.orchestrator.group_ledger import Outcome
+from gradus.orchestrator.policy import AppliedPolicy
+from gradus.wire.policy import staleness
+from gradus.wire.sample import Sample
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class EpisodeCounts:
+    """What the episodes of a source did; all that ended count, also those that never train."""
+
+    rewards: list[float] = field(default_factory=list)
+    """Of every trainable trace of a finished episode."""
+    lengths_tokens: list[int] = field(default_factory=list)
+    """Sampled tokens of every finished episode."""
+    turns: list[int] = field(default_factory=list)
+    """Model turns of every finished episode."""
+    num_truncated: int = 0
+    """Finished episodes with a trace that a limit cut short."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Failed episodes by kind."""
+
+    def add(self, group: Group) -> None:
+        """Count a group whose episodes have ended."""
+        for played in group.played:
+            if played.failure is not None:
+                self.errors[played.failure.kind] += 1
+        for _, episode in group.finished:
+            traces = trainable_traces([episode])
+            self.rewards += [trace.reward for trace in traces]
+            self.lengths_tokens.append(sum(trace.num_output_tokens for trace in traces))
+            self.turns.append(sum(trace.num_turns for trace in traces))
+            self.num_truncated += any(trace.is_truncated for trace in traces)
+
+    def merge(self, other: EpisodeCounts) -> None:
+        """Add the counts of another source."""
+        self.rewards += other.rewards
+        self.lengths_tokens += other.lengths_tokens
+        self.turns += other.turns
+        self.num_truncated += other.num_truncated
+        self.errors += other.errors
+
+    def metrics(self, prefix: str) -> Metrics:
+        """Means over finished episodes, shares of all that ended; absent where nothing counts."""
+        num_finished = len(self.turns)
+        num_ended = num_finished + self.errors.total()
+        found: Metrics = {}
+        if self.rewards:
+            found[f"{prefix}/reward/mean"] = _mean(self.rewards)
+        if num_finished:
+            found[f"{prefix}/length_tokens/mean"] = _mean(self.lengths_tokens)
+            found[f"{prefix}/turns/mean"] = _mean(self.turns)
+            found[f"{prefix}/truncated/share"] = self.num_truncated / num_finished
+        if num_ended:
+            found[f"{prefix}/error/share"] = self.errors.total() / num_ended
+        for kind, count in self.errors.items():
+            found[f"{prefix}/error/{kind}/sum"] = float(count)
+        return found
+
+
+class Tally:
+    """Counts everything between two batches; `take` hands it over and starts again."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[str, EpisodeCounts] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add_group(self, group: Group) -> None:
+        """Count the episodes of a group that will get nothing more, and what was dropped of it."""
+        self._episodes.setdefault(group.source, EpisodeCounts()).add(group)
+        finished = {played.id for played in group.played if played.outcome is Outcome.FINISHED}
+        for dropped_id, reason in group.dropped.items():
+            # Failures are counted as errors of episodes, not as dropped samples.
+            if dropped_id in finished or "/" in dropped_id:
+                self._counts["sample/dropped/sum"] += 1
+                self._counts[f"sample/dropped/{group.source}/{reason}/sum"] += 1
+
+    def add_abandoned(self, source: str) -> None:
+        """A group was given up while it ran."""
+        self._counts["group/abandoned/sum"] += 1
+        self._counts[f"group/abandoned/{source}/sum"] += 1
+
+    def take(self) -> Metrics:
+        """All metrics since the last call."""
+        total = EpisodeCounts()
+        found: Metrics = {"sample/dropped/sum": 0.0}
+        for source, counts in self._episodes.items():
+            total.merge(counts)
+            found |= counts.metrics(f"episode/{source}")
+        found |= total.metrics("episode")
+        found |= {name: float(count) for name, count in self._counts.items()}
+        self._episodes = {}
+        self._counts = Counter()
+        return found
+
+
+def batch_metrics(samples: Sequence[Sample], *, step: int) -> Metrics:
+    """Size and age of what step `step` trains."""
+    ages = [staleness(step, sample.versions) for sample in samples]
+    return {
+        "sample/staleness/max": float(max(ages)),
+        "sample/staleness/mean": _mean(ages),
+        "batch/samples/sum": float(len(samples)),
+        "batch/tokens/sum": float(sum(len(sample) for sample in samples)),
+        "batch/trainable_tokens/sum": float(sum(int(s.loss_mask.sum()) for s in samples)),
+    }
+
+
+class StepRecords:
+    """Owns the unfinished records: a step's numbers come from the batch, the trainer and inference.
+
+    A record is complete when the step is trained and the version it made is served, in whichever
+    order the trainer says so.
+    """
+
+    def __init__(self, *, now: float, generated_tokens: int = 0) -> None:
+        self._open: dict[int, Metrics] = {}
+        self._finished: set[int] = set()
+        self._applied: set[int] = set()
+        self._last_time = now
+        self._last_generated = generated_tokens
+
+    def shipped(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The batch of a step is on its way."""
+        self._open.setdefault(step, {}).update(metrics)
+
+    def finished(self, step: int, metrics: Mapping[str, float]) -> Metrics | None:
+        """The trainer trained the step; where a name is taken, ours stays."""
+        self._open[step] = dict(metrics) | self._open.get(step, {})
+        self._finished.add(step)
+        return self._take(step)
+
+    def applied(self, policy: AppliedPolicy, *, now: float) -> Metrics | None:
+        """Inference serves the version that a step made."""
+        step = policy.version - 1
+        seconds = max(now - self._last_time, 1e-9)
+        generated = policy.status.generated_tokens - self._last_generated
+        mine = {
+            "weights/version": float(policy.version),
+            "weights/apply_seconds": policy.apply_seconds,
+            "weights/pause_seconds": policy.pause_seconds,
+            "throughput/generated_tokens_per_second": generated / seconds,
+            "time/step_seconds": seconds,
+        }
+        self._open[step] = self._open.get(step, {}) | mine
+        self._last_time = now
+        self._last_generated = policy.status.generated_tokens
+        self._applied.add(step)
+        return self._take(step)
+
+    def _take(self, step: int) -> Metrics | None:
+        if step not in self._finished or step not in self._applied:
+            return None
+        return self._open.pop(step)
+
+
+def _mean(values: Iterable[float]) -> float:
+    chosen = list(values)
+    return sum(chosen) / len(chosen)

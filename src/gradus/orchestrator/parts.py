@@ -1,0 +1,126 @@
+"""What the orchestrator is made of, and how each part is built from the process config."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gradus.config.process import OrchestratorProcessConfig, SourceConfig
+from gradus.errors import ConfigError, ProtocolError
+from gradus.lease import check_epoch
+from gradus.monitor.base import Monitor
+from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.algorithms import build_algorithm
+from gradus.orchestrator.environment import (
+    Environment,
+    EnvironmentClient,
+    build_settings,
+    find_environment,
+)
+from gradus.orchestrator.filters import build_filters
+from gradus.orchestrator.grading import Grading
+from gradus.orchestrator.journal import Journal
+from gradus.orchestrator.policy import InferencePool, PolicyPool
+from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.task_source import SourceShare
+from gradus.run_dir import RunDirectory
+from gradus.transport.base import BatchSender
+from gradus.transport.filesystem import FilesystemTransport
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of episodes, ready to play."""
+
+    share: SourceShare
+    group_size: int
+    environment: Environment
+    grading: Grading
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything outside the loops; tests put fakes here."""
+
+    sources: Mapping[str, Source]
+    policy: PolicyPool
+    sender: BatchSender
+    monitor: Monitor
+    journal: Journal
+    episodes: EpisodeWriter
+    check_lease: Callable[[], None]
+    """FencedError when this process must stop writing."""
+    clock: Callable[[], float]
+    """Monotonic seconds, for metrics only."""
+
+
+@asynccontextmanager
+async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
+    """Connect to inference and environments, open the files; all is closed at the end."""
+    run_dir = RunDirectory(Path(config.run_dir))
+    check_epoch(run_dir, config.epoch)
+    async with AsyncExitStack() as stack:
+        policy = await InferencePool.connect(
+            run_dir,
+            epoch=config.epoch,
+            apply_timeout_seconds=config.orchestrator.apply_timeout_seconds,
+        )
+        stack.push_async_callback(policy.close)
+        if policy.version != 0:
+            raise ProtocolError(
+                f"inference at {policy.base_url} serves version {policy.version}; "
+                "a run starts with version 0, so restart inference"
+            )
+        sources = {
+            source.name: await _open_source(config, source, policy.base_url, stack)
+            for source in config.sources
+        }
+        # One batch more than may wait untrained, so that only the slots bound the lag.
+        capacity = config.orchestrator.max_lag + 1
+        sender = FilesystemTransport(run_dir).sender(epoch=config.epoch, capacity=capacity)
+        stack.push_async_callback(sender.close)
+        monitor = JsonlMonitor(run_dir.metrics)
+        stack.callback(monitor.close)
+        journal = stack.enter_context(Journal(run_dir.journal, epoch=config.epoch, now=time.time))
+        columns = {source.name: source.state_columns for source in config.sources}
+        yield Parts(
+            sources=sources,
+            policy=policy,
+            sender=sender,
+            monitor=monitor,
+            journal=journal,
+            episodes=EpisodeWriter(run_dir.episodes, columns),
+            check_lease=partial(check_epoch, run_dir, config.epoch),
+            clock=time.monotonic,
+        )
+
+
+async def _open_source(
+    config: OrchestratorProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
+) -> Source:
+    grading = build_grading(config, source)
+    address = find_environment(RunDirectory(Path(config.run_dir)), source)
+    settings = build_settings(source, config.model, base_url)
+    environment = EnvironmentClient(source.name, address, settings)
+    stack.push_async_callback(environment.close)
+    info = await environment.info()
+    share = SourceShare(source.name, source.ratio, info.num_tasks)
+    return Source(share, source.group_size, environment, grading)
+
+
+def build_grading(config: OrchestratorProcessConfig, source: SourceConfig) -> Grading:
+    """How the groups of a source are credited; refuses a source without a temperature."""
+    temperature = source.sampling.temperature
+    if temperature is None:
+        raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
+    names = ["zero_advantage"] if config.orchestrator.drop_zero_advantage else []
+    return Grading(
+        algorithm=build_algorithm(source.algo),
+        filters=build_filters(names),
+        temperature=temperature,
+        max_length_tokens=config.model.max_length_tokens,
+    )

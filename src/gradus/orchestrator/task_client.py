@@ -1,0 +1,135 @@
+"""The orchestrator's end of an environment's task socket: tasks by index, and health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from gradus.errors import DeadlineError, EnvironmentFailure, ProtocolError
+from gradus.log import get_logger
+
+T = TypeVar("T")
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+"""Longer replies are refused by the socket; a task is not a data set."""
+
+log = get_logger(__name__)
+
+
+class TaskSetInfo(msgspec.Struct, frozen=True):
+    """What an environment offers."""
+
+    num_tasks: int | None
+    """None means endless."""
+    taskset: str
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One task as the environment wants it back when an episode of it is played."""
+
+    task_data: dict[str, Any]
+    key: str | int
+    """The task's identity in records."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the environment can play episodes, and why not."""
+
+    healthy: bool
+    reason: str | None = None
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    ok: bool
+    result: msgspec.Raw = msgspec.Raw()
+    error: str = ""
+
+
+class TaskClient:
+    """Owns the connection to one task socket; requests may overlap.
+
+    >>> client = TaskClient("ipc:///tmp/words/tasks", name="words")  # doctest: +SKIP
+    >>> (await client.task(3)).key  # doctest: +SKIP
+    'a1b2'
+    """
+
+    def __init__(self, address: str, *, name: str, timeout_seconds: float = 60.0) -> None:
+        self._name = name
+        self._timeout_seconds = timeout_seconds
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
+        self._socket.connect(address)
+        self._numbers = itertools.count()
+        self._pending: dict[bytes, asyncio.Future[bytes]] = {}
+        self._receiving = asyncio.create_task(self._receive())
+
+    async def info(self) -> TaskSetInfo:
+        """How many tasks there are."""
+        return self._decode(await self._request({"method": "info"}), TaskSetInfo)
+
+    async def task(self, index: int) -> Task:
+        """One task; EnvironmentFailure when the environment has no such task."""
+        return self._decode(await self._request({"method": "task", "index": index}), Task)
+
+    async def health(self) -> Health:
+        """Whether episodes can be played; DeadlineError when the process does not answer."""
+        return self._decode(await self._request({"method": "health"}), Health)
+
+    async def close(self) -> None:
+        """Close the connection; pending requests are cancelled."""
+        self._receiving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._receiving
+        for future in self._pending.values():
+            future.cancel()
+        self._socket.close()
+        self._context.term()
+
+    async def _request(self, payload: dict[str, Any]) -> msgspec.Raw:
+        request_id = str(next(self._numbers)).encode()
+        future = asyncio.get_running_loop().create_future()
+        self._pending[request_id] = future
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._socket.send_multipart([request_id, msgspec.msgpack.encode(payload)])
+                answer = await future
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"environment {self._name!r} did not answer {payload['method']!r} in "
+                f"{self._timeout_seconds:g} s; see its log"
+            ) from error
+        finally:
+            del self._pending[request_id]
+        reply = self._decode(answer, _Reply)
+        if not reply.ok:
+            raise EnvironmentFailure(f"environment {self._name!r}: {reply.error}")
+        return reply.result
+
+    async def _receive(self) -> None:
+        """Hand each reply to its request.
+
+        consumes: replies        waits for: the next one
+        produces: answers        unblocked by: the environment process
+        """
+        while True:
+            frames = await self._socket.recv_multipart()
+            future = self._pending.get(frames[0]) if len(frames) == 2 else None
+            if future is None:
+                log.warning("environment %r: dropped an unexpected reply", self._name)
+            elif not future.done():
+                future.set_result(frames[1])
+
+    def _decode(self, data: bytes | msgspec.Raw, kind: type[T]) -> T:
+        try:
+            return msgspec.msgpack.decode(data, type=kind)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(
+                f"environment {self._name!r} sent no valid {kind.__name__}: {error}"
+            ) from error

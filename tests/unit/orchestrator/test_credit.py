@@ -1,0 +1,127 @@
+"""Credit formulas, checked by hand-computed numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms import build_algorithm
+from gradus.orchestrator.algorithms.base import trainable_traces
+from gradus.orchestrator.algorithms.credit import (
+    centre,
+    centre_leave_one_out,
+    divide_by_std,
+    penalise_length,
+)
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.testing.episodes import build_episode, build_group, build_trace
+
+
+def advantages_of(episodes: list) -> list[float]:
+    return [trace.nodes[1].advantages[0] for trace in trainable_traces(episodes)]
+
+
+def test_the_baseline_is_the_mean_of_the_group() -> None:
+    assert centre(np.array([1.0, 0.0, 0.5])).tolist() == pytest.approx([0.5, -0.5, 0.0])
+
+
+def test_equal_rewards_give_exactly_zero_whatever_the_rounding() -> None:
+    assert not centre(np.array([0.1] * 7)).any()
+
+
+def test_no_reward_at_all_gives_no_advantage() -> None:
+    empty = np.array([])
+    assert centre(empty).size == 0
+    assert penalise_length(empty, output_tokens=[], input_tokens=[], turns=[]).size == 0
+
+
+def test_leave_one_out_compares_with_the_others_only() -> None:
+    found = centre_leave_one_out(np.array([1.0, 0.0, 0.0]))
+    assert found.tolist() == pytest.approx([1.0, -0.5, -0.5])
+
+
+def test_leave_one_out_of_one_reward_is_zero() -> None:
+    assert centre_leave_one_out(np.array([3.0])).tolist() == [0.0]
+
+
+def test_division_by_the_population_standard_deviation() -> None:
+    rewards = np.array([2.0, 0.0])
+    assert divide_by_std(centre(rewards), rewards).tolist() == pytest.approx([1.0, -1.0])
+
+
+def test_division_by_no_deviation_gives_zero_not_nan() -> None:
+    rewards = np.array([1.0, 1.0])
+    assert divide_by_std(centre(rewards), rewards).tolist() == [0.0, 0.0]
+
+
+def test_length_penalty_is_a_share_of_the_mean_reward() -> None:
+    found = penalise_length(
+        np.array([1.0, 1.0]), output_tokens=[100, 50], input_tokens=[10, 10], turns=[1, 2]
+    )
+    assert found.tolist() == pytest.approx([1 - 0.25 - 0.1 - 0.05, 1 - 0.125 - 0.1 - 0.1])
+
+
+def test_length_penalty_of_a_group_without_tokens_divides_by_nothing() -> None:
+    found = penalise_length(np.array([1.0]), output_tokens=[0], input_tokens=[0], turns=[0])
+    assert found.tolist() == [1.0]
+
+
+def test_grpo_writes_one_advantage_on_every_sampled_token() -> None:
+    episodes = build_group([1.0, 0.0])
+    GroupRelative().score_group(episodes)
+    assert episodes[0].traces[0].nodes[1].advantages == [0.5] * 4
+    assert episodes[0].traces[0].nodes[0].advantages is None
+
+
+def test_a_single_finished_episode_has_no_advantage() -> None:
+    episodes = build_group([1.0])
+    GroupRelative().score_group(episodes)
+    assert advantages_of(episodes) == [0.0]
+
+
+def test_a_group_without_finished_episodes_is_no_error() -> None:
+    GroupRelative(scale_by_std=True, leave_one_out=True, length_penalty=True).score_group([])
+
+
+def test_traces_of_other_agents_do_not_move_the_baseline() -> None:
+    judge = build_trace(reward=100.0, agent="judge", trainable=False)
+    episodes = [build_episode([build_trace(reward=1.0), judge]), build_episode(reward=0.0)]
+    GroupRelative().score_group(episodes)
+    assert advantages_of(episodes) == [0.5, -0.5]
+    assert judge.nodes[1].advantages is None
+
+
+def test_shorter_of_two_good_replies_is_better_under_the_length_penalty() -> None:
+    episodes = [
+        build_episode([build_trace(reward=1.0, turns=1)]),
+        build_episode([build_trace(reward=1.0, turns=3)]),
+    ]
+    GroupRelative(length_penalty=True).score_group(episodes)
+    short, long = advantages_of(episodes)
+    assert short > 0 > long
+
+
+async def test_grpo_needs_nothing_between_groups() -> None:
+    algorithm = GroupRelative()
+    await algorithm.score_episode(build_episode())
+    algorithm.load_state(algorithm.state())
+    assert algorithm.state() == {}
+
+
+def test_algorithm_is_built_from_its_config() -> None:
+    config = AlgorithmConfig(type="grpo", options={"leave_one_out": True})
+    episodes = build_group([1.0, 0.0])
+    build_algorithm(config).score_group(episodes)
+    assert advantages_of(episodes) == [1.0, -1.0]
+
+
+def test_an_unknown_option_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match="does not accept options.*scale"):
+        build_algorithm(AlgorithmConfig(type="grpo", options={"scale": True}))
+
+
+def test_an_algorithm_of_your_own_is_found_by_its_path() -> None:
+    path = "gradus.orchestrator.algorithms.group_relative:GroupRelative"
+    assert isinstance(build_algorithm(AlgorithmConfig(type=path)), GroupRelative)

@@ -1,0 +1,207 @@
+"""Life cycle and slots of groups, and the property that nothing is lost or counted twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gradus.orchestrator.group_ledger import GroupLedger, Outcome, Phase
+
+
+def play(ledger: GroupLedger, group_id: str, *, size: int = 1, version: int = 0) -> None:
+    """Open a group and let all its episodes finish."""
+    for episode_id in ledger.open(group_id, size=size):
+        ledger.start(episode_id, version=version)
+        ledger.end(episode_id, Outcome.FINISHED)
+
+
+def test_slot_is_freed_only_when_the_new_version_is_served() -> None:
+    ledger = GroupLedger(slots=1)
+    play(ledger, "g0")
+    ledger.ship(["g0"], step=0)
+    assert ledger.free_slots == 0
+    assert ledger.release_trained(version=0) == 0
+    assert ledger.release_trained(version=1) == 1
+    assert ledger.free_slots == 1
+
+
+def test_group_without_samples_frees_its_slot_at_once() -> None:
+    ledger = GroupLedger(slots=1)
+    play(ledger, "g0")
+    ledger.drop("g0")
+    assert ledger.free_slots == 1
+    assert ledger.phase("g0") is Phase.GONE
+
+
+def test_group_is_complete_when_its_last_episode_ended_in_whatever_way() -> None:
+    ledger = GroupLedger(slots=1)
+    first, second = ledger.open("g0", size=2)
+    ledger.start(first, version=0)
+    assert not ledger.end(first, Outcome.FAILED)
+    ledger.start(second, version=1)
+    assert ledger.end(second, Outcome.FINISHED)
+    assert ledger.phase("g0") is Phase.COMPLETE
+
+
+def test_abandoned_group_frees_its_slot_once_and_waits_for_its_running_episodes() -> None:
+    ledger = GroupLedger(slots=1)
+    first, _second = ledger.open("g0", size=2)
+    ledger.start(first, version=0)
+    assert ledger.abandon("g0") == [first]
+    assert ledger.free_slots == 1
+    assert not ledger.end(first, Outcome.CANCELLED)
+    assert ledger.phase("g0") is Phase.GONE
+    assert ledger.free_slots == 1
+
+
+def test_abandoned_group_without_running_episodes_is_gone_at_once() -> None:
+    ledger = GroupLedger(slots=1)
+    first, _ = ledger.open("g0", size=2)
+    ledger.start(first, version=0)
+    ledger.end(first, Outcome.FINISHED)
+    assert ledger.abandon("g0") == []
+    assert ledger.phase("g0") is Phase.GONE
+
+
+def test_too_old_is_what_started_more_than_the_bound_before_the_next_batch() -> None:
+    ledger = GroupLedger(slots=3)
+    for group_id, version in (("g0", 0), ("g1", 2)):
+        ledger.start(ledger.open(group_id, size=2)[0], version=version)
+    ledger.open("g2", size=1)
+    assert ledger.must_end_too_old(step=2, max_staleness=2) == []
+    assert ledger.must_end_too_old(step=3, max_staleness=2) == ["g0"]
+    ledger.abandon("g0")
+    assert ledger.must_end_too_old(step=3, max_staleness=2) == []
+
+
+def test_the_oldest_version_of_a_group_is_that_of_its_first_start() -> None:
+    ledger = GroupLedger(slots=1)
+    first, second = ledger.open("g0", size=2)
+    ledger.start(first, version=0)
+    ledger.start(second, version=5)
+    assert ledger.must_end_too_old(step=3, max_staleness=2) == ["g0"]
+
+
+def test_no_more_groups_open_than_the_rest_of_the_run_trains() -> None:
+    ledger = GroupLedger(slots=4, total_groups=3)
+    for number in range(3):
+        play(ledger, f"g{number}")
+    assert ledger.free_slots == 0
+    ledger.ship(["g0", "g1"], step=0)
+    ledger.release_trained(version=1)
+    assert ledger.free_slots == 0
+
+
+def test_unshipped_groups_are_those_that_hold_a_slot_outside_a_batch() -> None:
+    ledger = GroupLedger(slots=3)
+    play(ledger, "g0")
+    play(ledger, "g1")
+    ledger.open("g2", size=1)
+    ledger.ship(["g0"], step=0)
+    assert ledger.unshipped() == ["g1", "g2"]
+
+
+def test_opening_without_a_free_slot_is_our_own_mistake() -> None:
+    ledger = GroupLedger(slots=1)
+    ledger.open("g0", size=1)
+    with pytest.raises(AssertionError, match="without a free slot"):
+        ledger.open("g1", size=1)
+
+
+def test_shipping_an_open_group_is_our_own_mistake() -> None:
+    ledger = GroupLedger(slots=1)
+    ledger.open("g0", size=1)
+    with pytest.raises(AssertionError, match="not complete"):
+        ledger.ship(["g0"], step=0)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Any order of events: every started episode ends once, every slot is freed once."""
+
+    @initialize(slots=st.integers(1, 4))
+    def build(self, slots: int) -> None:
+        self.slots = slots
+        self.ledger = GroupLedger(slots=slots)
+        self.version = 0
+        self.step = 0
+        self.number = 0
+        self.planned: dict[str, str] = {}
+        self.running: dict[str, str] = {}
+        self.holding: set[str] = set()
+        self.complete: list[str] = []
+        self.shipped: dict[str, int] = {}
+        self.started = 0
+        self.ended = 0
+
+    @precondition(lambda self: self.ledger.free_slots > 0)
+    @rule(size=st.integers(1, 3))
+    def open_group(self, size: int) -> None:
+        group_id = f"g{self.number}"
+        self.number += 1
+        for episode_id in self.ledger.open(group_id, size=size):
+            self.planned[episode_id] = group_id
+        self.holding.add(group_id)
+
+    @precondition(lambda self: self.planned)
+    @rule(choice=st.randoms(use_true_random=False))
+    def start_episode(self, choice: object) -> None:
+        episode_id = choice.choice(sorted(self.planned))  # type: ignore[attr-defined]
+        self.running[episode_id] = self.planned.pop(episode_id)
+        self.ledger.start(episode_id, version=self.version)
+        self.started += 1
+
+    @precondition(lambda self: self.running)
+    @rule(choice=st.randoms(use_true_random=False), outcome=st.sampled_from(list(Outcome)))
+    def end_episode(self, choice: object, outcome: Outcome) -> None:
+        episode_id = choice.choice(sorted(self.running))  # type: ignore[attr-defined]
+        group_id = self.running.pop(episode_id)
+        self.ended += 1
+        if self.ledger.end(episode_id, outcome):
+            assert group_id in self.holding
+            self.complete.append(group_id)
+
+    @precondition(lambda self: self.complete)
+    @rule(is_trained=st.booleans())
+    def settle_group(self, is_trained: bool) -> None:
+        group_id = self.complete.pop(0)
+        if is_trained:
+            self.ledger.ship([group_id], step=self.step)
+            self.shipped[group_id] = self.step
+            self.step += 1
+            return
+        self.ledger.drop(group_id)
+        self.holding.remove(group_id)
+
+    @precondition(lambda self: self.version < self.step)
+    @rule()
+    def serve_next_version(self) -> None:
+        self.version += 1
+        trained = [g for g, step in self.shipped.items() if step < self.version]
+        assert self.ledger.release_trained(version=self.version) == len(trained)
+        for group_id in trained:
+            del self.shipped[group_id]
+            self.holding.remove(group_id)
+
+    @rule(max_staleness=st.integers(0, 2))
+    def abandon_too_old(self, max_staleness: int) -> None:
+        for group_id in self.ledger.must_end_too_old(step=self.step, max_staleness=max_staleness):
+            cancelled = self.ledger.abandon(group_id)
+            assert sorted(cancelled) == sorted(e for e, g in self.running.items() if g == group_id)
+            self.planned = {e: g for e, g in self.planned.items() if g != group_id}
+            self.holding.remove(group_id)
+
+    @invariant()
+    def every_started_episode_runs_or_ended_once(self) -> None:
+        assert self.ledger.started == self.started
+        assert self.ledger.ended.total() == self.ended
+        assert self.ledger.running_episodes == len(self.running)
+
+    @invariant()
+    def every_slot_is_held_by_one_group(self) -> None:
+        assert self.ledger.free_slots == self.slots - len(self.holding)
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLedger = LedgerMachine.TestCase
