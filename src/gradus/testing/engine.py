@@ -20,6 +20,7 @@ from typing import Self
 import msgspec
 from aiohttp import web
 
+from gradus.death_watch import watch_death_pipe
 from gradus.run_dir import RunDirectory, write_json
 from gradus.testing.engine_script import (
     AnyBody,
@@ -378,6 +379,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-length-tokens", type=int, default=2048)
     parser.add_argument("--reply", help="function as module:name; prompt token ids to Reply")
     chosen = parser.parse_args(arguments)
+    watch_death_pipe()
     reply = reply_from_prompt
     if chosen.reply is not None:
         module, _, name = chosen.reply.partition(":")

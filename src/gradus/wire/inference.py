@@ -22,7 +22,9 @@ DATA_ROUTES: frozenset[tuple[str, str]] = frozenset(
 )
 """Routes that the data token opens; the admin token opens them too."""
 
-ADMIN_ROUTES: frozenset[tuple[str, str]] = frozenset({("POST", "/gradus/apply")})
+ADMIN_ROUTES: frozenset[tuple[str, str]] = frozenset(
+    {("POST", "/gradus/apply"), ("GET", "/gradus/weights")}
+)
 """Routes that only the admin token opens. Every other route is closed."""
 
 

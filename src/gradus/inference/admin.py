@@ -1,0 +1,173 @@
+"""Changing the served weights under running requests: verify, pause, load, set version, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gradus.errors import CorruptStateError
+from gradus.log import get_logger
+from gradus.wire.inference import (
+    ApplyRefusal,
+    ApplyRequest,
+    ApplyResult,
+    ServedPolicy,
+    check_weights_directory,
+)
+
+logger = get_logger(__name__)
+
+
+class EngineControl(Protocol):
+    """What a weight change needs of the engine."""
+
+    async def pause(self) -> None:
+        """Stop scheduling; running requests keep their place and their KV cache."""
+        ...
+
+    async def resume(self) -> None:
+        """Schedule again; does nothing when not paused."""
+        ...
+
+    async def load(self, directory: Path) -> None:
+        """Replace every parameter by the tensors in `directory`."""
+        ...
+
+    async def set_version(self, version: int) -> None:
+        """Make the engine report `version`."""
+        ...
+
+    async def get_version(self) -> int:
+        """The version that the engine reports."""
+        ...
+
+
+Verify = Callable[[Path, str], object]
+"""Raises CorruptStateError unless a directory holds whole, loadable weights of that digest."""
+
+
+@dataclass
+class _Clock:
+    """Seconds spent in each phase of one change."""
+
+    pause: float = 0.0
+    load: float = 0.0
+    resume: float = 0.0
+
+
+class WeightAdmin:
+    """Owns which weights are served; changes them one at a time.
+
+    A change is one server-side call with a deadline: the engine is resumed whatever happens, so a
+    caller that dies in the middle leaves nothing paused. A change that fails while loading puts
+    the weights served before back. Where that fails too, the engine holds an unknown mixture and
+    `on_broken` is called, which must end the server.
+    """
+
+    def __init__(
+        self,
+        engine: EngineControl,
+        *,
+        served: ServedPolicy,
+        initial_weights: Path | None,
+        weights_root: Path,
+        verify: Verify,
+        on_broken: Callable[[str], None],
+        deadline_seconds: float = 300.0,
+    ) -> None:
+        self.served = served
+        self.is_paused = False
+        self._engine = engine
+        self._directory = initial_weights
+        self._weights_root = weights_root
+        self._verify = verify
+        self._on_broken = on_broken
+        self._deadline_seconds = deadline_seconds
+        self._lock = asyncio.Lock()
+
+    async def apply(self, request: ApplyRequest) -> ApplyResult:
+        """Serve the weights that `request` names, and tell what the engine says it serves.
+
+        ApplyRefusal, and the version served before stays: 409 wrong run, stale epoch or older
+        version; 403 outside the run's weights; 422 digest mismatch; 500 the engine failed.
+        The caller going away does not stop a change that has begun.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._apply(request)))
+
+    async def _apply(self, request: ApplyRequest) -> ApplyResult:
+        async with self._lock:
+            self.served.check(request)
+            directory = check_weights_directory(request.directory, self._weights_root)
+            if self.served.is_current(request):
+                self.served = self.served.after(request)
+                return ApplyResult(await self._engine.get_version(), 0.0, 0.0, 0.0)
+            await self._check_weights(directory, request)
+            clock = _Clock()
+            await self._change(directory, request, clock)
+            self.served = self.served.after(request)
+            self._directory = directory
+            logger.info(
+                "serves version %d (paused %.3f s, loaded in %.3f s)",
+                request.version,
+                clock.pause + clock.load + clock.resume,
+                clock.load,
+            )
+            return ApplyResult(request.version, clock.pause, clock.load, clock.resume)
+
+    async def _check_weights(self, directory: Path, request: ApplyRequest) -> None:
+        """Read and check every byte before anything stops, on a thread."""
+        try:
+            await asyncio.to_thread(self._verify, directory, request.digest)
+        except CorruptStateError as error:
+            raise ApplyRefusal(422, f"weights of version {request.version}: {error}") from error
+
+    async def _change(self, directory: Path, request: ApplyRequest, clock: _Clock) -> None:
+        try:
+            async with asyncio.timeout(self._deadline_seconds):
+                await self._pause_and_load(directory, request.version, clock)
+        except TimeoutError as error:
+            self._break(f"version {request.version}: no answer within {self._deadline_seconds} s")
+            raise ApplyRefusal(500, "the engine did not apply the weights in time") from error
+        finally:
+            began = time.monotonic()
+            await self._engine.resume()
+            self.is_paused = False
+            clock.resume = time.monotonic() - began
+
+    async def _pause_and_load(self, directory: Path, version: int, clock: _Clock) -> None:
+        began = time.monotonic()
+        self.is_paused = True
+        await self._engine.pause()
+        paused = time.monotonic()
+        clock.pause = paused - began
+        try:
+            await self._engine.load(directory)
+            await self._engine.set_version(version)
+            reported = await self._engine.get_version()
+        except Exception as error:
+            await self._restore(error)
+            raise ApplyRefusal(500, f"version {version} could not be loaded: {error}") from error
+        clock.load = time.monotonic() - paused
+        if reported != version:
+            self._break(f"the engine reports version {reported} after loading {version}")
+            raise ApplyRefusal(500, f"the engine reports version {reported}, not {version}")
+
+    async def _restore(self, cause: Exception) -> None:
+        """Load the weights served before again; a half-loaded policy must never answer."""
+        logger.warning("putting version %d back: %s", self.served.version, cause)
+        if self._directory is None:
+            self._break("the initial weights are not on disk to be put back")
+            return
+        try:
+            await self._engine.load(self._directory)
+            await self._engine.set_version(self.served.version)
+        except Exception as error:
+            self._break(f"weights before version change cannot be put back: {error}")
+
+    def _break(self, reason: str) -> None:
+        logger.error("the engine's weights are unknown, the server ends: %s", reason)
+        self._on_broken(reason)

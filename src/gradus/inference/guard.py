@@ -1,0 +1,143 @@
+"""The guard in front of every route of the inference server: closed unless a token opens it.
+
+vLLM's own `--api-key` covers three path prefixes and leaves the rest open, admin routes among them;
+here a route is reachable only when it is on the allow-list and the bearer token is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gradus.errors import RunDirectoryError
+from gradus.run_dir import RunDirectory
+from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 64 << 20
+MIN_TOKEN_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Digests of the run's two tokens; the tokens themselves are not kept."""
+
+    data: bytes
+    admin: bytes
+
+    @classmethod
+    def of(cls, *, data: str, admin: str) -> Tokens:
+        """Digests of two different, long enough tokens."""
+        for name, token in (("data", data), ("admin", admin)):
+            if len(token) < MIN_TOKEN_LENGTH:
+                raise RunDirectoryError(
+                    f"the {name} token has {len(token)} characters, {MIN_TOKEN_LENGTH} are needed"
+                )
+        if data == admin:
+            raise RunDirectoryError("the data token and the admin token must differ")
+        return cls(data=_digest(data.encode()), admin=_digest(admin.encode()))
+
+    @classmethod
+    def read(cls, run_dir: RunDirectory) -> Tokens:
+        """The tokens that the launcher wrote; RunDirectoryError when they are missing."""
+        try:
+            data = run_dir.inference_token.read_text().strip()
+            admin = run_dir.admin_token.read_text().strip()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot read the run's tokens in {run_dir.secrets} ({error.strerror}); "
+                "start the server through `gradus rl`, or write both token files"
+            ) from error
+        return cls.of(data=data, admin=admin)
+
+    def open_routes(self, given: bytes) -> frozenset[tuple[str, str]]:
+        """Routes that the bearer token `given` opens; both comparisons always run."""
+        digest = _digest(given)
+        is_admin = hmac.compare_digest(digest, self.admin)
+        is_data = hmac.compare_digest(digest, self.data)
+        if is_admin:
+            return ADMIN_ROUTES | DATA_ROUTES
+        return DATA_ROUTES if is_data else frozenset()
+
+
+class Guard:
+    """ASGI middleware that answers 401, 404 or 413 itself and passes only allowed requests on.
+
+    No token: 401 whatever the route. A data token on an admin route: 401. A valid token on any
+    route that is not on the allow-list: 404. Websockets are always refused.
+    """
+
+    def __init__(self, app: AsgiApp, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = dict(scope["headers"])
+        route = (scope["method"], scope["path"])
+        open_routes = self._tokens.open_routes(_bearer_token(headers))
+        if not open_routes or (route in ADMIN_ROUTES and route not in open_routes):
+            await _refuse(send, 401, "missing or wrong bearer token")
+        elif route not in open_routes:
+            await _refuse(send, 404, "no such route")
+        elif _declared_length(headers) > MAX_BODY_BYTES:
+            await _refuse(send, 413, f"the body must not exceed {MAX_BODY_BYTES} bytes")
+        else:
+            await self._app(scope, _limited(receive), send)
+
+
+def _limited(receive: Receive) -> Receive:
+    """`receive` that ends the request once its body exceeds the limit (no declared length)."""
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > MAX_BODY_BYTES:
+            return {"type": "http.disconnect"}
+        return message
+
+    return receive_limited
+
+
+def _bearer_token(headers: dict[bytes, bytes]) -> bytes:
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _declared_length(headers: dict[bytes, bytes]) -> int:
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else 0
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+async def _refuse(send: Send, status: int, message: str) -> None:
+    body = msgspec.json.encode({"error": {"message": message, "code": status}})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,116 @@
+"""vLLM's engine as gradus runs it: salted by version, counted, changed in one place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from gradus.wire.inference import EngineStatus
+
+
+class EngineCounters(StatLoggerBase):
+    """The latest load of the engine and counters since its start; written by vLLM each step."""
+
+    def __init__(self, *_: Any) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.kv_usage = 0.0
+        self.preemptions = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        """Called by vLLM after each engine step."""
+        if scheduler_stats is not None:
+            self.running = scheduler_stats.num_running_reqs
+            self.waiting = (
+                scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            )
+            self.kv_usage = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.preemptions += iteration_stats.num_preempted_reqs
+            self.prompt_tokens += iteration_stats.num_prompt_tokens
+            self.generated_tokens += iteration_stats.num_generation_tokens
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+    def status(self, *, version: int, epoch: int, is_paused: bool) -> EngineStatus:
+        """What `GET /gradus/status` answers."""
+        return EngineStatus(
+            version=version,
+            epoch=epoch,
+            running=self.running,
+            waiting=self.waiting,
+            kv_usage=self.kv_usage,
+            preemptions=self.preemptions,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            is_paused=is_paused,
+        )
+
+
+class PolicyEngine(AsyncLLM):
+    """AsyncLLM that never mixes prefix caches of two versions.
+
+    Blocks computed by older weights stay in the prefix cache after a weight change. Clients salt
+    their requests by version; a request without a salt gets the one of the version served now.
+    """
+
+    served_version = 0
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As AsyncLLM.generate, with a cache salt on every request."""
+        if isinstance(prompt, dict) and not prompt.get("cache_salt"):
+            prompt = {**prompt, "cache_salt": f"served-v{self.served_version}"}
+        async for output in super().generate(prompt, sampling_params, request_id, **options):
+            yield output
+
+
+class VllmControl:
+    """`EngineControl` over a running PolicyEngine.
+
+    Pausing keeps running requests with their KV cache (mode "keep", nothing cleared): they go on
+    after the change from where they were. Clearing would recompute every running prefix under the
+    new weights at each change; the sampling logprobs are what the engine sampled with either way.
+    """
+
+    def __init__(self, engine: PolicyEngine) -> None:
+        self._engine = engine
+
+    async def pause(self) -> None:
+        """Freeze running requests."""
+        await self._engine.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """Go on with frozen and new requests."""
+        await self._engine.resume_generation()
+
+    async def load(self, directory: Path) -> None:
+        """Load on every worker; the workers must agree on the number of tensors."""
+        counts = await self._engine.collective_rpc("gradus_load", args=(str(directory),))
+        if len(set(counts)) != 1 or counts[0] == 0:
+            raise RuntimeError(f"workers loaded {counts} tensors from {directory}")
+
+    async def set_version(self, version: int) -> None:
+        """Stored in the engine's own process, beside the weights."""
+        await self._engine.update_weight_version(str(version))
+        self._engine.served_version = version
+
+    async def get_version(self) -> int:
+        """Asked from the engine's process."""
+        return int(await self._engine.get_weight_version())

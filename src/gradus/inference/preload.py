@@ -1,0 +1,25 @@
+"""Importing the engine's modules in a helper process while this one imports the server's."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import forkserver
+
+PRELOADED_MODULES = (
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.model_loader",
+    "gradus.inference.weight_worker",
+)
+
+
+def start_engine_forkserver() -> None:
+    """Start the process that the engine will be forked from; returns at once.
+
+    Imports of torch and vLLM cost several seconds of CPU per process; with this the server and
+    the engine pay them at the same time on two cores, not one after the other. Must run after the
+    environment is complete: OpenMP and vLLM read it when they are loaded.
+    """
+    multiprocessing.set_forkserver_preload(list(PRELOADED_MODULES))
+    forkserver.ensure_running()

@@ -1,0 +1,57 @@
+"""The routes that gradus adds to vLLM's server: apply a version, status, served weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gradus.inference.admin import WeightAdmin
+from gradus.inference.policy_engine import EngineCounters
+from gradus.wire.inference import ApplyRefusal, decode_apply_request
+
+
+class PolicyRoutes:
+    """Answers `/gradus/...`; who may ask is the guard's business."""
+
+    def __init__(self, engine: Any, admin: WeightAdmin, counters: EngineCounters) -> None:
+        self._engine = engine
+        self._admin = admin
+        self._counters = counters
+
+    def add_to(self, app: FastAPI) -> None:
+        """Register the routes beside those of vLLM."""
+        app.add_route("/gradus/apply", self.apply, methods=["POST"])
+        app.add_route("/gradus/status", self.status, methods=["GET"])
+        app.add_route("/gradus/weights", self.weights, methods=["GET"])
+
+    async def apply(self, request: Request) -> Response:
+        """Serve another published version; see `WeightAdmin.apply`."""
+        try:
+            result = await self._admin.apply(decode_apply_request(await request.body()))
+        except ApplyRefusal as refusal:
+            error = {"message": refusal.message, "code": refusal.status}
+            return _json({"error": error}, status=refusal.status)
+        return _json(result)
+
+    async def status(self, _: Request) -> Response:
+        """Version, load and counters; asks nothing of the engine's process."""
+        served = self._admin.served
+        return _json(
+            self._counters.status(
+                version=served.version, epoch=served.epoch, is_paused=self._admin.is_paused
+            )
+        )
+
+    async def weights(self, _: Request) -> Response:
+        """Digest of every served tensor, one object per worker, and the version they belong to."""
+        workers = await self._engine.collective_rpc("gradus_served_tensors")
+        version = int(await self._engine.get_weight_version())
+        return _json({"version": version, "workers": workers})
+
+
+def _json(value: Any, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

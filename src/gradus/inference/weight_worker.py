@@ -1,0 +1,103 @@
+"""What gradus adds to vLLM's worker: load a version, and tell which weights are served."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradus.errors import ExitCode
+from gradus.inference.weights_check import iterate_tensors
+
+
+class WeightWorker:
+    """Mixed into vLLM's worker class by `worker_extension_cls`; called through `collective_rpc`.
+
+    Results cross a process as msgpack, so they are made of dicts, lists, strings and numbers.
+    """
+
+    model_runner: Any
+
+    def gradus_load(self, directory: str) -> int:
+        """Replace every parameter by the tensors in `directory`; returns their number.
+
+        The directory was verified, byte by byte, before the engine was paused.
+        """
+        counted = _Counted(iterate_tensors(Path(directory)))
+        self.model_runner.reload_weights(weights_iterator=counted)
+        return counted.number
+
+    def gradus_served_tensors(self) -> dict[str, dict[str, Any]]:
+        """Shape, dtype and SHA-256 of every tensor that this rank computes with."""
+        model = self.model_runner.get_model()
+        return {name: _describe(tensor) for name, tensor in served_tensors(model)}
+
+    def gradus_die_with_parent(self) -> int:
+        """End this process when the process that started it ends, however that happens."""
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            sentinel = parent.sentinel
+            threading.Thread(
+                target=_exit_after, args=(sentinel,), name="gradus-parent-watch", daemon=True
+            ).start()
+        return os.getpid()
+
+
+class _Counted:
+    """Counts what passes through an iterator."""
+
+    def __init__(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        self._tensors = tensors
+        self.number = 0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for pair in self._tensors:
+            self.number += 1
+            yield pair
+
+
+@torch.no_grad()
+def served_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor that the model computes with, under vLLM's (fused) names.
+
+    On CPU vLLM packs the weight of a linear layer into its kernel's own format and empties the
+    parameter; multiplying the identity gives the weight back exactly. Where a parameter stays
+    beside the packed copy (`lm_head`), the copy is told as `<module>.packed_weight`.
+    """
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.numel() > 0:
+                yield f"{module_name}.{name}", parameter
+        if hasattr(module, "cpu_linear"):
+            is_emptied = module.weight.numel() == 0
+            suffix = "weight" if is_emptied else "packed_weight"
+            yield f"{module_name}.{suffix}", _unpack(module)
+
+
+def _unpack(module: Any) -> torch.Tensor:
+    # [K, K] @ [K, N] -> [K, N]; each output is one product plus zeros, so nothing is rounded.
+    width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+    identity = torch.eye(width, dtype=module.weight.dtype)
+    product: torch.Tensor = module.cpu_linear(identity, module.weight, None)
+    return product.t().contiguous()
+
+
+def _describe(tensor: torch.Tensor) -> dict[str, Any]:
+    raw = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "sha256": hashlib.sha256(raw).hexdigest(),
+    }
+
+
+def _exit_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(ExitCode.TRY_AGAIN)
