@@ -1,0 +1,65 @@
+"""Valid configs in one line, for tests that change one thing about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gradus.config.load import load_config
+from gradus.config.merge import MergedConfig
+from gradus.config.run import RunConfig
+from gradus.config.schema import dotted
+from gradus.config.sft import SftConfig
+
+RUN_TOML = """\
+max_steps = 20
+[model]
+name = "gpt2"
+[[orchestrator.train.env]]
+id = "reverse-text"
+"""
+"""The shortest config of an RL run that works: everything else has a default."""
+
+SFT_TOML = """\
+[model]
+name = "gpt2"
+[data]
+path = "someone/conversations"
+"""
+"""The shortest config of a supervised run."""
+
+
+def build_run_values(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a minimal RL config file holds, with changes merged over it like an overlay."""
+    merged = MergedConfig()
+    base = {
+        "max_steps": 20,
+        "model": {"name": "gpt2"},
+        "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
+    }
+    for layer in (base, changes or {}):
+        merged.add(layer, dotted)
+    return merged.values
+
+
+def build_run_config(changes: dict[str, Any] | None = None) -> RunConfig:
+    """A valid RL config.
+
+    >>> build_run_config({"trainer": {"num_processes": 2}}).trainer.num_processes
+    2
+    """
+    return RunConfig.model_validate(build_run_values(changes))
+
+
+def build_sft_config(changes: dict[str, Any] | None = None) -> SftConfig:
+    """A valid config of a supervised run."""
+    base = {"model": {"name": "gpt2"}, "data": {"path": "someone/conversations"}}
+    return SftConfig.model_validate({**base, **(changes or {})})
+
+
+def load_values(folder: Path, values: dict[str, Any], *flags: str) -> RunConfig:
+    """The RL config that a JSON file with these values, and these flags, describe."""
+    path = folder / "values.json"
+    path.write_text(json.dumps(values))
+    return load_config(RunConfig, ["@", str(path), *flags])

@@ -1,0 +1,311 @@
+"""Every way to write a config wrong, with the words that tell the user what to do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gradus.config.load import load_config
+from gradus.config.preflight import check_run, check_sft
+from gradus.config.run import RunConfig
+from gradus.config.sft import SftConfig
+from gradus.errors import ConfigError, ExitCode
+from gradus.testing.configs import RUN_TOML, SFT_TOML
+
+MOST_SECONDS = 1.0
+NAMES = "letters, digits, '.', '_' or '-'"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One wrong config: an overlay over a valid one, and words of the error."""
+
+    name: str
+    toml: str
+    expected: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+def bad(name: str, toml: str, *expected: str, flags: tuple[str, ...] = ()) -> Bad:
+    return Bad(name=name, toml=toml, expected=expected, flags=flags)
+
+
+def env(line: str) -> str:
+    """An overlay with one source and one line in it."""
+    return f'[[orchestrator.train.env]]\nid = "reverse-text"\n{line}\n'
+
+
+UNKNOWN_KEYS = [
+    bad("near miss at the top", "seedd = 1", "run.toml:1: seedd: unknown key; did you mean seed?"),
+    bad(
+        "near miss in a section", "[trainer]\nmicro_batch_token = 9", "trainer.micro_batch_tokens?"
+    ),
+    bad(
+        "near miss two levels down", "[trainer.optimizer]\nwarmup_step = 1", "run.toml:2:", "warmup"
+    ),
+    bad("nothing like it", "[model]\nzzz = 1", "model.zzz: unknown key; remove it, or use one of"),
+    bad("a key of another section", "lr = 1e-5", "unknown key here", "trainer.optimizer.lr?"),
+    bad("a section that does not exist", "[wandbb]\nproject = 'x'", "wandbb: unknown key"),
+    bad("near miss of a section", "[trainr]\nnum_processes = 1", "did you mean trainer?"),
+    bad("in a source", env("group_sice = 4"), "run.toml:3", "env.0.group_size?"),
+    bad("in an inline table", env("sampling = {temp = 1.0}"), "run.toml:3", "env.0.sampling.temp"),
+    bad("of the other pool", env("pool = {type = 'static', multiplex = 1}"), "pool.multiplex"),
+    bad(
+        "on the command line",
+        "",
+        "--max-stepz",
+        "did you mean max_steps?",
+        flags=("--max-stepz", "3"),
+    ),
+    bad("nested flag", "", "--trainer.lr", flags=("--trainer.lr", "3")),
+    bad("camel case", "maxSteps = 3", "maxSteps: unknown key; did you mean max_steps?"),
+]
+
+WRONG_TYPES = [
+    bad(
+        "text for a whole number", 'max_steps = "20"', "'20' must be a whole number, without quotes"
+    ),
+    bad("words for a whole number", 'max_steps = "many"', "run.toml:1: max_steps: 'many' must be"),
+    bad("a fraction for a whole number", "max_steps = 2.5", "2.5 must be a whole number"),
+    bad("a bool for a whole number", "max_steps = true", "True must be a whole number"),
+    bad("text for a number", "[trainer.optimizer]\nlr = 'fast'", "'fast' must be a number"),
+    bad("text for a bool", "[trainer]\ndeterministic = 'yes'", "'yes' must be true or false"),
+    bad("a number for a bool", "[trainer]\ndeterministic = 1", "1 must be true or false"),
+    bad("a number for text", "[model]\nname = 7", "7 must be text in quotes"),
+    bad("a number for a section", "trainer = 5", "5 must be a table"),
+    bad("a table for a number", "[seed]\nx = 1", "seed: must be a whole number"),
+    bad("a list for a table", "[model]\nname = 'gpt2'\n[inference]\nextra_args = []", "be a table"),
+    bad("a table for a list", env("state_columns = {a = 1}"), "must be a list"),
+    bad(
+        "a number in a list of text", env("state_columns = [1]"), "state_columns.0: 1 must be text"
+    ),
+    bad("one value too few", "[trainer.optimizer]\nbetas = [0.9]", "run.toml:2", "one more value"),
+    bad("one value too many", "[trainer.optimizer]\nbetas = [0.9, 0.9, 0.9]", "too many entries"),
+    bad(
+        "a number as variable", "[trainer]\nenv_vars = {A = 1}", "trainer.env_vars.A: must be text"
+    ),
+    bad(
+        "text on the command line",
+        "",
+        "--seed",
+        "'x' must be a whole number",
+        flags=("--seed", "x"),
+    ),
+    bad("no value", "", "--seed", "needs a value behind it", flags=("--seed",)),
+    bad("broken JSON", "", "is not JSON", flags=("--trainer.optimizer.betas", "[0.9,")),
+    bad("not to be switched off", "", "cannot be switched off", flags=("--no-seed",)),
+    bad("a list of words", "", "a list as JSON in quotes", flags=("--seed", "1", "2")),
+    bad("null for a number", 'max_steps = "None"', "None must be a whole number"),
+]
+
+OUT_OF_RANGE = [
+    bad("no steps", "max_steps = 0", "0 is out of range; it must be at least 1"),
+    bad("negative rate", "[trainer.optimizer]\nlr = -1e-5", "it must be greater than 0"),
+    bad("nan", "[trainer.optimizer]\nlr = nan", "run.toml:2", "must be a finite number"),
+    bad("infinity", "[trainer.optimizer]\nlr = inf", "must be a finite number"),
+    bad("nan in a passed-through setting", env("taskset = {x = nan}"), "must be a finite number"),
+    bad("a date", env("taskset = {x = 2024-01-01}"), "is a date or time; put it in quotes"),
+    bad("port", "[inference]\nport = 70000", "at most 65535"),
+    bad("share of memory", "[inference]\ngpu_memory_utilization = 1.5", "at most 1"),
+    bad("temperature", env("sampling = {temperature = 0}"), "greater than 0"),
+    bad("top_p", env("sampling = {top_p = 1.5}"), "at most 1"),
+    bad("no source", "[orchestrator.train]\nenv = []", "too few entries; the least is 1"),
+    bad("ratio", env("ratio = 0.0"), "greater than 0"),
+    bad("negative seed", "seed = -1", "seed: -1 is out of range", "4294967295"),
+    bad("large seed", "seed = 99999999999", "out of range"),
+    bad("length of the model", "[model]\nmax_length_tokens = 4", "at least 8"),
+]
+
+WRONG_CHOICES = [
+    bad("schedule", "[trainer.optimizer]\nschedule = 'cosin'", "is not one of", "mean 'cosine'?"),
+    bad("precision", "[trainer]\ncompute_dtype = 'fp16'", "'bfloat16' or 'float32'"),
+    bad("optimizer", "[trainer.optimizer]\ntype = 'adam'", "did you mean 'adamw'?"),
+    bad("pool", env("pool = {type = 'elastik'}"), "pool.type: 'elastik'", "mean 'elastic'?"),
+    bad("loss", "[trainer.loss]\ntype = 'dpo'", "loss 'dpo' is not known; did you mean 'dppo'?"),
+    bad("algorithm", "[orchestrator.train.algo]\ntype = 'xx'", "use grpo, or name your own as"),
+    bad("algorithm of a source", env("algo = {type = 'grpp'}"), "env.0.algo.type", "mean 'grpo'?"),
+    bad("name of the run", "name = '../x'", "is not a name", NAMES),
+    bad("name of a source", env("name = 'a/b'"), "env.0.name: 'a/b' is not a name", NAMES),
+    bad("id without a name", env("").replace("reverse-text", "a b"), "give the source a name"),
+]
+
+CONFLICTS = [
+    bad("lag", "[orchestrator]\nmax_lag = 9", "max_lag: 9", "lower max_lag or raise max_staleness"),
+    bad("one group", "[orchestrator]\nmax_in_flight_episodes = 4", "cannot hold one group of 8"),
+    bad("no baseline", env("group_size = 1"), "gives grpo no baseline", "use at least 2"),
+    bad("two of a name", f"{env('')}\n{env('')}", "'reverse-text' is already the name of source 0"),
+    bad("other case", env("name = 'A'") + env("name = 'a'"), "already the name of source 0"),
+    bad("reply", "[model]\nmax_length_tokens = 512", "512 leaves no room for a prompt"),
+    bad("own reply", env("sampling = {max_completion_tokens = 4096}"), "run.toml:3", "no room"),
+    bad("micro batch", "[trainer]\nmicro_batch_tokens = 1024", "cannot hold the longest sample"),
+    bad("warm-up", "[trainer.optimizer]\nwarmup_steps = 20", "never ends in 20 steps"),
+    bad("betas", "[trainer.optimizer]\nbetas = [0.9, 1.0]", "each must be in [0, 1)"),
+    bad("ranks", "[trainer]\nnum_processes = 999", "gives 999 ranks nothing to share"),
+    bad("public host", "[inference]\nhost = '0.0.0.0'", "can be reached by others", "127.0.0.1"),
+    bad("engine", "[inference.extra_args]\nmax_model_len = 9", "write model.max_length_tokens"),
+    bad("body", env("sampling = {extra_body = {n = 2}}"), "has another owner: write group_size"),
+    bad("harness twice", env("harness = {config = {id = 'x'}}"), "chosen by harness.id alone"),
+    bad(
+        "role without place", env("agents = {judge = {model = 'm'}}"), "where is model 'm' served?"
+    ),
+    bad("role without model", env("agents = {j = {base_url = 'http://x'}}"), "which model of"),
+    bad("key without place", env("agents = {j = {api_key_var = 'K'}}"), "no meaning without"),
+    bad("address", env("address = 'localhost:1'"), "must begin with tcp:// or ipc://"),
+    bad("total", env("max_input_tokens = 9\nmax_total_tokens = 9"), "leaves no token to sample"),
+    bad("own variable", "[trainer]\nenv_vars = {RANK = '0'}", "gradus sets it itself: torchrun"),
+    bad("pipe", env("env_vars = {GRADUS_DEATH_PIPE = '3'}"), "that its launcher is gone"),
+    bad("our prefix", "[inference]\nenv_vars = {GRADUS_X = ''}", "belong to gradus itself"),
+    bad("no variable", "[orchestrator]\nenv_vars = {'A B' = ''}", "is no name of a variable"),
+]
+
+NOT_HERE = [
+    bad("model folder", "[model]\nname = './nowhere'", "run.toml:2", "no such directory"),
+    bad("deep folder", "[model]\nname = 'runs/x/model'", "'runs/x/model': no such directory"),
+    bad("home sign", "[model]\nname = '~/model'", "write the whole path"),
+    bad("no model name", "[model]\nname = 'a b'", "neither a directory nor a name on the hub"),
+    bad(
+        "environment", env("").replace("reverse", "revers"), "env.0.id", "'revers-text' is not inst"
+    ),
+    bad("dotted id", env("name = 'x'").replace("reverse-text", "a.b"), "cannot name a module"),
+    bad("taskset", env("taskset = {id = 'nope'}"), "taskset 'nope' is not installed"),
+    bad("harness", env("harness = {id = 'chatt'}"), "harness 'chatt' is not installed", "chat, "),
+    bad("harness of a role", env("agents = {a = {harness = {id = 'x9'}}}"), "agents.a.harness.id"),
+    bad("loss module", "[trainer.loss]\ntype = 'no.where:X'", "module 'no.where' is not installed"),
+    bad("algorithm module", env("algo = {type = 'no:X'}"), "env.0.algo.type", "module 'no'"),
+    bad("output", "output_dir = '/dev/null/runs'", "'/dev/null' is not a directory"),
+]
+
+BROKEN_FILES = [
+    bad("no end of a text", 'a = 1\nname = "x', "run.toml:2: not TOML"),
+    bad("no equals sign", "\n\nmax_steps 3", "run.toml:3: not TOML"),
+    bad("a key twice", "seed = 1\nseed = 2", "run.toml:", "not TOML"),
+    bad("a table twice", "[model]\n[model]", "run.toml:2: not TOML"),
+    bad("no file", "", "nowhere.toml: no such config file", flags=("@", "nowhere.toml")),
+    bad("no file behind the sign", "", "needs a file behind it", flags=("@",)),
+    bad("other suffix", "", "must end in .toml or .json", flags=("@", "run.yaml")),
+    bad("a lonely word", "", "unexpected 'oops'", flags=("oops",)),
+    bad("half a key", "", "must not begin or end with a dot", flags=("--trainer.", "x")),
+    bad(
+        "no such entry",
+        "",
+        "no such entry; the list has 1",
+        flags=("--orchestrator.train.env.5.id", "x"),
+    ),
+]
+
+ALL = [
+    *UNKNOWN_KEYS,
+    *WRONG_TYPES,
+    *OUT_OF_RANGE,
+    *WRONG_CHOICES,
+    *CONFLICTS,
+    *NOT_HERE,
+    *BROKEN_FILES,
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory with a valid base config."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.toml").write_text(RUN_TOML)
+    (tmp_path / "run.yaml").write_text("")
+    return tmp_path
+
+
+def test_the_base_of_the_table_is_a_valid_config(folder: Path) -> None:
+    assert load_config(RunConfig, ["@", "base.toml"], check=check_run).max_steps == 20
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name.replace(" ", "_"))
+def test_bad_config_is_refused_with_words_that_help(case: Bad, folder: Path) -> None:
+    (folder / "run.toml").write_text(case.toml)
+    before = sorted(folder.rglob("*"))
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ["@", "base.toml", "@", "run.toml", *case.flags], check=check_run)
+    assert time.monotonic() - started < MOST_SECONDS
+    message = str(caught.value)
+    assert [words for words in case.expected if words not in message] == [], message
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_the_table_is_as_long_as_promised() -> None:
+    assert len({(case.name, case.toml) for case in ALL}) >= 60
+
+
+def test_a_whole_missing_config_names_each_required_key(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, [])
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["model", "max_steps", "orchestrator"]
+    assert "It is: Optimizer updates of the run." in lines[1]
+
+
+def test_a_missing_key_names_the_line_of_its_section(folder: Path) -> None:
+    (folder / "run.toml").write_text("max_steps = 1\n[model]\nrenderer = 'auto'\n")
+    with pytest.raises(ConfigError, match=r"run\.toml:2: model\.name: missing"):
+        load_config(RunConfig, ["@", "run.toml"])
+
+
+def test_all_problems_are_told_at_once(folder: Path) -> None:
+    (folder / "run.toml").write_text('max_steps = "x"\nseedd = 1\n[trainer]\nlos = 3\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ["@", "base.toml", "@", "run.toml", "--model.nam", "y"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert {line.split(": ")[0] for line in lines} == {
+        "run.toml:1",
+        "run.toml:2",
+        "run.toml:4",
+        "--model.nam",
+    }
+
+
+def test_all_broken_files_are_told_at_once(folder: Path) -> None:
+    (folder / "run.toml").write_text("=")
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ["@", "run.toml", "@", "nowhere.toml", "stray"])
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_the_value_of_a_variable_is_never_shown(folder: Path) -> None:
+    (folder / "run.toml").write_text("[trainer]\nenv_vars = {TOKEN = 987654321}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ["@", "base.toml", "@", "run.toml"])
+    assert "987654321" not in str(caught.value)
+
+
+def test_a_long_value_is_shortened(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ["@", "base.toml", "--seed", "x" * 5000])
+    assert len(str(caught.value)) < 200
+
+
+SFT_CASES = [
+    bad("no data file", "[data]\npath = 'none.jsonl'", "data.path: 'none.jsonl': no such file"),
+    bad(
+        "empty data file", "[data]\npath = 'empty.jsonl'", "is empty; it must hold one JSON object"
+    ),
+    bad("folder as data", "[data]\npath = './'", "no such file"),
+    bad("no roles", "[data]\ntrain_roles = []", "too few entries"),
+    bad("precision", "compute_dtype = 'fp8'", "'fp8' must be bfloat16 or float32"),
+    bad("more ranks than samples", "batch_conversations = 1\nnum_processes = 2", "2 ranks nothing"),
+    bad("micro batch", "micro_batch_tokens = 100", "cannot hold the longest sample"),
+    bad("own variable", "env_vars = {WORLD_SIZE = '2'}", "gradus sets it itself"),
+    bad("warm-up", "max_steps = 3\n[optimizer]\nwarmup_steps = 5", "never ends in 3 steps"),
+]
+
+
+@pytest.mark.parametrize("case", SFT_CASES, ids=lambda case: case.name.replace(" ", "_"))
+def test_bad_supervised_config_is_refused(case: Bad, folder: Path) -> None:
+    (folder / "base.toml").write_text(SFT_TOML)
+    (folder / "empty.jsonl").touch()
+    (folder / "run.toml").write_text(case.toml)
+    with pytest.raises(ConfigError) as caught:
+        load_config(SftConfig, ["@", "base.toml", "@", "run.toml"], check=check_sft)
+    assert [words for words in case.expected if words not in str(caught.value)] == []
