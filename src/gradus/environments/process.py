@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.process import EnvironmentProcessConfig
-from gradus.environments.child_environment import child_environment
+from gradus.environments.child_environment import child_environment, variables_named_in
 from gradus.environments.pool import Pool, PoolSize
 from gradus.environments.task_server import Health, TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks
@@ -67,7 +67,9 @@ def private_directory() -> Iterator[Path]:
 async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
     variables = child_environment(
-        os.environ, named=config.env_var_names, inference_token=_inference_token(run_dir)
+        os.environ,
+        named={*config.env_var_names, *variables_named_in(config.verifiers)},
+        inference_token=_inference_token(run_dir),
     )
     pool = await Pool.start(variables)
     try:

@@ -88,14 +88,10 @@ class ToolServers:
         if call.name not in self._dispatch:
             return call.result(f"error: unknown tool {call.name!r}")
         arguments = call.arguments
-        if isinstance(arguments, str):
-            return call.result(
-                f"error: the arguments are not valid JSON: {arguments[:200]!r}; send the call again"
-            )
         if not isinstance(arguments, dict):
             return call.result(
-                "error: the arguments must be a JSON object, "
-                f"not {type(arguments).__name__}; send the call again"
+                f"error: the arguments must be a JSON object, not {call.raw_arguments[:200]!r}; "
+                "send the call again"
             )
         content = await call_mcp(self._servers, self._dispatch, call.name, arguments)
         return call.result(content)

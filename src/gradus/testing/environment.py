@@ -1,0 +1,160 @@
+"""Deterministic tasksets for tests: what they reward is known, and they can go wrong on request.
+
+verifiers finds a taskset by the name of a top-level module, so the folder `tests/environments`
+holds one small module per id that exports a class of this one:
+
+    from gradus.testing.environment import EchoTaskset
+
+    __all__ = ["EchoTaskset"]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+from typing import Literal
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+Behaviour = Literal["plain", "nan_reward", "raises", "raises_in_setup", "hangs"]
+
+
+class EchoConfig(vf.TasksetConfig):
+    """How many tasks, and what goes wrong in each."""
+
+    num_tasks: int | None = Field(8, ge=0)
+    """Number of tasks. None means endless."""
+    behaviour: Behaviour = "plain"
+    """`nan_reward` scores NaN, `raises` fails in scoring, `hangs` never ends its scoring."""
+
+
+class EchoData(vf.TaskData):
+    """A text that the model shall repeat."""
+
+    answer: str
+    """The text to repeat."""
+    behaviour: Behaviour
+    """What goes wrong."""
+
+
+class EchoTask(vf.Task[EchoData, vf.State, vf.TaskConfig]):
+    """Repeat the prompt: reward 1 for the same text, else 0."""
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
+        """Fail here when the task says so."""
+        if self.data.behaviour == "raises_in_setup":
+            raise RuntimeError("this task always fails in setup")
+
+    @vf.reward  # type: ignore[untyped-decorator]
+    async def echoed(self, trace: vf.Trace) -> float:
+        """1 when the last reply is the text."""
+        match self.data.behaviour:
+            case "nan_reward":
+                return float("nan")
+            case "raises":
+                raise RuntimeError("this task always fails in scoring")
+            case "hangs":
+                await asyncio.Event().wait()
+        return float(trace.last_reply == self.data.answer)
+
+
+class EchoTaskset(vf.Taskset[EchoTask, EchoConfig]):
+    """`repeat 0`, `repeat 1`, and so on."""
+
+    def __init__(self, config: EchoConfig) -> None:
+        super().__init__(config)
+        self.INFINITE = config.num_tasks is None
+
+    def load(self) -> Iterable[EchoTask]:
+        """Yield the tasks in order."""
+        for index in itertools.islice(itertools.count(), self.config.num_tasks):
+            text = f"repeat {index}"
+            data = EchoData(prompt=text, answer=text, behaviour=self.config.behaviour)
+            yield EchoTask(data, self.config.task)
+
+
+class AddTools(vf.Toolset[vf.SharedToolsetConfig, vf.State]):
+    """A tool server of one tool, `add`."""
+
+    TOOL_PREFIX = "calculator"
+
+    @vf.tool  # type: ignore[untyped-decorator]
+    def add(self, a: int, b: int) -> str:
+        """The sum of two integers."""
+        return str(a + b)
+
+
+class SumData(vf.TaskData):
+    """Two integers to add with the tool."""
+
+    answer: str
+    """Their sum."""
+
+
+class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
+    """Reward 1 when the tool's result is in the last reply."""
+
+    @vf.reward  # type: ignore[untyped-decorator]
+    async def has_sum(self, trace: vf.Trace) -> float:
+        """1 when the reply contains the sum."""
+        return float(self.data.answer in trace.last_reply)
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def tool_calls(self, trace: vf.Trace) -> float:
+        """Tool results in the conversation."""
+        return float(len(trace.tool_messages))
+
+
+class SumTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):
+    """Sums of small numbers, with the tool `calculator_add`."""
+
+    def load(self) -> Iterable[SumTask]:
+        """Yield four sums."""
+        for a, b in ((1, 2), (3, 4), (20, 22), (7, 0)):
+            data = SumData(prompt=f"add {a} and {b}", answer=str(a + b))
+            yield SumTask(data, self.config.task)
+
+    @classmethod
+    def toolsets(cls, config: vf.TasksetConfig) -> list[vf.Toolset]:  # noqa: ARG003
+        """One server for all episodes of a worker."""
+        return [AddTools(vf.SharedToolsetConfig())]
+
+
+class TalkConfig(vf.EnvConfig):
+    """A conversation of fixed length."""
+
+    agent: vf.AgentConfig = vf.AgentConfig()
+    """The model."""
+    num_questions: int = 3
+    """User messages of an episode."""
+
+
+class TalkEnv(vf.Env[TalkConfig]):
+    """A simulated user who says `say 0`, `say 1`, and counts the right echoes."""
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        """Say one message after the other until the model stops answering."""
+        right = 0
+        async with agents.agent.interaction(task) as talk:
+            for number in range(self.config.num_questions):
+                segment = await talk.turn(f"say {number}")
+                if segment.terminated:
+                    break
+                right += segment.last_reply.strip() == f"say {number}"
+        talk.trace.record_reward("right", right / self.config.num_questions)
+
+
+class TalkTaskset(vf.Taskset[vf.Task, vf.TasksetConfig]):
+    """Tasks without a prompt: the user opens."""
+
+    def load(self) -> Iterable[vf.Task]:
+        """Yield two tasks."""
+        for name in ("first", "second"):
+            yield vf.Task(vf.TaskData(name=name, system_prompt="repeat"), self.config.task)
+
+
+if __name__ == "__main__":
+    # verifiers starts a tool server as the module of its class.
+    AddTools.run()

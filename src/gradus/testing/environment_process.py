@@ -1,0 +1,150 @@
+"""A real environment process for tests, started as the launcher starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.run_dir import RunDirectory, read_json
+from gradus.testing.waiting import wait_until
+
+START_TIMEOUT_SECONDS = 90.0
+STOP_TIMEOUT_SECONDS = 20.0
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.environments.process import serve
+from gradus.errors import GradusError
+from gradus.log import configure_logging
+
+config = EnvironmentProcessConfig.model_validate_json(Path(sys.argv[1]).read_text())
+configure_logging("env_" + config.name)
+try:
+    serve(config)
+except GradusError as error:
+    print(f"gradus env-server: {error}", file=sys.stderr)
+    sys.exit(int(error.exit_code))
+"""
+
+
+class RunningEnvironment:
+    """Owns one environment process and a client of its task socket.
+
+    with RunningEnvironment(config, python_path=[folder]) as environment:
+        environment.wait_ready()
+        await environment.ask(method="info")
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentProcessConfig,
+        *,
+        python_path: list[Path] | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        run_dir = RunDirectory(Path(config.run_dir))
+        self._ready_file = run_dir.ready_file(f"env_{config.name}")
+        self.log_file = run_dir.logs / "envs" / "train" / f"{config.name}.log"
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        file = run_dir.config / f"env_{config.name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(config.model_dump_json())
+        paths = [str(path) for path in python_path or []]
+        variables = {
+            **os.environ,
+            # verifiers keeps its working folders below the home directory.
+            "HOME": config.run_dir,
+            "PYTHONPATH": os.pathsep.join(paths),
+            **(variables or {}),
+        }
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(file)],
+                stderr=log,
+                stdout=log,
+                env=variables,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        """Everything that the process wrote so far."""
+        return self.log_file.read_text()
+
+    @property
+    def error_line(self) -> str:
+        """The one line that says why it ended."""
+        lines = [line for line in self.log.splitlines() if line.startswith("gradus env-server:")]
+        assert len(lines) == 1, self.log
+        return lines[0]
+
+    def wait_ready(self) -> dict[str, Any]:
+        """What its ready file says, once it is there."""
+        wait_until(
+            lambda: self._ready_file.exists() or self.process.poll() is not None,
+            timeout_seconds=START_TIMEOUT_SECONDS,
+            what="the ready file of the environment process",
+        )
+        assert self._ready_file.exists(), self.log
+        ready: dict[str, Any] = read_json(self._ready_file)
+        return ready
+
+    def wait_exit(self) -> int:
+        """Its exit code."""
+        return self.process.wait(START_TIMEOUT_SECONDS)
+
+    async def ask(self, **request: Any) -> dict[str, Any]:
+        """The reply of the task socket to one request."""
+        address = self.wait_ready()["task_address"]
+        frames = await exchange(address, [b"any id", msgspec.msgpack.encode(request)])
+        assert frames[0] == b"any id"
+        reply: dict[str, Any] = msgspec.msgpack.decode(frames[1])
+        return reply
+
+    def stop(self) -> int:
+        """End it as the launcher does; its exit code."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        return self.process.wait(STOP_TIMEOUT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.stop()
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait(STOP_TIMEOUT_SECONDS)
+
+
+async def exchange(
+    address: str, frames: list[bytes], *, timeout_seconds: float = 10.0
+) -> list[bytes]:
+    """Send one message from a fresh DEALER and return the reply; TimeoutError without one."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.connect(address)
+        async with asyncio.timeout(timeout_seconds):
+            await socket.send_multipart(frames)
+            received: list[bytes] = await socket.recv_multipart()
+            return received
+    finally:
+        socket.close()
+        context.term()

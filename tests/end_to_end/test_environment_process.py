@@ -1,0 +1,168 @@
+"""A real environment process: what it tells, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.environment import ElasticPoolConfig, PoolConfig, StaticPoolConfig
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.errors import ExitCode
+from gradus.process_table import descendants, is_alive, living_processes, read_process
+from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.waiting import wait_until, wait_until_async
+
+pytestmark = pytest.mark.end_to_end
+
+MODULES = Path(__file__).parents[1] / "environments"
+ONE_WORKER = StaticPoolConfig(num_workers=1)
+
+
+def config_of(
+    run_dir: Path, taskset: dict[str, Any], *, pool: PoolConfig = ONE_WORKER
+) -> EnvironmentProcessConfig:
+    seat = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}}
+    return EnvironmentProcessConfig(
+        run_dir=str(run_dir),
+        epoch=3,
+        name="source",
+        pool=pool,
+        verifiers={"taskset": taskset, "agent": seat},
+    )
+
+
+def start(run_dir: Path, **taskset: Any) -> RunningEnvironment:
+    return RunningEnvironment(config_of(run_dir, taskset), python_path=[MODULES])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnvironment]:
+    """One process for the tests that only talk to it."""
+    run_dir = tmp_path_factory.mktemp("run")
+    config = config_of(run_dir, {"id": "gradus-test-echo", "num_tasks": 3})
+    config = config.model_copy(update={"env_var_names": ["OWN_SETTING"]})
+    (run_dir / "secrets").mkdir()
+    (run_dir / "secrets" / "inference_token").write_text("the-data-token\n")
+    given = {"CANARY_SECRET": "sings", "OWN_SETTING": "kept"}
+    with RunningEnvironment(config, python_path=[MODULES], variables=given) as environment:
+        environment.wait_ready()
+        yield environment
+
+
+def test_ready_file_tells_the_addresses_and_the_number_of_tasks(
+    shared: RunningEnvironment,
+) -> None:
+    ready = shared.wait_ready()
+    assert (ready["num_tasks"], ready["epoch"], ready["pid"]) == (3, 3, shared.process.pid)
+    assert ready["run_address"].startswith("ipc://")
+    assert ready["task_address"].startswith("ipc://")
+
+
+def test_sockets_lie_in_a_directory_that_only_the_owner_can_enter(
+    shared: RunningEnvironment,
+) -> None:
+    directory = Path(shared.wait_ready()["task_address"].removeprefix("ipc://")).parent
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+async def test_tasks_are_served_by_index(shared: RunningEnvironment) -> None:
+    assert (await shared.ask(method="info"))["result"] == {
+        "num_tasks": 3,
+        "taskset": "gradus-test-echo",
+    }
+    task = (await shared.ask(method="task", index=2))["result"]
+    assert task["task_data"]["prompt"] == "repeat 2"
+    assert task["task_data"]["idx"] == 2
+    assert len(task["key"]) == 64
+
+
+async def test_a_task_outside_the_range_is_refused_with_the_range(
+    shared: RunningEnvironment,
+) -> None:
+    for index in (3, -1):
+        reply = await shared.ask(method="task", index=index)
+        assert not reply["ok"]
+        assert "it has 3 tasks, counted from 0" in reply["error"]
+
+
+def test_an_environment_sees_no_variable_that_was_not_given_to_it(
+    shared: RunningEnvironment,
+) -> None:
+    pool = descendants(shared.process.pid, living_processes())
+    assert pool
+    for process in pool:
+        block = Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert b"sings" not in block
+        assert b"OWN_SETTING=kept" in block
+        assert b"GRADUS_INFERENCE_TOKEN=the-data-token" in block
+    assert "the-data-token" not in shared.log
+
+
+def test_a_stop_signal_ends_everything_and_leaves_nothing(tmp_path: Path) -> None:
+    with start(tmp_path, id="gradus-test-echo") as environment:
+        ready = environment.wait_ready()
+        started = descendants(environment.process.pid, living_processes())
+        assert environment.stop() == 0
+    assert started
+    wait_until(lambda: not any(is_alive(p.pid, p.start_time) for p in started))
+    assert not Path(ready["run_address"].removeprefix("ipc://")).parent.exists()
+
+
+def test_the_pool_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    with start(tmp_path, id="gradus-test-echo") as environment:
+        ready = environment.wait_ready()
+        started = descendants(environment.process.pid, living_processes())
+        environment.process.kill()
+        environment.process.wait()
+        wait_until(lambda: not any(is_alive(p.pid, p.start_time) for p in started))
+    directory = Path(ready["run_address"].removeprefix("ipc://")).parent
+    wait_until(lambda: not directory.exists())
+
+
+async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:
+    with start(tmp_path, id="gradus-test-echo") as environment:
+        environment.wait_ready()
+        (pool,) = descendants(environment.process.pid, living_processes())
+        os.kill(pool.pid, signal.SIGKILL)
+        await wait_until_async(
+            lambda: "cannot play any more" in environment.log, timeout_seconds=2.0
+        )
+        health = (await environment.ask(method="health"))["result"]
+        assert not health["healthy"]
+        assert "was killed by SIGKILL" in health["reason"]
+        assert environment.wait_exit() == ExitCode.INTERNAL
+        assert f"broker process {pool.pid} was killed by SIGKILL" in environment.error_line
+
+
+async def test_a_killed_worker_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=ElasticPoolConfig(max_workers=2))
+    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+        environment.wait_ready()
+        assert (await environment.ask(method="health"))["result"]["num_workers"] == 1
+        worker = next(
+            process
+            for process in descendants(environment.process.pid, living_processes())
+            if b"spawn_main" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        )
+        os.kill(worker.pid, signal.SIGKILL)
+        await wait_until_async(
+            lambda: f"worker process {worker.pid} was killed" in environment.log,
+            timeout_seconds=2.0,
+        )
+        assert environment.wait_exit() == ExitCode.INTERNAL
+        assert "was killed by SIGKILL" in environment.error_line
+    assert read_process(worker.pid) is None
+
+
+def test_an_environment_that_raises_at_import_is_told_with_the_place(tmp_path: Path) -> None:
+    with start(tmp_path, id="gradus-test-broken-import") as environment:
+        assert environment.wait_exit() == ExitCode.INTERNAL
+        assert "Traceback" not in environment.log
+        assert "RuntimeError: the data of this environment is not there" in environment.error_line
+        assert "gradus_test_broken_import.py, line 5" in environment.error_line

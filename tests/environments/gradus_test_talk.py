@@ -1,0 +1,7 @@
+"""A simulated user who asks and counts the echoes."""
+
+from __future__ import annotations
+
+from gradus.testing.environment import TalkEnv, TalkTaskset
+
+__all__ = ["TalkEnv", "TalkTaskset"]

@@ -1,0 +1,47 @@
+"""Which variables reach an environment's code."""
+
+from __future__ import annotations
+
+from gradus.environments.child_environment import (
+    INFERENCE_TOKEN_VAR,
+    child_environment,
+    variables_named_in,
+)
+
+CALLER = {
+    "PATH": "/bin",
+    "HOME": "/home/me",
+    "LC_ALL": "C.UTF-8",
+    "WANDB_API_KEY": "secret",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "GRADUS_DEATH_PIPE": "5",
+    INFERENCE_TOKEN_VAR: "of another run",
+    "JUDGE_KEY": "named by the config",
+}
+
+
+def test_only_known_and_named_variables_pass() -> None:
+    chosen = child_environment(CALLER, named=["JUDGE_KEY", "ABSENT"], inference_token="mine")
+    assert chosen["PATH"] == "/bin"
+    assert chosen["LC_ALL"] == "C.UTF-8"
+    assert chosen["JUDGE_KEY"] == "named by the config"
+    assert chosen[INFERENCE_TOKEN_VAR] == "mine"
+    assert not {"WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GRADUS_DEATH_PIPE"} & chosen.keys()
+
+
+def test_the_token_of_another_run_never_passes() -> None:
+    assert INFERENCE_TOKEN_VAR not in child_environment(CALLER, named=[], inference_token=None)
+
+
+def test_telemetry_is_off_whatever_the_caller_says() -> None:
+    chosen = child_environment({"DO_NOT_TRACK": "0"}, named=["DO_NOT_TRACK"], inference_token=None)
+    assert chosen["DO_NOT_TRACK"] == "1"
+
+
+def test_variables_that_the_config_names_are_found_at_any_depth() -> None:
+    config = {
+        "taskset": {"id": "x", "task": {"judges": [{"client": {"api_key_var": "JUDGE_KEY"}}]}},
+        "agent": {"harness": {"forward_env": ["EDITOR", 3]}},
+        "user": {"client": {"headers_from_env": {"X-Team": "TEAM"}, "api_key_var": None}},
+    }
+    assert variables_named_in(config) == {"JUDGE_KEY", "EDITOR", "TEAM"}

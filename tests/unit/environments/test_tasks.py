@@ -1,0 +1,118 @@
+"""Tasks by index, and what is said when an environment cannot be loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+
+from gradus.environments import tasks
+from gradus.environments.tasks import TaskIndex, load_tasks
+from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.testing.environment import EchoConfig, EchoTaskset
+
+MODULES = Path(__file__).parents[2] / "environments"
+
+
+@pytest.fixture(autouse=True)
+def _test_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(MODULES))
+
+
+def load(**taskset: Any) -> TaskIndex:
+    seat = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}}
+    return load_tasks("here", {"taskset": taskset, "agent": seat})
+
+
+def echo(num_tasks: int | None) -> TaskIndex:
+    return TaskIndex(EchoTaskset(EchoConfig(id="echo", num_tasks=num_tasks)))
+
+
+async def test_a_finite_taskset_knows_its_number_and_serves_any_order() -> None:
+    index = load(id="gradus-test-echo", num_tasks=5)
+    assert (index.num_tasks, index.taskset_id) == (5, "gradus-test-echo")
+    prompts = [(await index.task(i))["task_data"]["prompt"] for i in (4, 0, 4)]
+    assert prompts == ["repeat 4", "repeat 0", "repeat 4"]
+
+
+async def test_the_task_record_keeps_the_fields_of_its_own_package() -> None:
+    record = await load(id="gradus-test-echo").task(1)
+    assert record["task_data"]["answer"] == "repeat 1"
+    assert vf.WireTaskData.model_validate(record["task_data"]).model_extra == {
+        "answer": "repeat 1",
+        "behaviour": "plain",
+    }
+
+
+async def test_the_key_is_the_same_in_every_process() -> None:
+    first, second = (await echo(3).task(1))["key"], (await echo(3).task(1))["key"]
+    assert first == second != (await echo(3).task(2))["key"]
+
+
+async def test_an_endless_taskset_goes_forward_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "ENDLESS_WINDOW", 4)
+    index = echo(None)
+    assert index.num_tasks is None
+    for wanted in (0, 100, 98, 3, 101):
+        assert (await index.task(wanted))["task_data"]["prompt"] == f"repeat {wanted}"
+
+
+class _Liar(EchoTaskset):
+    """Says that it is endless, and ends."""
+
+    def load(self) -> Iterator[Any]:
+        self.config.num_tasks = 2
+        return iter(super().load())
+
+
+async def test_an_endless_taskset_that_ends_is_told_so() -> None:
+    index = TaskIndex(_Liar(EchoConfig(id="liar", num_tasks=None)))
+    with pytest.raises(EnvironmentFailure, match="says that it is endless, and ended before"):
+        await index.task(2)
+
+
+@pytest.mark.parametrize("wanted", [-1, 3])
+async def test_a_task_outside_the_range_is_refused_with_the_range(wanted: int) -> None:
+    with pytest.raises(EnvironmentFailure, match="it has 3 tasks, counted from 0"):
+        await echo(3).task(wanted)
+
+
+def test_an_unknown_environment_is_refused_by_its_id() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(id="no-such-thing")
+    assert str(caught.value) == (
+        "source 'here': environment 'no-such-thing' is not installed: there is no Python module "
+        "'no_such_thing'. Install its package, or correct the id"
+    )
+
+
+def test_an_environment_that_lacks_a_package_is_told_which() -> None:
+    with pytest.raises(ConfigError, match="needs the Python module 'a_package_that_nobody_has'"):
+        load(id="gradus-test-missing-module")
+
+
+def test_an_environment_that_raises_at_import_is_told_with_the_place() -> None:
+    with pytest.raises(EnvironmentFailure) as caught:
+        load(id="gradus-test-broken-import")
+    message = str(caught.value)
+    assert "RuntimeError: the data of this environment is not there" in message
+    assert "gradus_test_broken_import.py, line 5" in message
+    assert "\n" not in message
+
+
+def test_settings_that_the_environment_does_not_know_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"refuses its settings: taskset\.colour: Extra inputs"):
+        load(id="gradus-test-echo", colour="red")
+
+
+def test_a_data_set_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailure, match="could not load its tasks: FileNotFoundError"):
+        load(id="reverse-text", source="file", path=str(tmp_path / "none.jsonl"))
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'gradus-test-echo' has no tasks"):
+        load(id="gradus-test-echo", num_tasks=0)
