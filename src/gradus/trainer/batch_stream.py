@@ -1,0 +1,61 @@
+"""Batches in step order, each checked before the model sees it."""
+
+from __future__ import annotations
+
+from gradus.errors import ProtocolError
+from gradus.trainer.distributed import World
+from gradus.trainer.tensors import check_trainable
+from gradus.transport.base import BatchReceiver
+from gradus.wire.events import BatchReceived
+from gradus.wire.micro_batch import MicroBatch, RankBatch
+
+
+class BatchStream:
+    """This rank's part of every batch; acknowledges a batch once all ranks hold it.
+
+    >>> micro_batches = stream.receive(step=0)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        receiver: BatchReceiver,
+        world: World,
+        *,
+        epoch: int,
+        vocabulary: int,
+        timeout_seconds: float,
+    ) -> None:
+        self._receiver = receiver
+        self._world = world
+        self._epoch = epoch
+        self._vocabulary = vocabulary
+        self._timeout_seconds = timeout_seconds
+
+    def receive(self, step: int) -> list[MicroBatch]:
+        """Wait for batch `step`; refuses content that cannot train, on all ranks together."""
+        batch = self._receiver.receive(step, timeout_seconds=self._timeout_seconds)
+        self._check(batch, step)
+        self._check_alike(batch)
+        if self._world.is_first:
+            self._receiver.send_event(BatchReceived(step=step, epoch=self._epoch))
+        return batch.micro_batches
+
+    def _check(self, batch: RankBatch, step: int) -> None:
+        if batch.step != step or batch.rank != self._world.rank:
+            raise ProtocolError(
+                f"received batch {batch.step} of rank {batch.rank}, expected batch {step} of rank "
+                f"{self._world.rank}"
+            )
+        if not batch.micro_batches:
+            raise ProtocolError(f"batch {step}: rank {self._world.rank} has no micro batches")
+        for micro_batch in batch.micro_batches:
+            check_trainable(micro_batch, self._vocabulary)
+
+    def _check_alike(self, batch: RankBatch) -> None:
+        """Every rank runs the same number of collectives, or all of them would wait for ever."""
+        mine = len(batch.micro_batches)
+        total = self._world.sums({"micro_batches": mine})["micro_batches"]
+        if not self._world.all_agree(total == mine * self._world.size):
+            raise ProtocolError(
+                f"batch {batch.step}: ranks got different numbers of micro batches ({mine} here)"
+            )

@@ -1,0 +1,263 @@
+"""Exact attention inside each sample of a packed row, for any transformers model.
+
+Shapes: T tokens of the row, B samples of one block, L the longest of them, H query heads, K key
+heads, D the size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from gradus.errors import ConfigError
+
+ATTENTION_NAME = "gradus_packed"
+"""Name under which transformers finds `packed_attention`."""
+
+_SHORT_TOKENS = 256
+"""Up to this length plain matrix products are faster on a CPU than the fused kernel."""
+_BLOCK_FILL = 0.8
+"""A block ends before a sample shorter than this share of its longest."""
+_BLOCK_SCORES = 1 << 21
+"""Most B·L·L of one block, so that its scores stay near the cache."""
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """Samples of like length as rows of one padded rectangle."""
+
+    start: int
+    """First row of the block among the padded rows of all blocks."""
+    samples: int
+    length: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.samples * self.length)
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Where each token of a packed row lies among padded rows, and the way back."""
+
+    blocks: tuple[AttentionBlock, ...]
+    to_rows: Tensor
+    """[R] token that each padded row shows; padding repeats the first token of its sample."""
+    to_tokens: Tensor
+    """[T] padded row of each token."""
+    boundaries: Tensor
+    """[samples + 1] int32 starts of the samples, and T."""
+    longest: int
+
+    @classmethod
+    def build(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
+        """The layout of samples of these lengths, laid end to end."""
+        boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        to_tokens = np.empty(int(boundaries[-1]), np.int64)
+        to_rows: list[np.ndarray] = []
+        blocks: list[AttentionBlock] = []
+        start = 0
+        for chosen in _blocks_of_like_length(lengths):
+            sizes = np.array([lengths[i] for i in chosen])
+            firsts = boundaries[chosen]
+            length = int(sizes.max())
+            column = np.arange(length)[None, :]
+            is_token = column < sizes[:, None]
+            shown = np.where(is_token, firsts[:, None] + column, firsts[:, None])
+            row = start + np.arange(shown.size).reshape(shown.shape)
+            to_tokens[shown[is_token]] = row[is_token]
+            to_rows.append(shown.reshape(-1))
+            blocks.append(AttentionBlock(start, len(chosen), length))
+            start += shown.size
+        return cls(
+            blocks=tuple(blocks),
+            to_rows=torch.from_numpy(np.concatenate(to_rows)).to(device),
+            to_tokens=torch.from_numpy(to_tokens).to(device),
+            boundaries=torch.from_numpy(boundaries.astype(np.int32)).to(device),
+            longest=max(lengths),
+        )
+
+
+class _Tokens(NamedTuple):
+    """Queries [T, H, D], keys and values [T, K, D] of a packed row."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of [1, H, T, D] queries inside each sample; gives [1, T, H, D].
+
+    transformers calls this with the model's keyword arguments, `packed_layout` among them.
+    """
+    assert attention_mask is None, "packed rows carry no mask"
+    for refused in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(refused) is not None:
+            raise ConfigError(
+                f"{type(module).__name__} needs attention with {refused!r}, which packed training "
+                "does not compute; use another model"
+            )
+    layout: PackedLayout = kwargs["packed_layout"]
+    scale = float(kwargs.get("scaling") or query.shape[-1] ** -0.5)
+    window = kwargs.get("sliding_window")
+    tokens = _Tokens(*(t[0].transpose(0, 1) for t in (query, key, value)))
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _varlen(tokens, layout, scale, window)[None], None
+    return _padded(tokens, layout, scale, window)[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, packed_attention)
+
+
+def _blocks_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    blocks: list[list[int]] = []
+    for index in order:
+        longest = lengths[blocks[-1][0]] if blocks else 0
+        has_room = blocks and (len(blocks[-1]) + 1) * longest * longest <= _BLOCK_SCORES
+        if has_room and lengths[index] >= _BLOCK_FILL * longest:
+            blocks[-1].append(index)
+        else:
+            blocks.append([index])
+    return blocks
+
+
+def _varlen(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | None) -> Tensor:
+    """The GPU kernel for samples of different lengths; [T, H, D], no padding at all."""
+    attended = varlen_attn(
+        tokens.query.contiguous(),
+        tokens.key.contiguous(),
+        tokens.value.contiguous(),
+        layout.boundaries,
+        layout.boundaries,
+        layout.longest,
+        layout.longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=tokens.query.shape[1] != tokens.key.shape[1],
+    )
+    assert isinstance(attended, Tensor)
+    return attended
+
+
+def _padded(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | None) -> Tensor:
+    """Attention block by block over padded rows; padding lies after each sample, so a causal mask
+    keeps every real token from seeing it."""
+    heads, key_heads = tokens.query.shape[1:], tokens.key.shape[1]
+    query, key, value = (_to_rows(t.flatten(1), layout) for t in tokens)
+    parts = []
+    for block in layout.blocks:
+        block_query = query[block.rows].view(block.samples, block.length, *heads)
+        block_key, block_value = (
+            t[block.rows].view(block.samples, block.length, key_heads, heads[1])
+            for t in (key, value)
+        )
+        if _prefers_products(block.length, window):
+            attended = _by_products(block_query, block_key, block_value, scale, window)
+        else:
+            attended = _by_kernel(block_query, block_key, block_value, scale)
+        parts.append(attended.reshape(block.samples * block.length, -1))
+    rows = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return _to_tokens(rows, layout).view(-1, *heads)
+
+
+def _prefers_products(length: int, window: int | None) -> bool:
+    """The kernel is faster on long samples, but knows no window."""
+    return length <= _SHORT_TOKENS or (window is not None and window < length)
+
+
+def _by_products(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+) -> Tensor:
+    """Two matrix products and a softmax; [B, L, H, D] and [B, L, K, D] give [B, L, H, D]."""
+    samples, length, heads, size = query.shape
+    key_heads = key.shape[2]
+    shared = heads // key_heads
+    query = query.view(samples, length, key_heads, shared, size).permute(0, 2, 3, 1, 4)
+    query = query.reshape(samples * key_heads, shared * length, size)
+    key = key.permute(0, 2, 3, 1).reshape(samples * key_heads, size, length)
+    value = value.transpose(1, 2).reshape(samples * key_heads, length, size)
+    forbidden = _forbidden(length, window, query).repeat(shared, 1)
+    scores = torch.baddbmm(forbidden, query, key, alpha=scale)
+    attended = torch.bmm(torch.softmax(scores, dim=-1), value)
+    attended = attended.view(samples, key_heads, shared, length, size).permute(0, 3, 1, 2, 4)
+    return attended.reshape(samples, length, heads, size)
+
+
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """torch's fused causal attention; same shapes as `_by_products`."""
+    attended = scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        is_causal=True,
+        scale=scale,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return attended.transpose(1, 2)
+
+
+def _forbidden(length: int, window: int | None, like: Tensor) -> Tensor:
+    """[L, L]: 0 where a query (row) may see a key (column), -inf elsewhere."""
+    position = torch.arange(length, device=like.device)
+    distance = position[:, None] - position[None, :]
+    is_forbidden = distance < 0
+    if window is not None:
+        is_forbidden |= distance >= window
+    zeros = torch.zeros(length, length, dtype=like.dtype, device=like.device)
+    return zeros.masked_fill(is_forbidden, float("-inf"))
+
+
+def _to_rows(tokens: Tensor, layout: PackedLayout) -> Tensor:
+    rows: Tensor = _ToRows.apply(tokens, layout)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def _to_tokens(rows: Tensor, layout: PackedLayout) -> Tensor:
+    tokens: Tensor = _ToTokens.apply(rows, layout)  # type: ignore[no-untyped-call]
+    return tokens
+
+
+class _ToRows(torch.autograd.Function):
+    """[T, ·] → [R, ·]. Padding rows reach no output, so their gradient is zero and the way back is
+    a plain selection instead of a slow scatter-add."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, layout: PackedLayout) -> Tensor:
+        ctx.layout = layout
+        return tokens.index_select(0, layout.to_rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].index_select(0, ctx.layout.to_tokens), None
+
+
+class _ToTokens(torch.autograd.Function):
+    """[R, ·] → [T, ·], dropping padding."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, layout: PackedLayout) -> Tensor:
+        ctx.layout = layout
+        return rows.index_select(0, layout.to_tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        layout: PackedLayout = ctx.layout
+        rows = gradients[0].new_zeros(layout.to_rows.shape[0], gradients[0].shape[1])
+        return rows.index_copy_(0, layout.to_tokens, gradients[0]), None

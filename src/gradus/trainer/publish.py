@@ -1,0 +1,95 @@
+"""Publishing makes the trained weights a version that inference can apply."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gradus.trainer.distributed import World
+from gradus.trainer.model.serving_names import serving_tensors
+from gradus.weights.base import Published, WeightPublisher
+from gradus.weights.filesystem import write_tensors
+
+
+class PolicyPublisher:
+    """Gathers the policy from all ranks and hands it to a weight transfer or to a model directory.
+
+    `weights` is None on every rank but the first.
+
+        >>> published = publisher.publish(version=1)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        world: World,
+        *,
+        dtype: torch.dtype,
+        weights: WeightPublisher | None,
+    ) -> None:
+        self._model = model
+        self._world = world
+        self._dtype = dtype
+        self._weights = weights
+
+    def publish(self, version: int) -> Published | None:
+        """Publish the present weights as `version`; what was published on rank 0, else None."""
+        published: list[Published] = []
+
+        def write(tensors: Iterable[tuple[str, Tensor]]) -> None:
+            assert self._weights is not None
+            published.append(self._weights.publish(version, tensors))
+
+        self._gather(write)
+        return published[0] if published else None
+
+    def save(self, directory: Path, extra_files: dict[str, bytes]) -> None:
+        """Write a Hugging Face model directory that replaces `directory`."""
+
+        def write(tensors: Iterable[tuple[str, Tensor]]) -> None:
+            temporary = directory.with_name(f".{directory.name}.tmp")
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            write_tensors(temporary, tensors)
+            for name, content in extra_files.items():
+                (temporary / name).write_bytes(content)
+            shutil.rmtree(directory, ignore_errors=True)
+            temporary.rename(directory)
+
+        self._gather(write)
+
+    def _gather(self, write: Callable[[Iterable[tuple[str, Tensor]]], None]) -> None:
+        """Let rank 0 write while all ranks gather; a failed write ends all of them, named."""
+        tensors = serving_tensors(self._model, self._dtype, keep=self._world.is_first)
+
+        def write_and_drain() -> None:
+            try:
+                write(tensors)
+            finally:
+                # The other ranks gather to the end; leaving early would leave them waiting.
+                deque(tensors, maxlen=0)
+
+        if not self._world.is_first:
+            deque(tensors, maxlen=0)
+        self._world.first_rank_does(write_and_drain)
+
+
+def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> dict[str, bytes]:
+    """Config, generation config and tokenizer files that stand beside the weights."""
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}

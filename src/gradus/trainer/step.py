@@ -1,0 +1,140 @@
+"""From micro batches to gradients; the only place that divides a loss by a number of tokens.
+
+L = Σ rl / N_rl + Σ ce / N_ce + Σ ref_kl / N_ref. Each N counts the members of that component over
+all ranks and micro batches of the step, and is at least 1. Packing, micro-batching and splitting
+over ranks therefore change neither the loss nor the gradient. Shapes: T tokens of a micro batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradus.trainer.distributed import World, named_failures
+from gradus.trainer.losses.base import LossInputs, LossOutput, TokenLoss
+from gradus.trainer.losses.components import cross_entropy, reference_kl
+from gradus.trainer.model.policy_model import PolicyModel, TokenScores
+from gradus.trainer.tensors import TrainTensors, count_members
+from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.sample import LOSS_NAMES
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """The loss of one step over all ranks; the gradients lie in the parameters."""
+
+    total: float
+    members: Mapping[str, int]
+    """Tokens of each component, over all ranks."""
+    tokens: int
+    """Tokens read by the model, over all ranks, without dummies."""
+    metrics: Mapping[str, float]
+    """`loss/...`, averaged over members."""
+
+
+class GradientStep:
+    """Forward and backward of one step; owns every denominator.
+
+    >>> result = GradientStep(policy, Dppo(), world).run(micro_batches)  # doctest: +SKIP
+    """
+
+    def __init__(self, policy: PolicyModel, rl_loss: TokenLoss, world: World) -> None:
+        self._policy = policy
+        self._world = world
+        self._losses: dict[str, Callable[[LossInputs], LossOutput]] = {
+            "rl": rl_loss,
+            "ce": cross_entropy,
+            "ref_kl": reference_kl,
+        }
+
+    def run(self, micro_batches: Sequence[MicroBatch]) -> StepLoss:
+        """Add the gradients of one step to the parameters.
+
+        Every rank must bring the same number of micro batches; each takes part in backward, with
+        or without members, so that ranks stay in step.
+        """
+        members = self._count(micro_batches)
+        sums: defaultdict[str, float] = defaultdict(float)
+        for micro_batch in micro_batches:
+            tensors = TrainTensors.build(micro_batch, self._world.device)
+            with named_failures("run a micro batch"):
+                loss, parts = self._forward(tensors, members)
+                # FSDP averages gradients over ranks; the denominators are global already.
+                (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
+            for name, part in parts.items():
+                sums[name] += part
+        totals = self._world.sums(sums)
+        return StepLoss(
+            total=totals.pop("total"),
+            members={name: members[name] for name in LOSS_NAMES},
+            tokens=members["tokens"],
+            metrics={f"loss/{name}": value for name, value in totals.items()},
+        )
+
+    def _count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
+        counts: Counter[str] = Counter(dict.fromkeys((*LOSS_NAMES, "tokens"), 0))
+        for micro_batch in micro_batches:
+            counts.update(count_members(micro_batch))
+            counts["tokens"] += 0 if micro_batch.is_dummy else len(micro_batch)
+        return {name: int(value) for name, value in self._world.sums(counts).items()}
+
+    def _forward(
+        self, tensors: TrainTensors, members: Mapping[str, int]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """This micro batch's share of L, and its share of every metric."""
+        scores = self._policy(tensors)
+        # Keeps the model in the graph of a micro batch without members.
+        loss = scores.logprobs[:0].sum()
+        shares: dict[str, float] = {}
+        for name in LOSS_NAMES:
+            output = self._losses[name](_loss_inputs(tensors, scores, name))
+            weights = tensors.weights[name]
+            weighted = torch.where(weights != 0, weights * output.per_token, 0.0)
+            denominator = max(1, members[name])
+            component = weighted.sum() / denominator
+            loss = loss + component
+            if members[name]:
+                shares[f"{name}/mean"] = component.item()
+                shares |= _means(output.metrics, tensors.members(name), denominator)
+        shares |= _policy_means(tensors, scores, members)
+        return loss, shares | {"total": loss.item()}
+
+
+def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossInputs:
+    return LossInputs(
+        policy_logprobs=scores.logprobs,
+        sampling_logprobs=tensors.sampling_logprobs,
+        reference_logprobs=tensors.reference_logprobs,
+        advantages=tensors.advantages,
+        entropies=scores.entropies,
+        mask=tensors.members(name),
+        sample_index=tensors.sample_index,
+    )
+
+
+def _policy_means(
+    tensors: TrainTensors, scores: TokenScores, members: Mapping[str, int]
+) -> dict[str, float]:
+    """Entropy of the main component; mismatch KL = ratio - ln ratio - 1 of the rl tokens."""
+    main = next((name for name in LOSS_NAMES if members[name]), "rl")
+    denominator = max(1, members[main])
+    means = _means({"entropy/mean": scores.entropies}, tensors.members(main), denominator)
+    if main == "rl" and members["rl"]:
+        mask = tensors.members("rl")
+        log_ratio = torch.where(mask, scores.logprobs - tensors.sampling_logprobs, 0.0)
+        mismatch = log_ratio.exp() - log_ratio - 1.0
+        means |= _means({"mismatch_kl/mean": mismatch}, mask, denominator)
+    return means
+
+
+@torch.no_grad()
+def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: int) -> dict[str, float]:
+    """The shares of this micro batch in averages over `denominator` tokens."""
+    return {
+        name: torch.where(mask, values, 0.0).sum(dtype=torch.float64).item() / denominator
+        for name, values in metrics.items()
+    }

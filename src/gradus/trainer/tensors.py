@@ -1,0 +1,99 @@
+"""One micro batch as tensors on the model's device, with the members of each loss component.
+
+Shapes: T tokens of the micro batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradus.errors import ProtocolError
+from gradus.trainer.model.attention import PackedLayout
+from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.sample import LOSS_NAMES
+
+
+@dataclass(frozen=True)
+class TrainTensors:
+    """What the model and the losses read; every tensor is [T] unless it says otherwise."""
+
+    token_ids: Tensor
+    position_ids: Tensor
+    temperatures: Tensor
+    sampling_logprobs: Tensor
+    reference_logprobs: Tensor
+    advantages: Tensor
+    sample_index: Tensor
+    weights: dict[str, Tensor]
+    """Loss weights of every component, 0 where a token is no member."""
+    targets: Tensor
+    """[N] positions of the tokens that are members of any component."""
+    layout: PackedLayout
+
+    @classmethod
+    def build(cls, micro_batch: MicroBatch, device: torch.device) -> TrainTensors:
+        """The tensors of a micro batch that `check_trainable` let through."""
+        weights = _member_weights(micro_batch)
+        is_target = np.any([weight != 0 for weight in weights.values()], axis=0)
+        lengths = micro_batch.sequence_lengths
+
+        def tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+            # A copy: arrays off the wire are read-only views of the message.
+            return torch.tensor(array, dtype=dtype, device=device)
+
+        return cls(
+            token_ids=tensor(micro_batch.token_ids, torch.int64),
+            position_ids=tensor(micro_batch.position_ids, torch.int64),
+            temperatures=tensor(micro_batch.temperatures, torch.float32),
+            sampling_logprobs=tensor(micro_batch.sampling_logprobs, torch.float32),
+            reference_logprobs=tensor(micro_batch.reference_logprobs, torch.float32),
+            advantages=tensor(micro_batch.advantages, torch.float32),
+            sample_index=tensor(np.repeat(np.arange(len(lengths)), lengths), torch.int64),
+            weights={name: tensor(weight, torch.float32) for name, weight in weights.items()},
+            targets=tensor(np.flatnonzero(is_target), torch.int64),
+            layout=PackedLayout.build(lengths, device),
+        )
+
+    def members(self, name: str) -> Tensor:
+        """Bool [T]: the tokens of component `name`."""
+        return self.weights[name] != 0
+
+
+def check_trainable(micro_batch: MicroBatch, vocabulary: int) -> None:
+    """Refuse content that the model cannot read or that would make NaN; ProtocolError says what."""
+    micro_batch.check()
+    lengths = micro_batch.sequence_lengths
+    if not lengths or min(lengths) < 1:
+        raise ProtocolError(f"micro batch: sequence_lengths {lengths} must be positive")
+    if not np.array_equal(
+        micro_batch.position_ids, np.concatenate([np.arange(n) for n in lengths])
+    ):
+        raise ProtocolError("micro batch: position_ids do not count from 0 in each sample")
+    if not bool((micro_batch.temperatures > 0).all()):
+        raise ProtocolError("micro batch: temperatures must be positive")
+    lowest, highest = int(micro_batch.token_ids.min()), int(micro_batch.token_ids.max())
+    if lowest < 0 or highest >= vocabulary:
+        raise ProtocolError(
+            f"micro batch: token ids {lowest}..{highest} do not fit the model's vocabulary of "
+            f"{vocabulary}; trainer and environments must use the same tokenizer"
+        )
+
+
+def count_members(micro_batch: MicroBatch) -> dict[str, int]:
+    """Members of each component: tokens with weight, in the loss mask, not first in a sample."""
+    weights = _member_weights(micro_batch)
+    return {name: int(np.count_nonzero(weight)) for name, weight in weights.items()}
+
+
+def _member_weights(micro_batch: MicroBatch) -> dict[str, np.ndarray]:
+    # The first token of a sample has no predecessor that could predict it; it never trains.
+    may_train = micro_batch.loss_mask & (micro_batch.position_ids > 0)
+    nothing = np.zeros(len(micro_batch), np.float32)
+    return {
+        name: np.where(may_train, micro_batch.loss_weights.get(name, nothing), 0.0)
+        for name in LOSS_NAMES
+    }

@@ -1,0 +1,188 @@
+"""The trainer: receive → forward_backward → optimize → publish → record, once per step.
+
+consumes: batch v, for v from 0                 waits for: the orchestrator's batch, the other ranks
+produces: version v + 1 and the events below    unblocked by: the orchestrator's ship loop
+
+Events of step v, in order: BatchReceived(v) when every rank holds the batch,
+PolicyPublished(v + 1), StepFinished(v) with the metrics of all ranks. TrainerDone follows the last
+step, after the final model lies in the run directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gradus.config.process import TrainerProcessConfig
+from gradus.log import get_logger
+from gradus.run_dir import RunDirectory, write_json
+from gradus.trainer.batch_stream import BatchStream
+from gradus.trainer.distributed import World, join_world
+from gradus.trainer.losses import build_loss
+from gradus.trainer.model.load import load_model, load_tokenizer
+from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.shard import shard_model
+from gradus.trainer.optimizer import PolicyOptimizer, Update
+from gradus.trainer.publish import PolicyPublisher, model_files
+from gradus.trainer.step import GradientStep, StepLoss
+from gradus.trainer.throughput import Stopwatch
+from gradus.transport.base import BatchReceiver
+from gradus.transport.build import build_receiver
+from gradus.weights.base import Published
+from gradus.weights.filesystem import FilesystemWeights
+from gradus.wire.events import PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.micro_batch import MicroBatch
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """One rank of the trainer; owns the order of a step and nothing else."""
+
+    world: World
+    epoch: int
+    receiver: BatchReceiver
+    stream: BatchStream
+    gradients: GradientStep
+    optimizer: PolicyOptimizer
+    publisher: PolicyPublisher
+
+    def train_step(self, step: int) -> None:
+        """Train version `step` on batch `step` and publish version `step + 1`."""
+        watch = Stopwatch()
+        micro_batches = self.receive(step, watch)
+        loss = self.forward_backward(micro_batches, watch)
+        update = self.optimize(step, watch)
+        published = self.publish(step + 1, watch)
+        self.record(step, loss, update, published, watch)
+
+    def receive(self, step: int, watch: Stopwatch) -> list[MicroBatch]:
+        """Wait for this rank's part of the batch."""
+        with watch.measure("receive"):
+            return self.stream.receive(step)
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], watch: Stopwatch) -> StepLoss:
+        """Put the gradients of the batch into the parameters."""
+        with watch.measure("forward_backward"):
+            return self.gradients.run(micro_batches)
+
+    def optimize(self, step: int, watch: Stopwatch) -> Update:
+        """Change the weights, unless a gradient is not finite."""
+        with watch.measure("optimize"):
+            return self.optimizer.step(step)
+
+    def publish(self, version: int, watch: Stopwatch) -> Published | None:
+        """Make the new weights available; also after a skipped update, so that counts agree."""
+        with watch.measure("publish"):
+            return self.publisher.publish(version)
+
+    def record(
+        self,
+        step: int,
+        loss: StepLoss,
+        update: Update,
+        published: Published | None,
+        watch: Stopwatch,
+    ) -> None:
+        """Tell the orchestrator; only rank 0 has something published to tell."""
+        if published is None:
+            return
+        metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped) | {
+            "weights/version": float(published.version),
+            "weights/publish_seconds": watch.seconds("publish"),
+        }
+        self.receiver.send_event(
+            PolicyPublished(
+                version=published.version,
+                epoch=self.epoch,
+                directory=str(published.directory),
+                digest=published.digest,
+            )
+        )
+        self.receiver.send_event(StepFinished(step=step, epoch=self.epoch, metrics=metrics))
+
+
+def learning_metrics(
+    loss: StepLoss, update: Update, watch: Stopwatch, *, num_skipped: int
+) -> dict[str, float]:
+    """The metrics that reinforcement learning and supervised training share."""
+    return {
+        "loss/total/mean": loss.total,
+        **loss.metrics,
+        "optimizer/grad_norm": update.grad_norm,
+        "optimizer/lr": update.lr,
+        "optimizer/skipped/sum": float(num_skipped),
+        "throughput/trained_tokens_per_second": watch.trained_tokens_per_second(loss.tokens),
+        **watch.metrics(),
+    }
+
+
+def run(config: TrainerProcessConfig) -> None:
+    """Train all steps of a run; under torchrun, as one of its ranks."""
+    with join_world(deterministic=config.trainer.deterministic) as world:
+        torch.manual_seed(config.seed)
+        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.rank)
+        try:
+            _train(config, world, receiver)
+        finally:
+            receiver.close()
+
+
+def run_directory(path: str) -> RunDirectory:
+    """The run directory at an absolute path, so that events name files for other processes."""
+    return RunDirectory(Path(path).absolute())
+
+
+def serving_dtype(compute_dtype: str) -> torch.dtype:
+    """Dtype of compute, publishing and serving."""
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute_dtype]
+
+
+def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) -> None:
+    run_dir = run_directory(config.run_dir)
+    dtype = serving_dtype(config.trainer.compute_dtype)
+    model = load_model(config.model, world.device)
+    files = model_files(model, load_tokenizer(config.model), dtype)
+    policy = shard_model(PolicyModel(model), world.mesh, dtype)
+    weights = FilesystemWeights(
+        run_dir,
+        epoch=config.epoch,
+        extra_files=files,
+        keep_published=config.trainer.keep_published,
+    )
+    trainer = Trainer(
+        world=world,
+        epoch=config.epoch,
+        receiver=receiver,
+        stream=BatchStream(
+            receiver,
+            world,
+            epoch=config.epoch,
+            vocabulary=vocabulary_size(model),
+            timeout_seconds=config.trainer.receive_timeout_seconds,
+        ),
+        gradients=GradientStep(policy, build_loss(config.trainer.loss), world),
+        optimizer=PolicyOptimizer(
+            policy.named_parameters(),
+            config.trainer.optimizer,
+            max_steps=config.max_steps,
+            max_skipped_steps=config.trainer.max_skipped_steps,
+            world=world,
+        ),
+        publisher=PolicyPublisher(
+            model, world, dtype=dtype, weights=weights if world.is_first else None
+        ),
+    )
+    if world.is_first:
+        write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})
+    logger.info("trainer is ready: %d ranks on %s", world.size, world.device.type)
+    for step in range(config.max_steps):
+        trainer.train_step(step)
+    trainer.publisher.save(run_dir.model, files)
+    if world.is_first:
+        receiver.send_event(TrainerDone(step=config.max_steps - 1, epoch=config.epoch))

@@ -1,0 +1,163 @@
+"""Versions as directories: safetensors written beside, checksummed, then renamed into place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gradus.errors import RunDirectoryError
+from gradus.lease import check_epoch
+from gradus.run_dir import RunDirectory
+from gradus.weights.base import Published
+from gradus.weights.manifest import MANIFEST_NAME, build_manifest, file_entry, manifest_digest
+
+SHARD_BYTES = 4 << 30
+"""Most bytes of tensors in one file; more are split over several files with an index."""
+
+_VERSION_NAME = re.compile(r"version_(\d{8})")
+_TEMPORARY_NAME = re.compile(r"\..+\.tmp-(\d+)")
+
+
+class FilesystemWeights:
+    """Owns `<run_dir>/weights`: publishes versions and keeps the newest few.
+
+    >>> weights = FilesystemWeights(run_dir, epoch=1, extra_files={})  # doctest: +SKIP
+    >>> weights.publish(1, [("w", torch.zeros(2))]).directory.name  # doctest: +SKIP
+    'version_00000001'
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDirectory,
+        *,
+        epoch: int,
+        extra_files: Mapping[str, bytes],
+        keep_published: int = 2,
+    ) -> None:
+        self._run_dir = run_dir
+        self._epoch = epoch
+        self._extra_files = dict(extra_files)
+        self._keep_published = keep_published
+        run_dir.weights.mkdir(parents=True, exist_ok=True)
+        _delete_abandoned(run_dir.weights, epoch)
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
+        """Write `version` and forget old ones; FencedError when a newer owner took the run."""
+        check_epoch(self._run_dir, self._epoch)
+        target = self._run_dir.version(version)
+        temporary = target.with_name(f".{target.name}.tmp-{self._epoch}")
+        digest = _write_version(temporary, version, self._epoch, tensors, self._extra_files)
+        check_epoch(self._run_dir, self._epoch)
+        _put_in_place(temporary, target)
+        self._forget_old(version)
+        return Published(version=version, directory=target, digest=digest)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _forget_old(self, newest: int) -> None:
+        for path in self._run_dir.weights.iterdir():
+            match = _VERSION_NAME.fullmatch(path.name)
+            is_old = match is not None and int(match[1]) <= newest - self._keep_published
+            if is_old and not path.is_symlink():
+                shutil.rmtree(path)
+
+
+def write_tensors(
+    directory: Path, tensors: Iterable[tuple[str, Tensor]], *, shard_bytes: int = SHARD_BYTES
+) -> list[Path]:
+    """Write the stream as `model.safetensors`, or as shards with their index; gives the files."""
+    shards: list[tuple[Path, list[str]]] = []
+    total_bytes = 0
+    for shard in _in_shards(tensors, shard_bytes):
+        path = directory / f"shard-{len(shards):05d}"
+        save_file(shard, path, metadata={"format": "pt"})
+        total_bytes += sum(tensor.nbytes for tensor in shard.values())
+        shards.append((path, list(shard)))
+    if len(shards) == 1:
+        return [shards[0][0].rename(directory / "model.safetensors")]
+    files: list[Path] = []
+    weight_map: dict[str, str] = {}
+    for number, (path, names) in enumerate(shards, start=1):
+        file = path.rename(directory / f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+        files.append(file)
+        weight_map |= dict.fromkeys(names, file.name)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(
+        json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+    )
+    return [*files, index]
+
+
+def _in_shards(
+    tensors: Iterable[tuple[str, Tensor]], shard_bytes: int
+) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    filled = 0
+    for name, tensor in tensors:
+        if shard and filled + tensor.nbytes > shard_bytes:
+            yield shard
+            shard, filled = {}, 0
+        shard[name] = tensor
+        filled += tensor.nbytes
+    yield shard
+
+
+def _write_version(
+    directory: Path,
+    version: int,
+    epoch: int,
+    tensors: Iterable[tuple[str, Tensor]],
+    extra_files: Mapping[str, bytes],
+) -> str:
+    """Fill `directory`, durable to the last byte; gives the digest of its manifest."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir()
+    files = write_tensors(directory, tensors)
+    for name, content in extra_files.items():
+        path = directory / name
+        path.write_bytes(content)
+        files.append(path)
+    manifest = build_manifest(version, epoch, {path.name: file_entry(path) for path in files})
+    seal = directory / MANIFEST_NAME
+    seal.write_bytes(manifest.encode())
+    # In threads: the disk joins syncs that wait at the same time.
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(_sync, [*files, seal]))
+    _sync(directory)
+    return manifest_digest(manifest)
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    if target.exists():
+        raise RunDirectoryError(
+            f"{target} exists already; a version is published once. Resume under a new epoch or "
+            "delete the run's weights"
+        )
+    temporary.rename(target)
+    _sync(target.parent)
+
+
+def _delete_abandoned(weights: Path, epoch: int) -> None:
+    """Delete what an owner with an older or the same epoch began and did not finish."""
+    for path in weights.iterdir():
+        match = _TEMPORARY_NAME.fullmatch(path.name)
+        if match and int(match[1]) <= epoch and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
