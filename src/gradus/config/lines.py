@@ -24,7 +24,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
     counts: dict[KeyPath, int] = {}
     table: KeyPath = ()
     open_quotes: str | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if open_quotes is not None:
             open_quotes = None if open_quotes in line else open_quotes
             continue

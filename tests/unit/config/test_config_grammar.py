@@ -1,0 +1,229 @@
+"""The grammar of the command line, one rule per test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gradus.config.arguments import BareFlag, Text, key_path, parse_arguments
+from gradus.config.load import load_config, top_level_keys
+from gradus.config.run import RunConfig
+from gradus.errors import ConfigError
+from gradus.testing.configs import RUN_TOML
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    path = tmp_path / "base.toml"
+    path.write_text(RUN_TOML)
+    return str(path)
+
+
+def load(base: str, *flags: str) -> RunConfig:
+    return load_config(RunConfig, ["@", base, *flags])
+
+
+def test_files_merge_left_to_right(base: str, tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text("max_steps = 5\n[model]\nmax_length_tokens = 64\n")
+    config = load(base, "@", str(overlay))
+    assert (config.max_steps, config.model.name) == (5, "gpt2")
+    assert config.model.max_length_tokens == 64
+    assert load_config(RunConfig, ["@", str(overlay), "@", base]).max_steps == 20
+
+
+def test_a_list_of_a_later_file_replaces_the_list(base: str, tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text('[[orchestrator.train.env]]\nid = "wordle"\n')
+    sources = load(base, "@", str(overlay)).orchestrator.train.env
+    assert [source.id for source in sources] == ["wordle"]
+
+
+def test_flags_win_over_files_wherever_they_stand(base: str) -> None:
+    assert load_config(RunConfig, ["--max-steps", "7", "@", base]).max_steps == 7
+    assert load(base, "--max-steps", "7").max_steps == 7
+
+
+def test_the_later_flag_wins(base: str) -> None:
+    assert load(base, "--seed", "1", "--seed", "2").seed == 2
+
+
+def test_a_file_can_be_mounted_into_a_section(base: str, tmp_path: Path) -> None:
+    section = tmp_path / "optimizer.toml"
+    section.write_text("lr = 0.5\n")
+    for words in (["@", str(section)], [f"@{section}"]):
+        assert load(base, "--trainer.optimizer", *words).trainer.optimizer.lr == 0.5
+
+
+def test_an_error_in_a_mounted_file_names_its_line(base: str, tmp_path: Path) -> None:
+    section = tmp_path / "optimizer.toml"
+    section.write_text("\nlrr = 0.5\n")
+    with pytest.raises(ConfigError, match=r"optimizer\.toml:2: trainer\.optimizer\.lrr"):
+        load(base, "--trainer.optimizer", "@", str(section))
+
+
+def test_a_file_can_be_json(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps(
+            {
+                "max_steps": 3,
+                "model": {"name": "gpt2", "tokenizer": None},
+                "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
+            }
+        )
+    )
+    config = load_config(RunConfig, [f"@{path}"])
+    assert (config.max_steps, config.model.tokenizer) == (3, None)
+
+
+def test_flags_are_key_paths_in_kebab_case(base: str) -> None:
+    config = load(base, "--trainer.optimizer.max-grad-norm", "0.5", "--inference.port=8000")
+    assert (config.trainer.optimizer.max_grad_norm, config.inference.port) == (0.5, 8000)
+
+
+def test_snake_case_works_as_well(base: str) -> None:
+    assert load(base, "--max_steps", "3").max_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--trainer.deterministic"], True),
+        (["--trainer.deterministic", "true"], True),
+        (["--trainer.deterministic=False"], False),
+        (["--no-trainer.deterministic"], False),
+        (["--trainer.no-deterministic"], False),
+        (["--trainer.deterministic", "--no-trainer.deterministic"], False),
+    ],
+)
+def test_a_boolean_is_switched_by_its_flag(base: str, flags: list[str], expected: bool) -> None:
+    assert load(base, *flags).trainer.deterministic is expected
+
+
+def test_none_is_the_empty_value(base: str, tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text('name = "a"\n[inference]\nkv_cache_gib = "None"\n')
+    config = load(base, "@", str(overlay), "--name", "None")
+    assert (config.name, config.inference.kv_cache_gib) == (None, None)
+
+
+def test_lists_and_tables_are_json(base: str) -> None:
+    config = load(
+        base,
+        *("--trainer.optimizer.betas", "[0.5, 0.75]"),
+        *("--inference.extra-args", '{"max_num_batched_tokens": 9}'),
+        *("--orchestrator.train.env", '[{"id": "wordle"}, {"id": "zebra"}]'),
+    )
+    assert config.trainer.optimizer.betas == (0.5, 0.75)
+    assert config.inference.extra_args == {"max_num_batched_tokens": 9}
+    assert [source.id for source in config.orchestrator.train.env] == ["wordle", "zebra"]
+
+
+def test_one_entry_of_a_list_is_reached_by_its_place(base: str) -> None:
+    sources = load(
+        base,
+        *("--orchestrator.train.env.0.group-size", "4"),
+        *("--orchestrator.train.env.1.id", "wordle"),
+        *("--orchestrator.train.env.1.ratio", "2"),
+    ).orchestrator.train.env
+    assert [(source.id, source.group_size, source.ratio) for source in sources] == [
+        ("reverse-text", 4, 1.0),
+        ("wordle", 8, 2.0),
+    ]
+
+
+def test_a_config_can_come_from_flags_alone() -> None:
+    words = ["--max-steps", "1", "--model.name", "gpt2", "--orchestrator.train.env.0.id", "x"]
+    assert load_config(RunConfig, words).orchestrator.train.env[0].id == "x"
+
+
+def test_a_union_is_chosen_by_its_type(base: str) -> None:
+    env = "--orchestrator.train.env.0.pool"
+    pool = load(base, f"{env}.num-workers", "2", f"{env}.type", "static").orchestrator.train.env[0]
+    assert pool.pool.model_dump() == {"type": "static", "num_workers": 2}
+
+
+def test_another_type_drops_the_keys_of_the_earlier_variant(base: str, tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text(
+        '[[orchestrator.train.env]]\nid = "x"\npool = {type = "elastic", multiplex = 3}\n'
+    )
+    flag = ("--orchestrator.train.env.0.pool.type", "static")
+    pool = load(base, "@", str(overlay), *flag).orchestrator.train.env[0].pool
+    assert pool.model_dump() == {"type": "static", "num_workers": 4}
+
+
+def test_a_text_key_takes_a_number_as_text(base: str) -> None:
+    assert load(base, "--model.name", "123").model.name == "123"
+    assert load(base, "--model.name", "true").model.name == "true"
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ("true", True),
+        ("007", "007"),
+        ("NaN", "NaN"),
+        ("train", "train"),
+        ('"3"', "3"),
+        ("[1, 2]", [1, 2]),
+        ('{"a": 1}', {"a": 1}),
+        ("None", None),
+    ],
+)
+def test_a_passed_through_setting_is_guessed_like_json(
+    base: str, typed: str, value: object
+) -> None:
+    config = load(base, "--orchestrator.train.env.0.taskset.x", typed)
+    assert config.orchestrator.train.env[0].taskset == {"x": value}
+
+
+def test_a_setting_in_a_file_keeps_its_type(base: str, tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text(
+        '[[orchestrator.train.env]]\nid = "x"\ntaskset = {year = "2024", code = "007"}\n'
+    )
+    config = load(base, "@", str(overlay))
+    assert config.orchestrator.train.env[0].taskset == {"year": "2024", "code": "007"}
+
+
+def test_variables_stay_text(base: str) -> None:
+    config = load(base, "--trainer.env-vars.OMP_NUM_THREADS", "1")
+    assert config.trainer.env_vars == {"OMP_NUM_THREADS": "1"}
+
+
+def test_a_value_may_begin_with_a_dash_or_an_at_sign(base: str) -> None:
+    config = load(base, "--seed", "-1", "--output-dir=@runs", "--model.tokenizer=--x")
+    assert (config.seed, config.output_dir) == (-1, "@runs")
+    assert config.model.tokenizer == "--x"
+
+
+def test_a_flag_names_a_key_path() -> None:
+    assert key_path("a-b.0.c-d") == ("a_b", 0, "c_d")
+
+
+def test_arguments_keep_the_order_of_files_and_overrides() -> None:
+    parsed = parse_arguments(["@", "a.toml", "--m", "@", "b.toml", "--x", "1", "--no-y"])
+    assert [(file.file, file.section) for file in parsed.files] == [
+        ("a.toml", ()),
+        ("b.toml", ("m",)),
+    ]
+    value, flag = (override.value for override in parsed.overrides)
+    assert isinstance(value, Text)
+    assert isinstance(flag, BareFlag)
+    assert flag.is_on is False
+    assert [override.path for override in parsed.overrides] == [("x",), ("y",)]
+
+
+def test_sections_at_the_top_can_be_asked_for_without_validation(base: str) -> None:
+    assert top_level_keys(["@", base, "--data.path", "x"]) == {
+        "max_steps",
+        "model",
+        "orchestrator",
+        "data",
+    }

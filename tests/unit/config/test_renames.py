@@ -1,0 +1,188 @@
+"""Deprecated keys are translated once, with one warning each."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradus.config.load import load_config
+from gradus.config.renames import RENAMES, translate
+from gradus.config.run import RunConfig
+from gradus.errors import ConfigError
+from gradus.testing.configs import RUN_TOML
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            {"orchestrator": {"sampling": {"temperature": 0.5}}},
+            {"orchestrator": {"train": {"sampling": {"temperature": 0.5}}}},
+        ),
+        (
+            {"orchestrator": {"env": [{"id": "a"}]}},
+            {"orchestrator": {"train": {"env": [{"id": "a"}]}}},
+        ),
+        (
+            {"orchestrator": {"sampling": {"max_tokens": 9}}},
+            {"orchestrator": {"train": {"sampling": {"max_completion_tokens": 9}}}},
+        ),
+        (
+            {"orchestrator": {"env": [{"id": "a", "sampling": {"max_tokens": 9}}]}},
+            {
+                "orchestrator": {
+                    "train": {"env": [{"id": "a", "sampling": {"max_completion_tokens": 9}}]}
+                }
+            },
+        ),
+        (
+            {
+                "orchestrator": {
+                    "train": {"env": [{"agents": {"j": {"sampling": {"max_tokens": 9}}}}]}
+                }
+            },
+            {
+                "orchestrator": {
+                    "train": {
+                        "env": [{"agents": {"j": {"sampling": {"max_completion_tokens": 9}}}}]
+                    }
+                }
+            },
+        ),
+        (
+            {"orchestrator": {"train": {"env": [{"id": "a", "num_workers": 3}]}}},
+            {
+                "orchestrator": {
+                    "train": {"env": [{"id": "a", "pool": {"type": "static", "num_workers": 3}}]}
+                }
+            },
+        ),
+        (
+            {"orchestrator": {"env": [{"num_workers": "auto"}]}},
+            {"orchestrator": {"train": {"env": [{"pool": {"type": "elastic"}}]}}},
+        ),
+    ],
+)
+def test_deprecated_key_becomes_its_successor(old: dict[str, Any], new: dict[str, Any]) -> None:
+    assert translate(old).values == new
+
+
+def test_translation_leaves_its_input_alone() -> None:
+    old = {"orchestrator": {"env": [{"num_workers": 3}]}}
+    translate(old)
+    assert old == {"orchestrator": {"env": [{"num_workers": 3}]}}
+
+
+def test_an_explicit_pool_wins_over_num_workers() -> None:
+    source = {"num_workers": 3, "pool": {"type": "elastic", "multiplex": 9}}
+    values = translate({"orchestrator": {"train": {"env": [source]}}}).values
+    assert values["orchestrator"]["train"]["env"] == [{"pool": {"type": "elastic", "multiplex": 9}}]
+
+
+def test_an_explicit_value_wins_over_a_deprecated_one() -> None:
+    values = translate(
+        {
+            "orchestrator": {
+                "sampling": {"temperature": 0.1, "top_p": 0.2},
+                "train": {"sampling": {"temperature": 0.9}},
+            }
+        }
+    ).values
+    assert values["orchestrator"]["train"]["sampling"] == {"temperature": 0.9, "top_p": 0.2}
+    assert "sampling" not in values["orchestrator"]
+
+
+def test_no_source_is_lost_when_both_lists_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_TOML + '[[orchestrator.env]]\nid = "wordle"\n')
+    with pytest.raises(ConfigError, match=r"orchestrator\.env: unknown key"):
+        load_config(RunConfig, ["@", str(path)])
+
+
+def test_a_section_of_the_wrong_type_is_left_for_the_validator() -> None:
+    values = {"orchestrator": {"train": 5, "sampling": {"top_p": 1.0}}}
+    assert translate(values).values == values
+
+
+def test_one_warning_for_each_deprecated_key_of_a_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text(
+        'max_steps = 1\nmodel = {name = "gpt2"}\n'
+        '[[orchestrator.env]]\nid = "a"\nnum_workers = 1\n'
+        '[[orchestrator.env]]\nid = "b"\nnum_workers = "auto"\n'
+    )
+    with caplog.at_level(logging.WARNING):
+        config = load_config(RunConfig, ["@", str(path)])
+    assert [record.getMessage().split(": ")[1].split(" is ")[0] for record in caplog.records] == [
+        "orchestrator.env",
+        "orchestrator.train.env.0.num_workers",
+    ]
+    assert "(2 places)" in caplog.records[1].getMessage()
+    assert str(path) in caplog.records[0].getMessage()
+    assert [source.pool.type for source in config.orchestrator.train.env] == ["static", "elastic"]
+
+
+def test_a_deprecated_flag_works_over_a_file_with_new_keys(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_TOML + "[orchestrator.train.sampling]\ntemperature = 1.0\n")
+    config = load_config(
+        RunConfig,
+        [
+            *("@", str(path)),
+            *("--orchestrator.sampling.temperature", "0.5"),
+            *("--orchestrator.env.0.num-workers", "2"),
+        ],
+    )
+    assert config.orchestrator.train.sampling.temperature == 0.5
+    assert config.orchestrator.train.env[0].pool.model_dump() == {
+        "type": "static",
+        "num_workers": 2,
+    }
+
+
+def test_an_error_under_a_deprecated_key_names_the_line_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'max_steps = 1\nmodel = {name = "gpt2"}\n[[orchestrator.env]]\nid = "a"\nnum_workers = 0\n'
+    )
+    with pytest.raises(ConfigError, match=r"run\.toml:5: orchestrator\.train\.env\.0\.pool\.num"):
+        load_config(RunConfig, ["@", str(path)])
+
+
+def test_the_table_names_each_deprecated_key_once() -> None:
+    olds = [rename.old for rename in RENAMES]
+    assert len(set(olds)) == len(olds)
+    assert not set(olds) & {rename.new for rename in RENAMES}
+
+
+KEYS = st.sampled_from(
+    ["orchestrator", "train", "env", "sampling", "max_tokens", "num_workers", "pool", "type", "x"]
+)
+VALUES = st.recursive(
+    st.one_of(st.integers(0, 3), st.just("auto"), st.none()),
+    lambda inner: st.one_of(st.dictionaries(KEYS, inner, max_size=4), st.lists(inner, max_size=2)),
+    max_leaves=12,
+)
+ORCHESTRATORS = st.fixed_dictionaries(
+    {},
+    optional={
+        "env": st.one_of(VALUES, st.lists(st.dictionaries(KEYS, VALUES, max_size=4), max_size=3)),
+        "sampling": VALUES,
+        "train": st.one_of(VALUES, st.dictionaries(KEYS, VALUES, max_size=4)),
+    },
+)
+
+
+@given(ORCHESTRATORS)
+def test_translating_twice_changes_nothing(orchestrator: dict[str, Any]) -> None:
+    once = translate({"orchestrator": orchestrator})
+    twice = translate(once.values)
+    assert twice.values == once.values
+    assert twice.warnings == ()

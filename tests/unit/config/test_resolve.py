@@ -1,0 +1,251 @@
+"""One config becomes the configs of all processes, with nothing left to look up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.environment import NAME_PATTERN, TrainEnvironmentConfig
+from gradus.config.process import SourceConfig
+from gradus.config.resolve import (
+    NO_KEY_VARIABLE,
+    ProcessConfigs,
+    resolve_run,
+    resolve_sft,
+    run_name,
+    verifiers_config,
+)
+from gradus.errors import ConfigError
+from gradus.testing.configs import build_run_config, build_sft_config
+
+RUN_DIR = Path("runs/demo")
+
+
+def resolve(changes: dict[str, Any] | None = None) -> ProcessConfigs:
+    return resolve_run(build_run_config(changes), run_dir=RUN_DIR, epoch=3)
+
+
+def with_env(*sources: dict[str, Any], **train: Any) -> dict[str, Any]:
+    entries = [{"id": "reverse-text", **source} for source in sources]
+    return {"orchestrator": {"train": {"env": entries, **train}}}
+
+
+def only_source(changes: dict[str, Any]) -> SourceConfig:
+    (source,) = resolve(changes).orchestrator.sources
+    return source
+
+
+def verifiers(**source: Any) -> dict[str, Any]:
+    values = {"id": "reverse-text", **source}
+    return verifiers_config(TrainEnvironmentConfig.model_validate(values))
+
+
+def test_processes_stand_in_starting_order() -> None:
+    configs = resolve(with_env({"name": "a"}, {"name": "b"}))
+    assert list(configs.by_process()) == [
+        "inference",
+        "env_a",
+        "env_b",
+        "trainer",
+        "orchestrator",
+    ]
+
+
+def test_every_process_knows_the_run_directory_and_the_epoch() -> None:
+    for config in resolve().by_process().values():
+        assert config.model_dump()["run_dir"] == "runs/demo"
+        assert config.model_dump()["epoch"] == 3
+
+
+def test_shared_values_reach_every_process_that_needs_them() -> None:
+    configs = resolve(
+        {
+            "seed": 7,
+            "model": {"name": "gpt2", "max_length_tokens": 1024},
+            "trainer": {"num_processes": 2, "micro_batch_tokens": 4096},
+        }
+    )
+    lengths = {
+        part.model.max_length_tokens
+        for part in (configs.inference, configs.trainer, configs.orchestrator)
+    }
+    assert lengths == {1024}
+    assert {configs.inference.seed, configs.trainer.seed, configs.orchestrator.seed} == {7}
+    assert configs.orchestrator.data_parallel_size == 2
+    assert configs.orchestrator.micro_batch_tokens == 4096
+    assert configs.trainer.max_steps == configs.orchestrator.max_steps == 20
+
+
+def test_a_source_with_an_address_gets_no_process() -> None:
+    configs = resolve(with_env({"name": "mine", "address": "tcp://10.0.0.1:5000"}, {"name": "b"}))
+    assert [environment.name for environment in configs.environments] == ["b"]
+    assert [source.address for source in configs.orchestrator.sources] == [
+        "tcp://10.0.0.1:5000",
+        None,
+    ]
+
+
+def test_a_source_inherits_what_it_leaves_open() -> None:
+    source = only_source(
+        with_env(
+            {"sampling": {"temperature": 0.5, "extra_body": {"top_k": 3}}},
+            sampling={"temperature": 1.0, "top_p": 0.9, "extra_body": {"top_k": 9, "min_p": 0.1}},
+            algo={"type": "grpo", "options": {"scale_by_std": True}},
+        )
+    )
+    assert source.sampling.model_dump() == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_completion_tokens": 512,
+        "extra_body": {"top_k": 3, "min_p": 0.1},
+    }
+    assert source.algo.options == {"scale_by_std": True}
+
+
+def test_a_source_is_complete_without_any_setting() -> None:
+    source = only_source(with_env({}))
+    assert None not in source.sampling.model_dump().values()
+    assert source.algo.type == "grpo"
+    assert source.name == "reverse-text"
+
+
+def test_a_source_may_have_its_own_algorithm() -> None:
+    own = {"type": "my.module:Mine", "options": {"a": 1}}
+    assert only_source(with_env({"algo": own})).algo.model_dump() == own
+
+
+def test_variables_go_to_the_launcher_and_into_no_file() -> None:
+    secret = {"env_vars": {"MY_KEY": "canary"}}
+    changes = with_env(secret)
+    changes["orchestrator"].update(secret)
+    configs = resolve({**changes, "trainer": secret, "inference": secret})
+    for config in configs.by_process().values():
+        assert "canary" not in config.model_dump_json()
+    assert configs.env_vars == {
+        "inference": {"MY_KEY": "canary"},
+        "env_reverse-text": {"MY_KEY": "canary"},
+        "trainer": {"MY_KEY": "canary"},
+        "orchestrator": {"MY_KEY": "canary"},
+    }
+    assert configs.environments[0].env_var_names == ["MY_KEY"]
+
+
+def test_contradicting_sections_are_refused() -> None:
+    with pytest.raises(ConfigError, match="already the name of source 0"):
+        resolve(with_env({}, {}))
+
+
+def test_a_single_seat_gets_the_settings_of_the_source() -> None:
+    config = verifiers(
+        taskset={"split": "train"},
+        max_turns=3,
+        max_input_tokens=10,
+        max_output_tokens=20,
+        max_total_tokens=30,
+        timeout={"setup_seconds": 1.0, "agent_seconds": 2.0, "episode_seconds": 9.0},
+    )
+    assert config == {
+        "taskset": {"id": "reverse-text", "split": "train"},
+        "timeout": {"episode": 9.0, "finalize": 60.0},
+        "agent": {
+            "harness": {"id": "gradus_chat"},
+            "runtime": {"type": "subprocess"},
+            "max_turns": 3,
+            "max_input_tokens": 10,
+            "max_output_tokens": 20,
+            "max_total_tokens": 30,
+            "timeout": {"setup": 1.0, "rollout": 2.0, "finalize": 60.0, "scoring": 120.0},
+        },
+    }
+
+
+def test_another_harness_is_passed_on_with_its_settings() -> None:
+    harness = {"id": "bash", "config": {"tool_timeout": 5.0}}
+    assert verifiers(harness=harness)["agent"]["harness"] == {"id": "bash", "tool_timeout": 5.0}
+
+
+def test_an_environment_can_play_another_taskset() -> None:
+    config = verifiers(id="best-of-n", taskset={"id": "reverse-text"})
+    assert (config["id"], config["taskset"]) == ("best-of-n", {"id": "reverse-text"})
+
+
+def test_each_role_is_a_seat_that_inherits_from_the_source() -> None:
+    config = verifiers(
+        max_turns=5,
+        agents={
+            "solver": {},
+            "judge": {
+                "harness": {"id": "null"},
+                "max_turns": 1,
+                "model": "big",
+                "base_url": "http://localhost:1/v1",
+                "api_key_var": "BIG_KEY",
+                "sampling": {
+                    "temperature": 0.1,
+                    "max_completion_tokens": 9,
+                    "extra_body": {"k": 1},
+                },
+            },
+        },
+    )
+    assert "agent" not in config
+    assert config["solver"]["max_turns"] == 5
+    assert config["solver"]["harness"] == {"id": "gradus_chat"}
+    judge = config["judge"]
+    assert (judge["max_turns"], judge["harness"]) == (1, {"id": "null"})
+    assert judge["model"] == "big"
+    assert judge["client"]["base_url"] == "http://localhost:1/v1"
+    assert judge["client"]["api_key_var"] == "BIG_KEY"
+    assert judge["sampling"] == {"temperature": 0.1, "max_tokens": 9, "k": 1}
+
+
+def test_an_endpoint_without_a_key_never_gets_the_key_of_another_service() -> None:
+    role = {"model": "m", "base_url": "http://localhost:1/v1"}
+    assert verifiers(agents={"judge": role})["judge"]["client"]["api_key_var"] == NO_KEY_VARIABLE
+
+
+def test_process_configs_are_json() -> None:
+    for config in resolve().by_process().values():
+        assert type(config).model_validate(json.loads(config.model_dump_json())) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "reverse-text--gpt2--0123abcd"),
+        ({"name": "mine"}, "mine"),
+        ({"model": {"name": "runs/x/model"}}, "reverse-text--model--0123abcd"),
+        ({"model": {"name": "org/big model"}}, "reverse-text--big-model--0123abcd"),
+        (with_env({"name": "a"}, {"name": "b"}), "a_b--gpt2--0123abcd"),
+        ({"model": {"name": "/"}}, "reverse-text--x--0123abcd"),
+    ],
+)
+def test_name_of_a_run(changes: dict[str, Any], name: str) -> None:
+    assert run_name(build_run_config(changes), "0123abcd") == name
+
+
+def test_a_long_name_is_cut_to_a_valid_one() -> None:
+    sources = [{"name": f"environment-number-{number}"} for number in range(9)]
+    config = build_run_config({**with_env(*sources), "model": {"name": "m" * 300}})
+    assert re.fullmatch(NAME_PATTERN, run_name(config, "0123abcd"))
+
+
+def test_supervised_run_keeps_its_config_and_drops_variables() -> None:
+    config = build_sft_config({"env_vars": {"MY_KEY": "canary"}, "max_steps": 5})
+    process = resolve_sft(config, run_dir=RUN_DIR, epoch=2)
+    assert (process.sft.max_steps, process.epoch, process.run_dir) == (5, 2, "runs/demo")
+    assert process.sft.env_vars == {}
+
+
+def test_supervised_run_is_named_after_data_and_model() -> None:
+    config = build_sft_config({"data": {"path": "data/warm_up.jsonl"}})
+    assert run_name(config, "0123abcd") == "warm_up--gpt2--0123abcd"
+
+
+def test_supervised_run_with_contradictions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot hold the longest sample"):
+        resolve_sft(build_sft_config({"micro_batch_tokens": 8}), run_dir=RUN_DIR, epoch=0)
