@@ -12,7 +12,7 @@ from pathlib import Path
 from gradus.config.process import OrchestratorProcessConfig, SourceConfig
 from gradus.errors import ConfigError, ProtocolError
 from gradus.lease import check_epoch
-from gradus.monitor.base import Monitor
+from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.environment import (
@@ -83,7 +83,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
         capacity = config.orchestrator.max_lag + 1
         sender = FilesystemTransport(run_dir).sender(epoch=config.epoch, capacity=capacity)
         stack.push_async_callback(sender.close)
-        monitor = JsonlMonitor(run_dir.metrics)
+        monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
         journal = stack.enter_context(Journal(run_dir.journal, epoch=config.epoch, now=time.time))
         columns = {source.name: source.state_columns for source in config.sources}

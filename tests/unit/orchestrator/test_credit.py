@@ -118,7 +118,7 @@ def test_algorithm_is_built_from_its_config() -> None:
 
 
 def test_an_unknown_option_is_an_error_that_names_it() -> None:
-    with pytest.raises(ConfigError, match="does not accept options.*scale"):
+    with pytest.raises(ConfigError, match=r"does not accept options.*scale"):
         build_algorithm(AlgorithmConfig(type="grpo", options={"scale": True}))
 
 

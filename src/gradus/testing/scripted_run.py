@@ -1,0 +1,204 @@
+"""A scripted environment, policy and trainer: the orchestrator's peers inside one event loop.
+
+They fit the orchestrator's protocols without importing it, wait only where a test tells them to,
+and remember what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from verifiers.v1.episode import WireEpisode
+
+from gradus.testing.episodes import build_episode
+from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.inference import EngineStatus
+from gradus.wire.micro_batch import Batch
+
+
+async def at_once(_: int) -> None:
+    """The shortest wait: everyone else gets a turn."""
+    await asyncio.sleep(0)
+
+
+@dataclass(frozen=True)
+class ScriptedTask:
+    """A task that says only its index."""
+
+    task_data: dict[str, Any]
+    key: str | int
+
+
+@dataclass(frozen=True)
+class ScriptedInfo:
+    """What a scripted environment offers."""
+
+    num_tasks: int | None
+    taskset: str = "words"
+
+
+@dataclass
+class Call:
+    """One episode that an environment was asked for."""
+
+    number: int
+    index: int
+    version: int
+    outcome: str = "running"
+
+
+class ScriptedEnvironment:
+    """Plays episode number n (counted from 0) as `play(n)` says, after `wait(n)`.
+
+    >>> environment = ScriptedEnvironment(play=lambda number: build_episode(reward=number % 2))
+    """
+
+    def __init__(
+        self,
+        *,
+        play: Callable[[int], WireEpisode | Exception] | None = None,
+        wait: Callable[[int], Awaitable[None]] = at_once,
+        num_tasks: int | None = 100,
+    ) -> None:
+        """By default every second episode of a group is rewarded."""
+        self.calls: list[Call] = []
+        self._play = play or (lambda number: build_episode(reward=float(number % 2), seed=number))
+        self._wait = wait
+        self._num_tasks = num_tasks
+        self._failure: asyncio.Future[None] | None = None
+        self._death: Exception | None = None
+
+    async def info(self) -> ScriptedInfo:
+        """The size that the test chose."""
+        return ScriptedInfo(self._num_tasks)
+
+    async def task(self, index: int) -> ScriptedTask:
+        """Any index is a task; the key is an integer."""
+        return ScriptedTask({"idx": index}, index)
+
+    async def run(self, task: ScriptedTask, *, version: int) -> WireEpisode:
+        """Wait, then play; an exception that the script returns is raised."""
+        call = Call(len(self.calls), task.task_data["idx"], version)
+        self.calls.append(call)
+        try:
+            await self._wait(call.number)
+        except asyncio.CancelledError:
+            call.outcome = "cancelled"
+            raise
+        call.outcome = "ended"
+        result = self._play(call.number)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def watch(self) -> None:
+        """Waits until `die`."""
+        self._failure = asyncio.get_running_loop().create_future()
+        if self._death is not None:
+            self._failure.set_exception(self._death)
+        await self._failure
+
+    def die(self, error: Exception) -> None:
+        """End `watch` with `error`, as a lost process does."""
+        self._death = error
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+
+@dataclass(frozen=True)
+class ScriptedApply:
+    """A version went live."""
+
+    version: int
+    apply_seconds: float
+    pause_seconds: float
+    status: EngineStatus
+
+
+class ScriptedPolicy:
+    """Serves every published version after `wait(version)`."""
+
+    def __init__(self, *, wait: Callable[[int], Awaitable[None]] = at_once) -> None:
+        self.version = 0
+        self.newest_version = 0
+        self._wait = wait
+
+    async def apply(self, published: PolicyPublished) -> ScriptedApply:
+        """100 more tokens were generated since the last version."""
+        self.newest_version = published.version
+        await self._wait(published.version)
+        self.version = published.version
+        status = EngineStatus(
+            version=self.version,
+            epoch=published.epoch,
+            running=0,
+            waiting=0,
+            kv_usage=0.0,
+            preemptions=0,
+            prompt_tokens=0,
+            generated_tokens=100 * self.version,
+            is_paused=False,
+        )
+        return ScriptedApply(self.version, 0.25, 0.125, status)
+
+    async def close(self) -> None:
+        """Nothing is held open."""
+
+
+class ScriptedTrainer:
+    """Both ends of a transport and the trainer behind it: trains step n after `wait(n)`.
+
+    Start `train` beside the orchestrator; it ends after `max_steps` batches.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_steps: int,
+        epoch: int = 1,
+        wait: Callable[[int], Awaitable[None]] = at_once,
+        is_published_first: bool = False,
+    ) -> None:
+        self.batches: list[Batch] = []
+        self._max_steps = max_steps
+        self._epoch = epoch
+        self._wait = wait
+        self._is_published_first = is_published_first
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Batch] = asyncio.Queue()
+
+    async def train(self) -> None:
+        """Acknowledge, train and publish batch after batch."""
+        for step in range(self._max_steps):
+            batch = await self._arrived.get()
+            assert batch.step == step, f"batch {batch.step} came instead of {step}"
+            self._events.put_nowait(BatchReceived(step, self._epoch))
+            await self._wait(step)
+            finished = StepFinished(step, self._epoch, {"loss/total/mean": float(step)})
+            published = PolicyPublished(step + 1, self._epoch, f"version_{step + 1}", "digest")
+            both: list[Event] = [finished, published]
+            for event in reversed(both) if self._is_published_first else both:
+                self._events.put_nowait(event)
+        self._events.put_nowait(TrainerDone(self._max_steps - 1, self._epoch))
+
+    def say(self, event: Event) -> None:
+        """Send any event, also one that makes no sense."""
+        self._events.put_nowait(event)
+
+    async def send(self, batch: Batch) -> None:
+        """There is always room."""
+        self.batches.append(batch)
+        self._arrived.put_nowait(batch)
+
+    async def receive_event(self) -> Event:
+        """The trainer's next event."""
+        return await self._events.get()
+
+    async def close(self) -> None:
+        """Nothing is held open."""

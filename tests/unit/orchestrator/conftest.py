@@ -1,0 +1,159 @@
+"""One orchestrator with scripted peers, for the tests of its loops."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.process import OrchestratorProcessConfig, SourceConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.orchestrator.journal import Journal, read_journal
+from gradus.orchestrator.orchestrator import Orchestrator, first_cause
+from gradus.orchestrator.parts import Parts, Source, build_grading
+from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.task_source import SourceShare
+from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
+
+LIMIT_SECONDS = 20.0
+"""Far beyond any run here; a deadlock fails the test instead of hanging it."""
+
+
+@dataclass
+class RecordingMonitor:
+    """Keeps every record."""
+
+    records: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    def record(self, metrics: Mapping[str, float], *, step: int) -> None:
+        self.records.append((step, dict(metrics)))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
+    """A small run; `changes` go into the orchestrator's section, `max_steps` above it."""
+    max_steps = changes.pop("max_steps", 3)
+    group_size = changes.pop("group_size", 2)
+    names = changes.pop("sources", ["words"])
+    sampling = SamplingConfig(temperature=0.5, top_p=1.0, max_completion_tokens=16)
+    section = {"train": {"env": [{"id": name} for name in names]}, "groups_per_batch": 2}
+    return OrchestratorProcessConfig(
+        run_dir=str(root),
+        epoch=1,
+        model=ModelConfig(name="tiny", max_length_tokens=64),
+        max_steps=max_steps,
+        seed=0,
+        sources=[
+            SourceConfig(
+                name=name,
+                ratio=1.0,
+                group_size=group_size,
+                sampling=sampling,
+                algo=AlgorithmConfig(),
+                timeout=EnvironmentTimeoutConfig(),
+                address=None,
+                state_columns=[],
+            )
+            for name in names
+        ],
+        orchestrator=OrchestratorConfig.model_validate(section | changes),
+        data_parallel_size=1,
+        micro_batch_tokens=64,
+    )
+
+
+@dataclass
+class Rig:
+    """A run with its peers; `play` runs it to its end or to its first error."""
+
+    root: Path
+    config: OrchestratorProcessConfig
+    environments: dict[str, ScriptedEnvironment]
+    policy: ScriptedPolicy
+    trainer: ScriptedTrainer
+    monitor: RecordingMonitor = field(default_factory=RecordingMonitor)
+    check_lease: Callable[[], None] = lambda: None
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        return read_journal(self.root / "journal.jsonl")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Journal lines of one kind."""
+        return [line for line in self.journal if line["event"] == name]
+
+    @property
+    def environment(self) -> ScriptedEnvironment:
+        return next(iter(self.environments.values()))
+
+    def build(self) -> tuple[Orchestrator, Journal]:
+        ticks = itertools.count()
+        journal = Journal(self.root / "journal.jsonl", epoch=1, now=lambda: 0.0)
+        sources = {
+            source.name: Source(
+                SourceShare(source.name, source.ratio, num_tasks=100),
+                source.group_size,
+                self.environments[source.name],
+                build_grading(self.config, source),
+            )
+            for source in self.config.sources
+        }
+        parts = Parts(
+            sources=sources,
+            policy=self.policy,
+            sender=self.trainer,
+            monitor=self.monitor,
+            journal=journal,
+            episodes=EpisodeWriter(self.root / "episodes", {}),
+            check_lease=self.check_lease,
+            clock=lambda: float(next(ticks)),
+        )
+        return Orchestrator(self.config, parts), journal
+
+    async def play(self) -> None:
+        orchestrator, journal = self.build()
+        with journal:
+            training = asyncio.create_task(self.trainer.train())
+            try:
+                async with asyncio.timeout(LIMIT_SECONDS):
+                    await orchestrator.play()
+            except BaseExceptionGroup as group:
+                raise first_cause(group) from group
+            finally:
+                training.cancel()
+
+
+@pytest.fixture
+def build_rig(tmp_path: Path) -> Any:
+    """Builds a rig; keyword arguments are peers by name, the rest is config."""
+    numbers = itertools.count()
+
+    def build(**changes: Any) -> Rig:
+        root = tmp_path / f"run{next(numbers)}"
+        environments = changes.pop("environments", None)
+        environment = changes.pop("environment", None)
+        policy = changes.pop("policy", None)
+        trainer = changes.pop("trainer", None)
+        if environments is not None:
+            changes["sources"] = list(environments)
+        config = build_config(root, **changes)
+        return Rig(
+            root,
+            config,
+            environments or {"words": environment or ScriptedEnvironment()},
+            policy or ScriptedPolicy(),
+            trainer or ScriptedTrainer(max_steps=config.max_steps),
+        )
+
+    return build

@@ -1,0 +1,370 @@
+"""Whole runs of the orchestrator against scripted peers, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from gradus.errors import (
+    DeadlineError,
+    EmptyBatchError,
+    EnvironmentFailure,
+    FencedError,
+    ProtocolError,
+)
+from gradus.orchestrator.episode_check import EpisodeFailed, Failure
+from gradus.testing.episodes import build_episode, build_trace
+from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
+from gradus.wire.events import PolicyPublished, TrainerDone
+from gradus.wire.policy import staleness
+
+
+def staleness_by_batch(rig: Any) -> list[int]:
+    return [staleness(batch.step, batch.versions) for batch in rig.trainer.batches]
+
+
+def assert_conserved(rig: Any) -> None:
+    """Every started episode has one end, every sample trained once or was dropped."""
+    started = [line["episode"] for line in rig.events("episode_started")]
+    ended = Counter(line["episode"] for line in rig.events("episode_ended"))
+    assert len(set(started)) == len(started)
+    assert ended == Counter(started)
+    trained = [i for line in rig.events("batch_shipped") for i in line["samples"]]
+    assert len(set(trained)) == len(trained)
+    assert all(sample.rsplit("/", 2)[0] in started for sample in trained)
+
+
+async def test_a_run_trains_every_step_and_records_it(build_rig: Any) -> None:
+    rig = build_rig(max_steps=3)
+    await rig.play()
+    assert [batch.step for batch in rig.trainer.batches] == [0, 1, 2]
+    assert [step for step, _ in rig.monitor.records] == [0, 1, 2]
+    assert rig.journal[-1]["event"] == "run_ended"
+    assert_conserved(rig)
+
+
+async def test_a_batch_holds_the_samples_of_the_wanted_number_of_groups(build_rig: Any) -> None:
+    rig = build_rig(max_steps=1, groups_per_batch=3, group_size=4)
+    await rig.play()
+    shipped = rig.events("batch_shipped")[0]
+    assert len(shipped["groups"]) == 3
+    assert len(shipped["samples"]) == 12
+
+
+async def test_synchronous_run_is_never_stale(build_rig: Any) -> None:
+    rig = build_rig(max_steps=4, max_lag=0)
+    await rig.play()
+    assert staleness_by_batch(rig) == [0, 0, 0, 0]
+    assert {call.version for call in rig.environment.calls} == {0, 1, 2, 3}
+
+
+async def test_with_a_lag_of_one_generation_overlaps_training(build_rig: Any) -> None:
+    """The trainer does not finish step 0 before batch 1 was played: without overlap, a deadlock."""
+    second_batch = asyncio.Event()
+
+    async def train(step: int) -> None:
+        if step == 0:
+            await second_batch.wait()
+
+    trainer = ScriptedTrainer(max_steps=3, wait=train)
+    send = trainer.send
+
+    async def noting_send(batch: Any) -> None:
+        await send(batch)
+        if batch.step == 1:
+            second_batch.set()
+
+    trainer.send = noting_send  # type: ignore[method-assign]
+    rig = build_rig(max_steps=3, max_lag=1, trainer=trainer)
+    await rig.play()
+    assert max(staleness_by_batch(rig)) == 1
+
+
+async def test_a_slow_trainer_holds_generation_back(build_rig: Any) -> None:
+    """While version 0 is served, at most max_lag + 1 batches are played."""
+    first_step = asyncio.Event()
+
+    async def train(step: int) -> None:
+        await first_step.wait()
+
+    rig = build_rig(
+        max_steps=4, max_lag=1, groups_per_batch=2, trainer=ScriptedTrainer(max_steps=4, wait=train)
+    )
+    playing = asyncio.create_task(rig.play())
+    while len(rig.trainer.batches) < 2:
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert len(rig.environment.calls) == 2 * 2 * 2
+    first_step.set()
+    await playing
+    assert max(staleness_by_batch(rig)) <= 1
+
+
+async def test_a_slow_episode_lives_through_new_versions_and_carries_their_span(
+    build_rig: Any,
+) -> None:
+    rig = build_rig(max_steps=4, max_lag=1, groups_per_batch=1, group_size=2)
+    served = asyncio.Event()
+
+    async def wait(number: int) -> None:
+        if number == 0:
+            await served.wait()
+
+    async def apply(version: int) -> None:
+        if version == 2:
+            served.set()
+
+    rig.environments["words"] = ScriptedEnvironment(wait=wait)
+    rig.policy = ScriptedPolicy(wait=apply)
+    await rig.play()
+    spans = {(b.versions.oldest, b.versions.newest) for b in rig.trainer.batches}
+    assert (0, 2) in spans
+    assert_conserved(rig)
+
+
+async def test_groups_that_must_end_too_old_are_abandoned_and_counted(build_rig: Any) -> None:
+    async def wait(number: int) -> None:
+        if number == 0:
+            await asyncio.Event().wait()
+
+    rig = build_rig(
+        max_steps=5,
+        max_lag=1,
+        max_staleness=2,
+        groups_per_batch=1,
+        environment=ScriptedEnvironment(wait=wait),
+    )
+    await rig.play()
+    assert rig.environment.calls[0].outcome == "cancelled"
+    assert len(rig.events("group_abandoned")) == 1
+    assert sum(m.get("group/abandoned/words/sum", 0) for _, m in rig.monitor.records) == 1
+    assert max(staleness_by_batch(rig)) <= 2
+    assert_conserved(rig)
+
+
+async def test_a_group_without_gradient_is_replaced_in_the_same_batch(build_rig: Any) -> None:
+    """The first group has equal rewards; a synchronous run still fills its batch."""
+
+    def play(number: int) -> Any:
+        return build_episode(reward=0.0 if number < 2 else float(number % 2))
+
+    rig = build_rig(max_steps=1, max_lag=0, environment=ScriptedEnvironment(play=play))
+    await rig.play()
+    (dropped,) = rig.events("group_dropped")
+    assert dropped["reasons"] == {"zero_advantage": 2}
+    assert rig.monitor.records[0][1]["sample/dropped/sum"] == 2.0
+    assert rig.monitor.records[0][1]["sample/dropped/words/zero_advantage/sum"] == 2.0
+
+
+async def test_metrics_count_all_episodes_also_those_that_did_not_train(build_rig: Any) -> None:
+    def play(number: int) -> Any:
+        return build_episode(reward=0.0 if number < 2 else float(number % 2))
+
+    rig = build_rig(max_steps=1, max_lag=0, environment=ScriptedEnvironment(play=play))
+    await rig.play()
+    metrics = rig.monitor.records[0][1]
+    assert metrics["episode/reward/mean"] == pytest.approx(2 / 6)
+    assert metrics["episode/words/reward/mean"] == pytest.approx(2 / 6)
+    assert metrics["batch/samples/sum"] == 4.0
+
+
+async def test_failed_episodes_give_no_sample_and_the_rest_of_the_group_trains(
+    build_rig: Any,
+) -> None:
+    def play(number: int) -> Any:
+        if number % 3 == 2:
+            return EpisodeFailed(Failure("ProviderError", "connection refused"))
+        return build_episode(reward=float(number % 3))
+
+    rig = build_rig(max_steps=1, group_size=3, environment=ScriptedEnvironment(play=play))
+    await rig.play()
+    metrics = rig.monitor.records[0][1]
+    assert metrics["batch/samples/sum"] == 4.0
+    assert metrics["episode/error/share"] == pytest.approx(1 / 3)
+    assert metrics["episode/error/ProviderError/sum"] == 2.0
+
+
+async def test_reward_nan_is_a_failure_with_a_name_and_never_zero(build_rig: Any) -> None:
+    def play(number: int) -> Any:
+        return build_episode(reward=float("nan") if number % 3 == 2 else float(number % 3))
+
+    rig = build_rig(max_steps=1, group_size=3, environment=ScriptedEnvironment(play=play))
+    await rig.play()
+    metrics = rig.monitor.records[0][1]
+    assert metrics["episode/error/invalid_reward/sum"] == 2.0
+    assert metrics["episode/reward/mean"] == pytest.approx(0.5)
+
+
+async def test_only_errors_end_the_run_with_the_most_frequent_one_first(build_rig: Any) -> None:
+    def play(number: int) -> Any:
+        kind = "ProviderError" if number % 3 else "SandboxError"
+        return EpisodeFailed(Failure(kind, "connection refused"))
+
+    rig = build_rig(max_empty_attempts=2, environment=ScriptedEnvironment(play=play))
+    with pytest.raises(
+        EnvironmentFailure, match=r"every episode failed.*\d x error:ProviderError,"
+    ):
+        await rig.play()
+
+
+async def test_equal_rewards_everywhere_end_the_run_with_a_reason(build_rig: Any) -> None:
+    environment = ScriptedEnvironment(play=lambda number: build_episode(reward=1.0))
+    rig = build_rig(max_empty_attempts=2, environment=environment)
+    with pytest.raises(EmptyBatchError, match=r"4 groups in a row.*8 x zero_advantage"):
+        await rig.play()
+
+
+async def test_errors_are_named_before_empties(build_rig: Any) -> None:
+    def play(number: int) -> Any:
+        if number % 2:
+            return EpisodeFailed(Failure("ProviderError", "refused"))
+        return build_episode(reward=1.0)
+
+    rig = build_rig(max_empty_attempts=1, environment=ScriptedEnvironment(play=play))
+    with pytest.raises(EmptyBatchError, match="2 x error:ProviderError, 2 x zero_advantage"):
+        await rig.play()
+
+
+async def test_a_dead_environment_ends_the_run_at_once(build_rig: Any) -> None:
+    async def forever(number: int) -> None:
+        await asyncio.Event().wait()
+
+    rig = build_rig(environment=ScriptedEnvironment(wait=forever))
+    playing = asyncio.create_task(rig.play())
+    while not rig.environment.calls:
+        await asyncio.sleep(0)
+    rig.environment.die(EnvironmentFailure("environment process 'words' (pid 7) ended"))
+    with pytest.raises(EnvironmentFailure, match="'words'"):
+        await playing
+
+
+async def test_a_silent_trainer_is_named_after_its_deadline(build_rig: Any) -> None:
+    async def forever(step: int) -> None:
+        await asyncio.Event().wait()
+
+    trainer = ScriptedTrainer(max_steps=3, wait=forever)
+    rig = build_rig(trainer=trainer, trainer_timeout_seconds=0.05)
+    with pytest.raises(DeadlineError, match=r"the trainer said nothing for 0\.05 s"):
+        await rig.play()
+
+
+async def test_a_trainer_without_a_batch_may_be_silent(build_rig: Any) -> None:
+    """Episodes take longer than the trainer's deadline; the trainer owes nothing meanwhile."""
+
+    async def slow(number: int) -> None:
+        loop = asyncio.get_running_loop()
+        elapsed = asyncio.Event()
+        loop.call_later(0.1, elapsed.set)
+        await elapsed.wait()
+
+    rig = build_rig(
+        max_steps=2,
+        max_lag=0,
+        environment=ScriptedEnvironment(wait=slow),
+        trainer_timeout_seconds=0.05,
+    )
+    await rig.play()
+    assert len(rig.trainer.batches) == 2
+
+
+async def test_a_trainer_that_leaves_early_is_an_error(build_rig: Any) -> None:
+    async def leave(step: int) -> None:
+        rig.trainer.say(TrainerDone(step, 1))
+        await asyncio.Event().wait()
+
+    trainer = ScriptedTrainer(max_steps=5, wait=leave)
+    rig = build_rig(max_steps=5, max_lag=0, trainer=trainer)
+    with pytest.raises(ProtocolError, match="left after step 0"):
+        await rig.play()
+
+
+async def test_a_version_without_a_batch_is_refused(build_rig: Any) -> None:
+    async def invent(step: int) -> None:
+        rig.trainer.say(PolicyPublished(9, 1, "version_9", "digest"))
+        await asyncio.Event().wait()
+
+    rig = build_rig(trainer=ScriptedTrainer(max_steps=3, wait=invent))
+    with pytest.raises(ProtocolError, match="published version 9"):
+        await rig.play()
+
+
+async def test_the_order_of_finished_and_published_does_not_matter(build_rig: Any) -> None:
+    trainer = ScriptedTrainer(max_steps=2, is_published_first=True)
+    rig = build_rig(max_steps=2, trainer=trainer)
+    await rig.play()
+    assert [step for step, _ in rig.monitor.records] == [0, 1]
+    assert rig.monitor.records[1][1]["loss/total/mean"] == 1.0
+    assert rig.monitor.records[1][1]["weights/version"] == 2.0
+
+
+async def test_a_lost_lease_ends_the_run_before_the_next_batch(build_rig: Any) -> None:
+    def fenced() -> None:
+        raise FencedError("epoch 2 owns the run")
+
+    rig = build_rig()
+    rig.check_lease = fenced
+    with pytest.raises(FencedError):
+        await rig.play()
+    assert rig.trainer.batches == []
+
+
+async def test_in_flight_episodes_stay_under_their_limit(build_rig: Any) -> None:
+    running = 0
+    most = 0
+
+    async def wait(number: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    rig = build_rig(environment=ScriptedEnvironment(wait=wait), max_in_flight_episodes=3)
+    await rig.play()
+    assert most == 3
+
+
+async def test_sources_share_the_batch_by_their_ratio(build_rig: Any) -> None:
+    environments = {"words": ScriptedEnvironment(), "sums": ScriptedEnvironment()}
+    rig = build_rig(max_steps=3, environments=environments)
+    await rig.play()
+    opened = Counter(line["source"] for line in rig.events("group_opened"))
+    assert opened == {"words": 3, "sums": 3}
+    assert "episode/sums/reward/mean" in rig.monitor.records[0][1]
+
+
+async def test_episodes_are_recorded_with_their_standing_in_the_run(build_rig: Any) -> None:
+    rig = build_rig(max_steps=1, max_lag=0, groups_per_batch=1)
+    await rig.play()
+    lines = (rig.root / "episodes" / "step_0" / "train.jsonl").read_bytes().splitlines()
+    records = [msgspec.json.decode(line) for line in lines]
+    standing = records[1]["gradus"]
+    assert standing["episode"] == "g000000.1"
+    assert standing["advantages"] == [0.5]
+    assert standing["versions"] == {"oldest": 0, "newest": 0}
+    assert standing["dropped"] == {}
+    assert records[1]["env"]["name"] == "words"
+    assert records[1]["traces"][0]["nodes"]
+
+
+async def test_no_group_is_played_that_the_run_does_not_need(build_rig: Any) -> None:
+    rig = build_rig(max_steps=2, max_lag=1, groups_per_batch=2, group_size=2)
+    await rig.play()
+    assert len(rig.environment.calls) == 2 * 2 * 2
+
+
+async def test_an_episode_of_several_agents_trains_the_trainable_ones(build_rig: Any) -> None:
+    def play(number: int) -> Any:
+        player = build_trace(reward=float(number % 2), agent="player")
+        judge = build_trace(reward=1.0, agent="judge", trainable=False)
+        return build_episode([judge, player])
+
+    rig = build_rig(max_steps=1, environment=ScriptedEnvironment(play=play))
+    await rig.play()
+    samples = rig.events("batch_shipped")[0]["samples"]
+    assert all(sample.endswith("/1/0") for sample in samples)
