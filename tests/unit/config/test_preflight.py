@@ -1,0 +1,160 @@
+"""What a machine must have, and what is found without importing anything heavy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.installed import (
+    BUILTIN_ENVIRONMENTS,
+    BUILTIN_HARNESSES,
+    BUILTIN_TASKSETS,
+    builtin_plugins,
+    has_module,
+    has_plugin,
+    plugin_module,
+)
+from gradus.config.preflight import check_run, check_sft
+from gradus.testing.configs import build_run_config, build_sft_config
+
+
+def problems(changes: dict[str, Any] | None = None) -> list[str]:
+    return [str(problem) for problem in check_run(build_run_config(changes))]
+
+
+def with_env(**source: Any) -> dict[str, Any]:
+    return {"orchestrator": {"train": {"env": [{"id": "reverse-text", **source}]}}}
+
+
+@pytest.fixture
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_good_config_has_no_problems(working_directory: Path) -> None:
+    assert problems() == []
+    assert list(working_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny/", "./tiny", "models/tiny", "models/deep/tiny"])
+def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str) -> None:
+    folder = working_directory / name
+    folder.mkdir(parents=True)
+    assert "it has no config.json" in problems({"model": {"name": name}})[0]
+    (folder / "config.json").write_text("{}")
+    assert problems({"model": {"name": name}}) == []
+
+
+def test_a_file_is_no_model_folder(working_directory: Path) -> None:
+    (working_directory / "model.gguf").touch()
+    assert "no such directory" in problems({"model": {"name": "model.gguf"}})[0]
+
+
+def test_a_folder_beside_existing_ones_is_no_name_on_the_hub(working_directory: Path) -> None:
+    (working_directory / "runs").mkdir()
+    assert "no such directory" in problems({"model": {"name": "runs/model"}})[0]
+    assert problems({"model": {"name": "someone/model"}}) == []
+
+
+def test_a_tokenizer_must_be_there_too(working_directory: Path) -> None:
+    found = problems({"model": {"name": "gpt2", "tokenizer": "./none"}})
+    assert found[0].startswith("model.tokenizer: './none': no such directory")
+
+
+def test_offline_a_model_must_be_in_the_cache(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(working_directory))
+    assert "HF_HUB_OFFLINE is set" in problems({"model": {"name": "org/model"}})[0]
+    (working_directory / "models--org--model").mkdir()
+    assert problems({"model": {"name": "org/model"}}) == []
+
+
+def test_a_taken_port_is_named(working_directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = problems({"inference": {"port": port}})
+    assert len(found) == 1
+    assert found[0].startswith(f"inference.port: cannot listen on 127.0.0.1:{port}")
+    assert problems({"inference": {"port": port}}) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(working_directory: Path) -> None:
+    working_directory.chmod(0o500)
+    assert "cannot be written" in problems({"output_dir": str(working_directory / "runs")})[0]
+
+
+def test_an_environment_of_the_users_is_found_in_the_working_directory(
+    working_directory: Path,
+) -> None:
+    assert "is not installed" in problems(with_env(id="my-task"))[0]
+    (working_directory / "my_task.py").write_text("raise RuntimeError('never imported')")
+    assert problems(with_env(id="my-task")) == []
+    assert "my_task" not in sys.modules
+
+
+def test_an_environment_elsewhere_needs_nothing_here() -> None:
+    assert problems(with_env(id="not-here", address="tcp://10.0.0.1:5000")) == []
+
+
+def test_all_problems_of_the_machine_are_told_at_once() -> None:
+    changes = with_env(id="not-here", harness={"id": "nor-this"})
+    assert len(problems({**changes, "model": {"name": "./none"}})) == 3
+
+
+def test_plugins_that_ship_with_verifiers_are_known() -> None:
+    assert "null" in builtin_plugins(BUILTIN_HARNESSES)
+    assert "utils" not in builtin_plugins(BUILTIN_HARNESSES)
+    assert "textarena" in builtin_plugins(BUILTIN_TASKSETS)
+    assert has_plugin("best-of-n", (BUILTIN_ENVIRONMENTS,))
+
+
+def test_an_id_of_the_hub_is_found_by_its_name() -> None:
+    assert plugin_module("someone/Reverse-Text@1.2") == "reverse_text"
+    assert has_plugin("someone/reverse-text@1.2", (BUILTIN_TASKSETS,))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gradus.config.run", True),
+        ("gradus.config.nothing", False),
+        ("json", True),
+        ("sys", True),
+        ("nothing.at.all", False),
+        ("os.path.deeper", False),
+        ("", False),
+    ],
+)
+def test_modules_are_found_without_import(name: str, expected: bool) -> None:
+    assert has_module(name) is expected
+
+
+def test_supervised_data_must_be_there(working_directory: Path) -> None:
+    def found(path: str) -> list[str]:
+        return [str(problem) for problem in check_sft(build_sft_config({"data": {"path": path}}))]
+
+    assert "no such file" in found("data.jsonl")[0]
+    (working_directory / "data.jsonl").touch()
+    assert "is empty" in found("data.jsonl")[0]
+    (working_directory / "data.jsonl").write_text("{}")
+    assert found("data.jsonl") == []
+    assert found("someone/conversations") == []
+
+
+def test_the_config_package_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, gradus.config.preflight, gradus.config.document\n"
+        "heavy = {'torch', 'transformers', 'verifiers', 'vllm', 'renderers', 'numpy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)

@@ -1,0 +1,165 @@
+"""A config survives load, dump and load, whatever valid values it holds."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gradus.config.load import load_config
+from gradus.config.process import SftProcessConfig
+from gradus.config.renames import translate
+from gradus.config.resolve import resolve_run, resolve_sft
+from gradus.config.run import RunConfig
+from gradus.config.sft import SftConfig
+from gradus.testing.configs import build_run_values, build_sft_config
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+POSITIVE = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
+COUNTS = st.integers(1, 10_000)
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False, allow_infinity=False),
+    TEXTS.filter(lambda text: text != "None"),
+)
+SETTINGS = st.dictionaries(
+    TEXTS,
+    st.recursive(
+        SCALARS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    ),
+    max_size=3,
+)
+OWNED = {"temperature", "top_p", "max_tokens", "max_completion_tokens"}
+SAMPLING = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": POSITIVE,
+        "top_p": st.floats(0.01, 1.0),
+        "max_completion_tokens": st.integers(1, 100),
+        "extra_body": SETTINGS.filter(lambda body: not OWNED & body.keys()),
+    },
+)
+POOLS = st.one_of(
+    st.fixed_dictionaries({"type": st.just("static"), "num_workers": COUNTS}),
+    st.fixed_dictionaries({"type": st.just("elastic")}, optional={"multiplex": COUNTS}),
+)
+SOURCES = st.fixed_dictionaries(
+    {"id": NAMES, "name": NAMES},
+    optional={
+        "taskset": SETTINGS.filter(lambda taskset: "id" not in taskset),
+        "sampling": SAMPLING,
+        "pool": POOLS,
+        "max_turns": COUNTS,
+        "group_size": st.integers(2, 16),
+        "ratio": POSITIVE,
+        "harness": st.fixed_dictionaries({"id": NAMES}),
+        "state_columns": st.lists(TEXTS.filter(lambda text: text != "None"), max_size=3),
+        "agents": st.dictionaries(
+            NAMES, st.fixed_dictionaries({}, optional={"max_turns": COUNTS}), max_size=2
+        ),
+        "env_vars": st.dictionaries(st.from_regex(r"[A-Z]{5}", fullmatch=True), TEXTS, max_size=2),
+    },
+)
+RUNS = st.fixed_dictionaries(
+    {
+        "max_steps": st.integers(100, 1000),
+        "orchestrator": st.fixed_dictionaries(
+            {
+                "train": st.fixed_dictionaries(
+                    {
+                        "env": st.lists(
+                            SOURCES,
+                            min_size=1,
+                            max_size=3,
+                            unique_by=lambda source: str(source["name"]).lower(),
+                        )
+                    },
+                    optional={"sampling": SAMPLING},
+                )
+            },
+            optional={"max_lag": st.integers(0, 8)},
+        ),
+    },
+    optional={
+        "name": NAMES,
+        "seed": st.integers(0, 2**32 - 1),
+        "trainer": st.fixed_dictionaries(
+            {},
+            optional={
+                "optimizer": st.fixed_dictionaries(
+                    {"lr": POSITIVE},
+                    optional={"betas": st.tuples(*[st.floats(0, 0.99)] * 2).map(list)},
+                ),
+                "deterministic": st.booleans(),
+            },
+        ),
+        "inference": st.fixed_dictionaries(
+            {"kv_cache_gib": POSITIVE}, optional={"enforce_eager": st.booleans()}
+        ),
+    },
+)
+
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def load_file(name: str, content: str) -> RunConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(content, encoding="utf-8")
+        return load_config(RunConfig, ["@", str(path)])
+
+
+def loaded(values: dict[str, Any]) -> RunConfig:
+    return load_file("run.json", json.dumps(values))
+
+
+@quick
+@given(RUNS)
+def test_run_config_survives_dump_and_load_as_json(changes: dict[str, Any]) -> None:
+    config = loaded(build_run_values(changes))
+    assert load_file("run.json", config.model_dump_json()) == config
+
+
+@quick
+@given(RUNS)
+def test_run_config_survives_dump_and_load_as_toml(changes: dict[str, Any]) -> None:
+    config = loaded(build_run_values(changes))
+    values = config.model_dump(mode="json", exclude_none=True)
+    assert load_file("run.toml", tomli_w.dumps(values)) == config
+
+
+@quick
+@given(RUNS)
+def test_process_configs_survive_dump_and_load(changes: dict[str, Any]) -> None:
+    config = loaded(build_run_values(changes))
+    configs = resolve_run(config, run_dir=Path("runs/x"), epoch=1)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, process in configs.by_process().items():
+            path = Path(folder) / f"{name}.json"
+            path.write_text(process.model_dump_json())
+            assert load_config(type(process), ["@", str(path)]) == process
+
+
+@quick
+@given(RUNS)
+def test_a_dumped_config_holds_no_deprecated_key(changes: dict[str, Any]) -> None:
+    values = loaded(build_run_values(changes)).model_dump(mode="json")
+    assert translate(values).values == values
+
+
+def test_supervised_config_survives_dump_and_load(tmp_path: Path) -> None:
+    config = build_sft_config({"optimizer": {"lr": 3e-3, "betas": [0.5, 0.6]}})
+    path = tmp_path / "sft.json"
+    path.write_text(config.model_dump_json())
+    assert load_config(SftConfig, ["@", str(path)]) == config
+    process = resolve_sft(config, run_dir=tmp_path, epoch=1)
+    path.write_text(process.model_dump_json())
+    assert load_config(SftProcessConfig, ["@", str(path)]) == process
