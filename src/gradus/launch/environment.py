@@ -1,0 +1,134 @@
+"""The environment of each process, built from nothing: an allow-list, defaults, and the config's.
+
+A secret in the caller's shell reaches only the roles that need it: hub tokens reach those that load
+models, keys of other endpoints only the environment whose config names them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+_EVERYWHERE = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+        "PYTHONHASHSEED",
+        "PYTHONWARNINGS",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "XDG_CACHE_HOME",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+        "HF_DATASETS_CACHE",
+        "HF_DATASETS_OFFLINE",
+        "HF_ENDPOINT",
+        "TRANSFORMERS_OFFLINE",
+    }
+)
+_HUB = frozenset({"HF_TOKEN", "HF_TOKEN_PATH"})
+_SANDBOXES = frozenset({"DOCKER_HOST"})
+_COMPUTE_PREFIXES = (
+    "CUDA_",
+    "NVIDIA_",
+    "NCCL_",
+    "GLOO_",
+    "TORCH",
+    "PYTORCH_",
+    "TRITON_",
+    "VLLM_",
+)
+_LOOKS_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+
+_DEFAULTS = {
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def inference_environment(caller: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """The inference server chooses its own number of threads."""
+    return _build(caller, own, names=_HUB, prefixes=_COMPUTE_PREFIXES)
+
+
+def trainer_environment(
+    caller: Mapping[str, str], own: Mapping[str, str], *, num_cores: int, num_processes: int
+) -> dict[str, str]:
+    """The ranks share the cores evenly and talk over loopback."""
+    threads = {
+        "OMP_NUM_THREADS": str(max(1, num_cores // num_processes)),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return _build(caller, {**threads, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
+
+
+def orchestrator_environment(caller: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """One thread for numerics: the orchestrator waits and moves tokens."""
+    return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=_HUB)
+
+
+def source_environment(
+    caller: Mapping[str, str], own: Mapping[str, str], *, verifiers: Mapping[str, Any]
+) -> dict[str, str]:
+    """No hub token and no other secret, except the variables that the config itself names."""
+    named = set(variables_named_in(verifiers))
+    return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=named | _SANDBOXES)
+
+
+def variables_named_in(config: Any) -> Iterator[str]:
+    """Names of variables in a verifiers config: keys of other endpoints, forwarded ones."""
+    if isinstance(config, list):
+        for entry in config:
+            yield from variables_named_in(entry)
+    if not isinstance(config, Mapping):
+        return
+    for key, value in config.items():
+        if key == "api_key_var" and isinstance(value, str):
+            yield value
+        elif key == "forward_env" and isinstance(value, list):
+            yield from (name for name in value if isinstance(name, str))
+        elif key == "headers_from_env" and isinstance(value, Mapping):
+            yield from (name for name in value.values() if isinstance(name, str))
+        else:
+            yield from variables_named_in(value)
+
+
+def _build(
+    caller: Mapping[str, str],
+    own: Mapping[str, str],
+    *,
+    names: Iterable[str] = (),
+    prefixes: tuple[str, ...] = (),
+) -> dict[str, str]:
+    allowed = _EVERYWHERE | set(names)
+    passed = {
+        name: value
+        for name, value in caller.items()
+        if name in allowed
+        or name.startswith("LC_")
+        or (name.startswith(prefixes) and not _LOOKS_SECRET.search(name))
+    }
+    return {**passed, **_DEFAULTS, **own}

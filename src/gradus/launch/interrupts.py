@@ -1,0 +1,58 @@
+"""Signals that end a launch: noted in the handler, acted on between two looks."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from gradus.errors import ExitCode
+
+_EXIT_CODES = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: int(ExitCode.TRY_AGAIN),
+    signal.SIGHUP: int(ExitCode.TRY_AGAIN),
+}
+
+
+class Interrupted(Exception):
+    """The launch was asked to end."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = _EXIT_CODES[signal.Signals(number)]
+        what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        super().__init__(f"stopped by {what}")
+
+
+class Interrupts:
+    """Holds the handlers of SIGINT, SIGTERM and SIGHUP inside a `with` block.
+
+    >>> with Interrupts() as interrupts:
+    ...     interrupts.check()
+    """
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in _EXIT_CODES:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise Interrupted when a signal came."""
+        if self._received:
+            raise Interrupted(self._received[0])
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a second signal came: no more waiting for anybody."""
+        return len(self._received) > 1
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._received.append(number)

@@ -1,0 +1,260 @@
+"""Runs on this machine: start the processes of a plan, show their progress, end all of them."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from gradus.config.resolve import run_name
+from gradus.config.run import LaunchConfig, RunConfig
+from gradus.config.sft import SftConfig
+from gradus.errors import ConfigError, DeadlineError, GradusError
+from gradus.launch.interrupts import Interrupted, Interrupts
+from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_rl, plan_sft
+from gradus.launch.progress import Progress
+from gradus.launch.summary import PhaseSeconds, Summary
+from gradus.launch.tail import MetricsTail, Record
+from gradus.lease import RunLease, open_run
+from gradus.monitor.console import RL_COLUMNS, SFT_COLUMNS, Column
+from gradus.run_dir import RunDirectory, write_atomically, write_json
+from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
+
+FINISH_SECONDS = 600.0
+"""Deadline for the last process to finish after the first one did."""
+
+_LEASE_SECONDS = 1.0
+_EXIT_DONE = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a launch needs to know beyond its plan."""
+
+    kind: str
+    """`rl` or `sft`."""
+    name: str
+    output_dir: Path
+    max_steps: int
+    launch: LaunchConfig
+    columns: tuple[Column, ...]
+    plan: Callable[[RunDirectory, int], LaunchPlan]
+    """Run directory, epoch → the plan."""
+
+
+def run_rl(
+    config: RunConfig, *, resume: bool = False, clean: bool = False, dry_run: bool = False
+) -> int:
+    """One reinforcement-learning run, to its end; returns the exit code.
+
+    0 when done, 130 after Ctrl-C, 75 after SIGTERM. A process that fails ends all others and is
+    raised as a GradusError whose message names it, its cause and its log.
+    """
+    become_subreaper()
+    job = Job(
+        kind="rl",
+        name=run_name(config, secrets.token_hex(4)),
+        output_dir=Path(config.output_dir),
+        max_steps=config.max_steps,
+        launch=config.launch,
+        columns=RL_COLUMNS,
+        plan=lambda run_dir, epoch: plan_rl(config, run_dir, epoch, Machine.current()),
+    )
+    return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
+
+
+def run_sft(config: SftConfig, *, clean: bool = False, dry_run: bool = False) -> int:
+    """One supervised run, to its end; exit codes and errors as in `run_rl`."""
+    become_subreaper()
+    job = Job(
+        kind="sft",
+        name=run_name(config, secrets.token_hex(4)),
+        output_dir=Path(config.output_dir),
+        max_steps=config.max_steps,
+        launch=LaunchConfig(),
+        columns=SFT_COLUMNS,
+        plan=lambda run_dir, epoch: plan_sft(config, run_dir, epoch, Machine.current()),
+    )
+    return run_job(job, sys.stdout, clean=clean, dry_run=dry_run)
+
+
+def run_job(
+    job: Job, stream: TextIO, *, resume: bool = False, clean: bool = False, dry_run: bool = False
+) -> int:
+    """Open the run directory, write the configs, and run the plan unless `dry_run`."""
+    if dry_run and clean:
+        raise ConfigError("--clean deletes a run and --dry-run changes none; use one of them")
+    lease = open_run(job.output_dir, job.name, clean=clean, resume=resume)
+    try:
+        plan = job.plan(lease.run_dir, lease.epoch)
+        progress = Progress(stream, max_steps=job.max_steps, columns=job.columns)
+        _write_configs(plan, lease.run_dir)
+        progress.line(f"{'run':<18}{lease.run_dir.root}")
+        if dry_run:
+            progress.lines([*describe(plan), "dry run: configs are written, nothing was started"])
+            return _EXIT_DONE
+        _prepare(lease.run_dir)
+        with Interrupts() as interrupts:
+            return _Launch(job, plan, lease, progress, interrupts).run()
+    finally:
+        lease.release()
+
+
+def _write_configs(plan: LaunchPlan, run_dir: RunDirectory) -> None:
+    for process, config in plan.configs.items():
+        write_json(config_file(run_dir, process), config.model_dump(mode="json"))
+
+
+def _prepare(run_dir: RunDirectory) -> None:
+    """Folders that several processes share, and the tokens of the run."""
+    for folder in (run_dir.ready, run_dir.logs, run_dir.secrets):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    for token in (run_dir.admin_token, run_dir.inference_token):
+        write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
+
+
+@dataclass
+class _Phases:
+    """When each phase of a launch began, in monotonic seconds."""
+
+    started: float = field(default_factory=time.monotonic)
+    ready: float | None = None
+    stopping: float | None = None
+
+    def seconds(self) -> PhaseSeconds:
+        now = time.monotonic()
+        stopping = self.stopping or now
+        ready = self.ready or stopping
+        return PhaseSeconds(ready - self.started, stopping - ready, now - stopping)
+
+
+class _Launch:
+    """One launch from the first process to the summary."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: LaunchPlan,
+        lease: RunLease,
+        progress: Progress,
+        interrupts: Interrupts,
+    ) -> None:
+        self._job = job
+        self._plan = plan
+        self._lease = lease
+        self._progress = progress
+        self._interrupts = interrupts
+        self._phases = _Phases()
+        self._tail = MetricsTail(lease.run_dir.metrics)
+        self._records: list[Record] = []
+        self._lease_checked_at = time.monotonic()
+        self._supervisor = Supervisor(
+            lease.run_dir.processes, stop_timeout_seconds=job.launch.stop_timeout_seconds
+        )
+
+    def run(self) -> int:
+        """Start, follow, stop, sum up; returns the exit code or raises what went wrong."""
+        try:
+            self._start()
+            self._follow()
+        except Interrupted as interrupted:
+            self._stop()
+            self._sum_up("interrupted", str(interrupted))
+            return interrupted.exit_code
+        except GradusError as error:
+            self._stop()
+            if isinstance(error, ChildFailed | ChildNotReady) and error.log_tail:
+                self._progress.lines(["last lines of its log:", *_indented(error.log_tail)])
+            self._sum_up("failed", str(error))
+            raise
+        except BaseException:
+            self._stop()
+            raise
+        self._stop()
+        self._sum_up("done", None)
+        return _EXIT_DONE
+
+    def _start(self) -> None:
+        for stage in self._plan.stages:
+            self._progress.started([spec.name for spec in stage])
+            children = [self._supervisor.start(spec) for spec in stage]
+            self._supervisor.wait_ready(
+                children,
+                timeout_seconds=self._job.launch.ready_timeout_seconds,
+                on_ready=self._note_ready,
+                on_wait=self._on_wait,
+            )
+        self._phases.ready = time.monotonic()
+
+    def _follow(self) -> None:
+        """Return when every finishing process has ended with exit code 0."""
+        finishing = [c for c in self._supervisor.children if c.spec.name in self._plan.finishing]
+        first_end: float | None = None
+        while running := [child for child in finishing if child.exit_code() is None]:
+            self._supervisor.check(may_finish=finishing)
+            self._on_wait()
+            if len(running) < len(finishing):
+                first_end = first_end or time.monotonic()
+                self._refuse_to_wait_longer(running, first_end)
+            self._supervisor.pause()
+        self._supervisor.check(may_finish=finishing)
+
+    def _refuse_to_wait_longer(self, running: list[Child], since: float) -> None:
+        if time.monotonic() - since < FINISH_SECONDS:
+            return
+        spec = running[0].spec
+        raise DeadlineError(
+            f"{spec.name} still runs {FINISH_SECONDS:g} s after the others finished "
+            f"(log: {spec.log})"
+        )
+
+    def _on_wait(self) -> None:
+        self._interrupts.check()
+        self._progress.waiting()
+        self._show_steps()
+        if time.monotonic() - self._lease_checked_at >= _LEASE_SECONDS:
+            self._lease_checked_at = time.monotonic()
+            self._lease.check()
+            self._supervisor.reap_orphans()
+
+    def _note_ready(self, child: Child, content: Mapping[str, Any]) -> None:
+        address = content.get("base_url") or content.get("run_address") or ""
+        self._progress.ready(child.spec.name, child.seconds(), str(address))
+
+    def _show_steps(self) -> None:
+        for record in self._tail.read():
+            self._records.append(record)
+            self._progress.step(record)
+
+    def _stop(self) -> None:
+        self._phases.stopping = time.monotonic()
+        self._supervisor.stop(is_urgent=lambda: self._interrupts.is_urgent)
+        self._supervisor.reap_orphans()
+        self._show_steps()
+        self._progress.end_steps()
+
+    def _sum_up(self, outcome: str, cause: str | None) -> None:
+        run_dir = self._lease.run_dir
+        summary = Summary(
+            kind=self._job.kind,
+            run_dir=str(run_dir.root),
+            epoch=self._lease.epoch,
+            outcome=outcome,
+            cause=cause,
+            max_steps=self._job.max_steps,
+            seconds=self._phases.seconds(),
+            records=tuple(self._records),
+        )
+        self._progress.lines(summary.lines())
+        try:
+            write_json(run_dir.summary, summary.as_json())
+        except OSError as error:
+            self._progress.line(f"{run_dir.summary} cannot be written: {error.strerror}")
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

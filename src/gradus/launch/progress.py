@@ -1,0 +1,111 @@
+"""What a person sees of a run: a line per process while starting, a line per step, a bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from gradus.launch.tail import Record
+from gradus.monitor.console import RL_COLUMNS, Column, format_step
+
+_REDRAW_SECONDS = 0.2
+_CLEAR_LINE = "\x1b[2K"
+
+
+class Progress:
+    """Writes to one stream; lines are redrawn and a bar is shown only on a terminal.
+
+    >>> progress = Progress(sys.stdout, max_steps=30)  # doctest: +SKIP
+    >>> progress.started(["inference"])  # doctest: +SKIP
+    >>> progress.ready("inference", 14.2, "http://127.0.0.1:8000")  # doctest: +SKIP
+    inference         starting … ready in 14.2 s  http://127.0.0.1:8000
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        max_steps: int,
+        columns: tuple[Column, ...] = RL_COLUMNS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._max_steps = max_steps
+        self._columns = columns
+        self._clock = clock
+        self._is_terminal = stream.isatty()
+        self._lines: dict[str, str | None] = {}
+        self._started_at = self._redrawn_at = clock()
+        self._bar: Any = None
+
+    def started(self, names: Sequence[str]) -> None:
+        """These processes start now."""
+        self._lines = dict.fromkeys(names)
+        self._started_at = self._redrawn_at = self._clock()
+        if self._is_terminal:
+            self._draw()
+
+    def ready(self, name: str, seconds: float, detail: str) -> None:
+        """A process is ready; `detail` says where it serves."""
+        line = f"{name:<18}starting … ready in {seconds:.1f} s  {detail}".rstrip()
+        if not self._is_terminal:
+            self.line(line)
+            return
+        self._lines[name] = line
+        self._redraw()
+
+    def waiting(self) -> None:
+        """Time passes; on a terminal the seconds of the starting processes move."""
+        is_due = self._clock() - self._redrawn_at >= _REDRAW_SECONDS
+        if self._is_terminal and is_due and None in self._lines.values():
+            self._redraw()
+
+    def step(self, record: Record) -> None:
+        """A step is done."""
+        self.line(
+            format_step(
+                record.metrics, step=record.step, max_steps=self._max_steps, columns=self._columns
+            )
+        )
+        if not self._is_terminal:
+            return
+        if self._bar is None:
+            tqdm.monitor_interval = 0  # No thread of its own: the launcher moves the bar.
+            self._bar = tqdm(
+                total=self._max_steps, unit="step", file=self._stream, leave=False, ncols=80
+            )
+        self._bar.update(record.step + 1 - self._bar.n)
+
+    def line(self, text: str) -> None:
+        """One line, above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+            return
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Several lines."""
+        for text in texts:
+            self.line(text)
+
+    def end_steps(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _redraw(self) -> None:
+        self._stream.write(f"\x1b[{len(self._lines)}A")
+        self._draw()
+
+    def _draw(self) -> None:
+        self._redrawn_at = self._clock()
+        seconds = self._redrawn_at - self._started_at
+        for name, line in self._lines.items():
+            shown = line or f"{name:<18}starting … {seconds:.0f} s"
+            self._stream.write(f"{_CLEAR_LINE}{shown}\n")
+        self._stream.flush()

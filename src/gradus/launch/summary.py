@@ -1,0 +1,138 @@
+"""What a run did, for `summary.json` and for the last lines on the terminal (pure)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.launch.tail import Record
+
+LAST_STEPS = 3
+"""Steps that "last" averages over."""
+
+STEP_PARTS = {
+    "step": ("time/step_seconds",),
+    "generation wait": ("time/generate_wait_seconds",),
+    "weights publish": ("weights/publish_seconds",),
+    "weights apply": ("weights/apply_seconds",),
+    "training": ("time/forward_backward_seconds", "time/optimize_seconds"),
+    "trainer waiting": ("time/receive_seconds",),
+}
+"""Name of a part of a step → the metrics whose sum it is. The parts overlap: roles run at once."""
+
+
+@dataclass(frozen=True)
+class PhaseSeconds:
+    """Wall time of each phase of a launch."""
+
+    start_up: float
+    steps: float
+    stop: float
+
+    @property
+    def total(self) -> float:
+        return self.start_up + self.steps + self.stop
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of one launch."""
+
+    kind: str
+    """`rl` or `sft`."""
+    run_dir: str
+    epoch: int
+    outcome: str
+    """`done`, `failed` or `interrupted`."""
+    cause: str | None
+    """Why it did not end well. None when it did."""
+    max_steps: int
+    seconds: PhaseSeconds
+    records: tuple[Record, ...]
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """Name and metric of the number that tells whether the run learned."""
+        if self.kind == "sft":
+            return "loss", "loss/total/mean"
+        return "reward", "episode/reward/mean"
+
+    def first_and_last(self) -> tuple[float, float] | None:
+        """The headline at the first step, and its mean over the last steps."""
+        key = self.headline[1]
+        values = [r.metrics[key] for r in self.records if key in r.metrics]
+        return (values[0], statistics.fmean(values[-LAST_STEPS:])) if values else None
+
+    def median_seconds(self) -> dict[str, float]:
+        """Where the time of a step goes: the median over all steps, by part."""
+        medians = {}
+        for part, keys in STEP_PARTS.items():
+            values = [_sum_of(record.metrics, keys) for record in self.records]
+            known = [value for value in values if value is not None]
+            if known:
+                medians[part] = statistics.median(known)
+        return medians
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        name = self.headline[0]
+        ends = self.first_and_last()
+        return {
+            "kind": self.kind,
+            "run_dir": self.run_dir,
+            "epoch": self.epoch,
+            "outcome": self.outcome,
+            "cause": self.cause,
+            "steps": _num_steps(self.records),
+            "max_steps": self.max_steps,
+            f"{name}_first": ends[0] if ends else None,
+            f"{name}_last": ends[1] if ends else None,
+            "seconds": {
+                "start_up": round(self.seconds.start_up, 3),
+                "steps": round(self.seconds.steps, 3),
+                "stop": round(self.seconds.stop, 3),
+                "total": round(self.seconds.total, 3),
+            },
+            "median_seconds_per_step": {
+                part.replace(" ", "_"): round(value, 4)
+                for part, value in self.median_seconds().items()
+            },
+        }
+
+    def lines(self) -> list[str]:
+        """The last lines on the terminal."""
+        seconds = self.seconds
+        steps = _num_steps(self.records)
+        lines = [_line(self.outcome, f"{steps} of {self.max_steps} steps in {seconds.total:.1f} s")]
+        ends = self.first_and_last()
+        if ends is not None:
+            last = f"{ends[1]:.3f} at the end (mean of the last {min(LAST_STEPS, steps)} steps)"
+            lines.append(_line(self.headline[0], f"{ends[0]:.3f} at the first step, {last}"))
+        lines.append(
+            _line(
+                "time",
+                f"start-up {seconds.start_up:.1f} s, steps {seconds.steps:.1f} s, "
+                f"stop {seconds.stop:.1f} s",
+            )
+        )
+        medians = self.median_seconds()
+        if medians:
+            parts = ", ".join(f"{part} {value:.2f} s" for part, value in medians.items())
+            lines.append(_line("per step", f"{parts} (medians)"))
+        lines.append(_line("results", self.run_dir))
+        return lines
+
+
+def _num_steps(records: Sequence[Record]) -> int:
+    return len({record.step for record in records})
+
+
+def _sum_of(metrics: Mapping[str, float], keys: Sequence[str]) -> float | None:
+    values = [metrics[key] for key in keys if key in metrics]
+    return sum(values) if values else None
+
+
+def _line(title: str, text: str) -> str:
+    return f"{title:<12}{text}"

@@ -1,0 +1,55 @@
+"""Records of `metrics.jsonl` as they are written by another process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAX_READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record: the numbers of one step."""
+
+    step: int
+    metrics: dict[str, float]
+    """Finite metrics only."""
+
+
+class MetricsTail:
+    """Follows one file from its beginning; a line counts once its end is written.
+
+    >>> MetricsTail(run_dir.metrics).read()  # doctest: +SKIP
+    [Record(step=0, metrics={'episode/reward/mean': 0.5})]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[Record]:
+        """Records since the last call; [] while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                block = file.read(_MAX_READ_BYTES)
+        except FileNotFoundError:
+            return []
+        complete = block[: block.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        found = (_parse(line) for line in complete.splitlines())
+        return [record for record in found if record is not None]
+
+
+def _parse(line: bytes) -> Record | None:
+    """None for a line that a crash cut off."""
+    try:
+        value = json.loads(line)
+        step = int(value.pop("step"))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+    value.pop("time", None)
+    numbers = {k: float(v) for k, v in value.items() if isinstance(v, int | float)}
+    return Record(step, numbers)
