@@ -1,0 +1,167 @@
+"""What the models accept at a key path, and what typed text becomes there."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from gradus.config.arguments import BareFlag
+from gradus.config.base import StrictConfig
+from gradus.config.problems import Problem, nearest, refuse, shown
+from gradus.config.run import RunConfig
+from gradus.config.schema import (
+    UNKNOWN,
+    KeyPath,
+    all_key_paths,
+    annotation_at,
+    dotted,
+    keys_at,
+    type_text,
+)
+from gradus.config.text import flag_value, text_value
+from gradus.config.trainer import OptimizerConfig
+from gradus.errors import ConfigError
+
+ENV: KeyPath = ("orchestrator", "train", "env")
+
+
+@pytest.mark.parametrize(
+    ("path", "annotation"),
+    [
+        ((), RunConfig),
+        (("max_steps",), int),
+        (("trainer", "optimizer", "lr"), float),
+        ((*ENV, 0, "id"), str),
+        ((*ENV, 3, "pool", "num_workers"), int),
+        ((*ENV, 0, "taskset", "anything", "below"), Any),
+        ((*ENV, 0, "agents", "judge", "max_turns"), int | None),
+        (("trainer", "env_vars", "X"), str),
+        (("nothing",), UNKNOWN),
+        ((*ENV, "id"), UNKNOWN),
+        (("max_steps", "deeper"), UNKNOWN),
+        ((*ENV, 0, "pool", "nothing"), UNKNOWN),
+    ],
+)
+def test_annotation_at_a_key_path(path: KeyPath, annotation: Any) -> None:
+    assert annotation_at(RunConfig, path) == annotation
+
+
+def test_the_type_of_a_union_may_be_any_of_its_tags() -> None:
+    assert type_text(annotation_at(RunConfig, (*ENV, 0, "pool", "type"))) == '"static" or "elastic"'
+
+
+def test_keys_of_a_union_are_those_of_all_variants() -> None:
+    assert keys_at(RunConfig, (*ENV, 0, "pool")) == [
+        "type",
+        "num_workers",
+        "max_workers",
+        "multiplex",
+    ]
+
+
+def test_key_paths_do_not_lead_through_lists() -> None:
+    paths = {dotted(path) for path in all_key_paths(RunConfig)}
+    assert "trainer.optimizer.lr" in paths
+    assert "orchestrator.train.env" in paths
+    assert not any("env.id" in path for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (int, "int"),
+        (int | None, "int or None"),
+        (list[str], "list of str"),
+        (dict[str, Any], "table of any"),
+        (tuple[float, float], "2 x float"),
+        (Literal["a", "b"], '"a" or "b"'),
+        (OptimizerConfig | None, "table or None"),
+    ],
+)
+def test_a_type_in_words(annotation: Any, text: str) -> None:
+    assert type_text(annotation) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "annotation", "value"),
+    [
+        ("3", int, 3),
+        ("3", float, 3.0),
+        ("1e-5", float, 1e-5),
+        ("3", str, "3"),
+        ("3", int | None, 3),
+        ("None", int | None, None),
+        ("true", bool, True),
+        ("True", bool | None, True),
+        ("yes", bool, "yes"),
+        ("many", int, "many"),
+        ("cosine", Literal["linear", "cosine"], "cosine"),
+        ("[1]", list[int], [1]),
+        ("[1]", str, "[1]"),
+        ('{"lr": 1}', OptimizerConfig, {"lr": 1}),
+        ("1e999", dict[str, Any] | Any, "1e999"),
+    ],
+)
+def test_text_becomes_what_its_key_wants(text: str, annotation: Any, value: object) -> None:
+    found = text_value(text, annotation)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_flag_switches_a_boolean_or_an_optional_section() -> None:
+    on, off = BareFlag(is_on=True), BareFlag(is_on=False)
+    assert flag_value(on, bool) is True
+    assert flag_value(off, bool | None) is False
+    assert flag_value(on, OptimizerConfig | None) == {}
+    assert flag_value(off, OptimizerConfig | None) is None
+    with pytest.raises(ValueError, match="cannot be switched off"):
+        flag_value(off, OptimizerConfig)
+    with pytest.raises(ValueError, match="needs a value"):
+        flag_value(on, int)
+
+
+class Example(StrictConfig):
+    """A model with one of each trap."""
+
+    number: float = 1.0
+    """A number."""
+    table: dict[str, Any] = Field(default_factory=dict)
+    """Anything."""
+
+
+@pytest.mark.parametrize("number", ["1", True, float("inf"), float("nan")])
+def test_a_strict_model_takes_no_other_type(number: object) -> None:
+    with pytest.raises(ValidationError):
+        Example.model_validate({"number": number})
+
+
+def test_a_strict_model_takes_a_whole_number_as_a_number() -> None:
+    assert Example.model_validate({"number": 2}).number == 2.0
+
+
+def test_a_strict_model_leaves_passed_through_text_alone() -> None:
+    assert Example.model_validate({"table": {"a": "007", "b": "1"}}).table == {"a": "007", "b": "1"}
+
+
+def test_a_strict_model_does_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Example().number = 2.0  # type: ignore[misc]
+
+
+def test_nothing_is_near_a_word_that_is_like_no_other() -> None:
+    assert nearest("max_stepz", ["max_steps", "seed"]) == "max_steps"
+    assert nearest("zzz", ["max_steps", "seed"]) is None
+
+
+def test_refusing_lists_every_problem() -> None:
+    refuse([])
+    with pytest.raises(ConfigError) as caught:
+        refuse([Problem(("a", 0, "b"), "is wrong"), "c: is wrong too"])
+    assert str(caught.value) == "a.0.b: is wrong\nc: is wrong too"
+
+
+def test_a_value_is_shown_on_one_line() -> None:
+    assert shown("a\nb") == "'a\\nb'"
+    assert len(shown("x" * 1000)) < 70

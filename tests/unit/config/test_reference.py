@@ -1,0 +1,128 @@
+"""The schema as text: complete, with the defaults that hold, and fresh in docs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradus.config.document import help_text, reference, sections
+from gradus.config.overview import describe_run, describe_sft
+from gradus.config.process import OrchestratorProcessConfig
+from gradus.config.run import RunConfig
+from gradus.config.schema import all_key_paths, dotted
+from gradus.config.sft import SftConfig
+from gradus.testing.configs import build_run_config, build_sft_config
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def lines_of(text: str, start: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
+def test_the_reference_in_docs_is_fresh() -> None:
+    written = (ROOT / "docs" / "configuration.md").read_text()
+    assert written == reference(), "run scripts/docs and commit docs/configuration.md"
+
+
+def test_the_script_that_writes_the_reference_is_short() -> None:
+    assert len((ROOT / "scripts" / "docs").read_text().splitlines()) <= 10
+
+
+def test_every_key_has_a_meaning() -> None:
+    silent = [
+        f"{section.path}.{key.name}"
+        for model in (RunConfig, SftConfig)
+        for section in sections(model)
+        for key in section.keys
+        if not key.text and key.name != "type"
+    ]
+    assert silent == []
+
+
+def test_every_key_path_is_in_the_help() -> None:
+    text = help_text(RunConfig, width=100)
+    listed = {
+        f"{section.path}.{key.name}".strip(".")
+        for section in sections(RunConfig)
+        for key in section.keys
+    }
+    listed |= {section.path for section in sections(RunConfig)}
+    for path in all_key_paths(RunConfig):
+        assert dotted(path) in listed
+    assert "--orchestrator.train.env.N.group-size  int at least 1, default: 8" in text
+
+
+def test_units_and_ranges_stand_in_the_help() -> None:
+    text = help_text(RunConfig, width=100)
+    assert "--launch.stop-timeout-seconds  float above 0, default: 8.0" in text
+    assert "--inference.kv-cache-gib  float above 0 or None, default: None" in text
+    assert "--max-steps  int at least 1, required" in text
+
+
+def test_a_default_that_a_section_changes_is_the_one_that_is_shown() -> None:
+    assert "--optimizer.lr  float above 0, default: 0.0001" in help_text(SftConfig, width=100)
+    text = help_text(RunConfig, width=100)
+    assert (
+        "--orchestrator.train.sampling.max-completion-tokens  int at least 1 or None, default: 512"
+        in text
+    )
+
+
+def test_variants_are_told_apart_by_their_type() -> None:
+    texts = [section.text for section in sections(RunConfig) if section.path.endswith(".pool")]
+    assert 'With `type = "static"`: A fixed number' in texts[0]
+    assert "" in texts[1]
+    assert any('type = "elastic"' in text for text in texts)
+
+
+def test_help_keeps_to_the_width_of_the_terminal() -> None:
+    meanings = [line for line in help_text(RunConfig, width=72).splitlines() if line[:6] == " " * 6]
+    assert meanings
+    assert max(map(len, meanings)) <= 72
+
+
+def test_process_configs_have_help_too() -> None:
+    assert "--sources.N.group-size" in help_text(OrchestratorProcessConfig, width=100)
+
+
+def test_the_reference_lists_deprecated_keys() -> None:
+    assert "| `orchestrator.env` | `orchestrator.train.env` |" in reference()
+
+
+def test_tables_in_the_reference_have_equal_columns() -> None:
+    rows = lines_of(reference().replace("\\|", ""), "|")
+    counts = {row.count("|") for row in rows}
+    assert counts <= {3, 5}
+
+
+def test_the_plan_of_a_run_names_every_process_in_order() -> None:
+    config = build_run_config(
+        {
+            "orchestrator": {
+                "train": {
+                    "env": [
+                        {"id": "reverse-text", "pool": {"type": "static", "num_workers": 2}},
+                        {"id": "wordle", "pool": {"type": "elastic", "max_workers": 3}},
+                        {"id": "zebra", "address": "tcp://10.0.0.1:5000"},
+                    ]
+                }
+            },
+            "trainer": {"num_processes": 2},
+        }
+    )
+    lines = describe_run(config)
+    names = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert names == ["inference", "env_reverse-text", "env_wordle", "trainer", "orchestrator"]
+    text = "\n".join(lines)
+    assert "2 workers" in text
+    assert "at most 3 workers" in text
+    assert "2 processes under torchrun" in text
+    assert "zebra x 8 (grpo)" in text
+    assert "runs/reverse-text_wordle_zebra--gpt2--<8 hex>" in text
+
+
+def test_the_plan_of_a_supervised_run() -> None:
+    text = "\n".join(describe_sft(build_sft_config({"name": "warm-up"})))
+    assert "100 steps of 64 conversations from someone/conversations" in text
+    assert "folder: runs/warm-up" in text
+    assert "trainer" in text
