@@ -1,0 +1,211 @@
+"""Episodes through the real environment process, verifiers' client and a scripted engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from renderers import Qwen3RendererConfig
+from transformers import PreTrainedTokenizerFast
+from verifiers.v1.serve import EnvClient
+
+from gradus.config.environment import StaticPoolConfig
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Reply, Status
+from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.tiny_model import build_tiny_tokenizer
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+MODULES = Path(__file__).parents[1] / "environments"
+TOKEN = "the-data-token"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    build_tiny_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> PreTrainedTokenizerFast:
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(model)
+    return loaded
+
+
+def start(run_dir: Path, verifiers: dict[str, Any], **seat: Any) -> RunningEnvironment:
+    secrets = run_dir / "secrets"
+    secrets.mkdir()
+    (secrets / "inference_token").write_text(TOKEN)
+    agent = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}, **seat}
+    config = EnvironmentProcessConfig(
+        run_dir=str(run_dir),
+        epoch=1,
+        name="e",
+        pool=StaticPoolConfig(num_workers=1),
+        verifiers={**verifiers, "agent": agent},
+    )
+    return RunningEnvironment(config, python_path=[MODULES])
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnvironment]:
+    config = {"taskset": {"id": "gradus-test-echo"}, "timeout": {"episode": 30.0}}
+    with start(tmp_path_factory.mktemp("echo"), config, max_turns=2) as environment:
+        yield environment
+
+
+@asynccontextmanager
+async def playing(
+    environment: RunningEnvironment, model: Path, engine: ScriptedEngine
+) -> AsyncIterator[Any]:
+    """A function that plays one episode of a task's data."""
+    client = EnvClient(environment.wait_ready()["run_address"])
+    endpoint = vf.TrainClientConfig(
+        base_url=engine.base_url,
+        api_key_var="GRADUS_INFERENCE_TOKEN",
+        renderer=Qwen3RendererConfig(),
+        renderer_model_name=str(model),
+    )
+    sampling = vf.SamplingConfig(temperature=1.0, max_tokens=200, cache_salt="v7")
+
+    async def play(task_data: dict[str, Any]) -> vf.WireEpisode:
+        return await client.run(endpoint, "policy", sampling, task_data)
+
+    try:
+        yield play
+    finally:
+        await client.close()
+
+
+async def task_of(environment: RunningEnvironment, index: int, **changed: Any) -> dict[str, Any]:
+    task: dict[str, Any] = (await environment.ask(method="task", index=index))["result"]
+    return {**task["task_data"], **changed}
+
+
+def script(tokenizer: PreTrainedTokenizerFast, *texts: str) -> Any:
+    """Replies with these texts, one after the other, whatever the prompt."""
+    replies = iter(texts)
+    return lambda prompt: Reply(tokenizer.encode(next(replies), add_special_tokens=False))
+
+
+def assert_tokens_are_the_engine_s(trace: vf.WireTrace, engine: ScriptedEngine) -> None:
+    """Invariant 1: joined node tokens of a branch = the tokens the engine saw and produced."""
+    (branch,) = trace.branches
+    last = engine.calls[-1]
+    assert last.reply is not None
+    assert branch.token_ids == [*last.prompt_token_ids, *last.reply.token_ids]
+    sampled = [
+        token for call in engine.calls if call.reply is not None for token in call.reply.token_ids
+    ]
+    mask = branch.sampled_mask
+    assert [
+        t for t, is_sampled in zip(branch.token_ids, mask, strict=True) if is_sampled
+    ] == sampled
+
+
+async def test_a_text_episode(
+    echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    async with (
+        ScriptedEngine(reply=script(tokenizer, "repeat 3"), data_token=TOKEN) as engine,
+        playing(echo, model, engine) as play,
+    ):
+        episode = await play(await task_of(echo, 3))
+    (trace,) = episode.traces
+    assert (episode.ok, trace.reward, trace.last_reply) == (True, 1.0, "repeat 3")
+    assert trace.stop_condition == "agent_completed"
+    assert trace.task.data.model_extra["answer"] == "repeat 3"
+    assert_tokens_are_the_engine_s(trace, engine)
+    assert engine.calls[0].cache_salt == "v7"
+    assert engine.calls[0].session_id == trace.id
+
+
+async def test_an_episode_whose_reward_is_not_a_number_arrives_as_that(
+    echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    async with (
+        ScriptedEngine(reply=script(tokenizer, "x"), data_token=TOKEN) as engine,
+        playing(echo, model, engine) as play,
+    ):
+        episode = await play(await task_of(echo, 0, behaviour="nan_reward"))
+    reward = episode.traces[0].reward
+    assert reward != reward
+
+
+@pytest.mark.parametrize("behaviour", ["raises", "raises_in_setup"])
+async def test_an_error_of_the_environment_is_recorded_with_its_type(
+    echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast, behaviour: str
+) -> None:
+    async with (
+        ScriptedEngine(reply=script(tokenizer, "x"), data_token=TOKEN) as engine,
+        playing(echo, model, engine) as play,
+    ):
+        episode = await play(await task_of(echo, 0, behaviour=behaviour))
+    (error,) = episode.traces[0].errors
+    assert not episode.ok
+    assert error.type == "TaskError"
+    assert "this task always fails" in error.message
+
+
+async def test_an_error_of_the_engine_is_recorded_as_the_cause(
+    echo: RunningEnvironment, model: Path
+) -> None:
+    async with ScriptedEngine(data_token=TOKEN) as engine:
+        engine.inject(Status(422))
+        async with playing(echo, model, engine) as play:
+            episode = await play(await task_of(echo, 0))
+    (error,) = episode.traces[0].errors
+    assert (error.type, error.status_code) == ("ProviderError", 422)
+
+
+async def test_a_passing_error_of_the_engine_costs_one_more_call(
+    echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    async with ScriptedEngine(reply=script(tokenizer, "repeat 0"), data_token=TOKEN) as engine:
+        engine.inject(Status(503))
+        async with playing(echo, model, engine) as play:
+            episode = await play(await task_of(echo, 0))
+    assert (episode.ok, episode.traces[0].reward) == (True, 1.0)
+    assert [call.status for call in engine.calls] == [503, 200]
+
+
+async def test_a_tool_episode(
+    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    call = '<tool_call>\n{"name": "calculator_add", "arguments": {"a": 20, "b": 22}}\n</tool_call>'
+    with start(tmp_path, {"taskset": {"id": "gradus-test-sum"}}) as environment:
+        replies = script(tokenizer, call, "it is 42")
+        async with (
+            ScriptedEngine(reply=replies, data_token=TOKEN) as engine,
+            playing(environment, model, engine) as play,
+        ):
+            episode = await play(await task_of(environment, 2))
+    (trace,) = episode.traces
+    assert trace.errors == []
+    assert (trace.reward, trace.metrics["tool_calls"], trace.num_turns) == (1.0, 1.0, 2)
+    assert [message.content for message in trace.tool_messages] == ["42"]
+    assert_tokens_are_the_engine_s(trace, engine)
+
+
+async def test_a_conversation_with_a_simulated_user(
+    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    with start(tmp_path, {"taskset": {"id": "gradus-test-talk"}}) as environment:
+        replies = script(tokenizer, "say 0", "what", "say 2")
+        async with (
+            ScriptedEngine(reply=replies, data_token=TOKEN) as engine,
+            playing(environment, model, engine) as play,
+        ):
+            episode = await play(await task_of(environment, 0))
+    (trace,) = episode.traces
+    assert trace.errors == []
+    assert (trace.num_turns, trace.stop_condition) == (3, "user_closed")
+    assert trace.reward == pytest.approx(2 / 3)
+    assert_tokens_are_the_engine_s(trace, engine)

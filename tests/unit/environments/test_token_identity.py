@@ -1,0 +1,174 @@
+"""Invariant 1: joined node tokens of a branch = the tokens the engine saw and produced.
+
+Random conversations through verifiers' own rollout, interception server and train client with the
+chat harness, a Qwen3 renderer and the scripted engine. Replies hold what models write: markup in
+the wrong place, unfinished tool calls, reasoning, cuts at the token limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from renderers import Qwen3RendererConfig
+from transformers import PreTrainedTokenizerFast
+
+from gradus.environments import tools
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import GenerateCall, Reply
+from gradus.testing.environment import AddTools
+from gradus.testing.tiny_model import build_tiny_tokenizer
+
+pytestmark = pytest.mark.torch
+
+TOKEN = "data-token"
+CALL = '<tool_call>\n{"name": "calculator_add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+PIECES = (
+    "word",
+    " ",
+    "\n",
+    "Z9!",
+    "<think>\n",
+    "\n</think>\n\n",
+    "<tool_call>\n",
+    "</tool_call>",
+    '{"name": "calculator_add", "arguments": {}}',
+    CALL,
+    f"\n{CALL}",
+    "<tool_response>",
+    "<|im_start|>",
+    "\u00e9",
+)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What the user says, and what the model replies to each call."""
+
+    system: str | None
+    users: list[str]
+    replies: list[str]
+    max_tokens: int
+
+
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+CONVERSATIONS = st.builds(
+    Conversation,
+    system=st.none() | st.just("be brief"),
+    users=st.lists(TEXTS, min_size=1, max_size=4),
+    replies=st.lists(TEXTS, min_size=1, max_size=6),
+    max_tokens=st.sampled_from([3, 20, 400]),
+)
+
+
+class _Task(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+    """A conversation that the user opens, with a tool server that somebody else runs."""
+
+    @classmethod
+    def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
+        return [AddTools(vf.ToolsetConfig(url="http://127.0.0.1:9/mcp"))]
+
+
+class _Server:
+    async def run(self, operation: Any) -> Any:
+        block = type("Block", (), {"type": "text", "text": "3"})
+        return type("Result", (), {"content": [block]})
+
+
+async def _connect(*_: Any) -> Any:
+    schema = {
+        "type": "function",
+        "function": {"name": "calculator_add", "description": "", "parameters": {}},
+    }
+    return [schema], {"calculator_add": ("calculator", "add")}, {"calculator": _Server()}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    build_tiny_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(model)
+
+
+@pytest.fixture(autouse=True)
+def _prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tools, "connect_mcp", _connect)
+    monkeypatch.setattr(
+        "verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers", raising=True
+    )
+    monkeypatch.setenv("GRADUS_INFERENCE_TOKEN", TOKEN)
+
+
+async def play(conversation: Conversation, model: Path, engine: ScriptedEngine) -> vf.Trace:
+    """One conversation: the agent's trace."""
+    agent = vf.make_agent(
+        vf.AgentConfig(
+            harness={"id": "gradus-chat", "retry_delay_seconds": 0.001, "max_retries": 0},
+            runtime={"type": "subprocess"},
+            max_turns=8,
+            model="policy",
+            client=vf.TrainClientConfig(
+                base_url=engine.base_url,
+                api_key_var="GRADUS_INFERENCE_TOKEN",
+                renderer=Qwen3RendererConfig(),
+                renderer_model_name=str(model),
+            ),
+            sampling={"temperature": 1.0, "max_tokens": conversation.max_tokens},
+        )
+    )
+    task = _Task(vf.TaskData(system_prompt=conversation.system))
+    async with agent, agent.interaction(task) as talk:
+        for text in conversation.users:
+            if (await talk.turn(text)).terminated:
+                break
+    return talk.trace
+
+
+def assert_every_call_is_a_path(trace: vf.Trace, calls: list[GenerateCall]) -> None:
+    sampled = [node for node in trace.nodes if node.sampled]
+    assert len(sampled) == len(calls)
+    for node, call in zip(sampled, calls, strict=True):
+        assert call.reply is not None
+        path, parent = [node], node.parent
+        while parent is not None:
+            path.append(trace.nodes[parent])
+            parent = trace.nodes[parent].parent
+        joined = [token for step in reversed(path) for token in step.token_ids]
+        assert joined == [*call.prompt_token_ids, *call.reply.token_ids]
+        assert sum(node.mask) == len(call.reply.token_ids) == len(node.logprobs)
+        assert node.mask[-len(call.reply.token_ids) :] == [True] * len(call.reply.token_ids)
+        assert node.logprobs == call.reply.logprobs
+
+
+@given(conversation=CONVERSATIONS)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_model_call_is_a_path_of_the_trace_token_by_token(
+    conversation: Conversation, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    replies = iter([*conversation.replies, *["end"] * 50])
+
+    def reply(prompt: list[int]) -> Reply:
+        return Reply(tokenizer.encode(next(replies), add_special_tokens=False))
+
+    async def run() -> None:
+        async with ScriptedEngine(reply=reply, data_token=TOKEN) as engine:
+            trace = await play(conversation, model, engine)
+            assert trace.errors == []
+            assert_every_call_is_a_path(trace, engine.calls)
+            event(f"{len(trace.tool_messages)} tool results")
+            event(f"{trace.num_branches} branches")
+
+    asyncio.run(run())
