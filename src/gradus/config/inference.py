@@ -17,11 +17,13 @@ class InferenceConfig(StrictConfig):
     max_num_seqs: int = Field(256, ge=1)
     """Most sequences that the engine runs at once."""
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Memory for the KV cache on CPU, in GiB. None means vLLM's own choice."""
+    """Memory for the KV cache on CPU, in GiB. None means an eighth of the free memory, at most 2;
+    on a GPU the cache takes what gpu_memory_utilization leaves."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of GPU memory for the engine."""
     enforce_eager: bool = False
-    """Skip graph capture and compilation: starts faster, runs slower."""
+    """Skip graph capture and compilation: starts faster, runs slower. Always so on CPU, where
+    compiled code would keep the weights that it was compiled with."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs per replica."""
     host: str = "127.0.0.1"

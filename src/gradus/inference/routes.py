@@ -38,13 +38,10 @@ class PolicyRoutes:
         return _json(result)
 
     async def status(self, _: Request) -> Response:
-        """Version, load and counters; asks nothing of the engine's process."""
-        served = self._admin.served
-        return _json(
-            self._counters.status(
-                version=served.version, epoch=served.epoch, is_paused=self._admin.is_paused
-            )
-        )
+        """The version, asked from the engine's process; its load and counters."""
+        version = int(await self._engine.get_weight_version())
+        epoch, is_paused = self._admin.served.epoch, self._admin.is_paused
+        return _json(self._counters.status(version=version, epoch=epoch, is_paused=is_paused))
 
     async def weights(self, _: Request) -> Response:
         """Digest of every served tensor, one object per worker, and the version they belong to."""

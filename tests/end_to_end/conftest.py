@@ -1,0 +1,41 @@
+"""What end-to-end tests share: one real inference server with the tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.process import InferenceProcessConfig
+from gradus.testing.inference_process import RunningInference
+from gradus.testing.tiny_model import build_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small, randomly initialised model with its tokenizer; read-only."""
+    return build_tiny_model(tmp_path_factory.mktemp("model"), hidden_size=96, num_layers=2)
+
+
+@pytest.fixture(scope="session")
+def inference_server(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[RunningInference]:
+    """A real vLLM server, started once; its served version only ever goes up.
+
+    Tests read the version from `/gradus/status` and publish the next one; nothing may rely on
+    version 0.
+    """
+    config = InferenceProcessConfig(
+        run_dir=str(tmp_path_factory.mktemp("served-run")),
+        epoch=0,
+        model=ModelConfig(name=str(tiny_model), max_length_tokens=1024),
+        seed=0,
+        inference=InferenceConfig(kv_cache_gib=0.5, max_num_seqs=64),
+    )
+    with RunningInference(config) as server:
+        server.wait_ready()
+        yield server
