@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from gradus.config.model import ModelConfig
 from gradus.errors import ConfigError
@@ -14,6 +15,8 @@ from gradus.trainer.model.attention import ATTENTION_NAME
 
 def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """The initial weights in float32, with packed attention; ConfigError when there are none."""
+    # Logs are read line by line; a bar that rewrites its line does not belong there.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             config.name,

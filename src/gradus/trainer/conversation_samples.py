@@ -1,0 +1,208 @@
+"""From conversations to samples whose learned tokens are exactly those of the chosen messages.
+
+The template needs no generation tags: a message's tokens are those that rendering it adds behind
+its header. Templates may rewrite earlier turns (Qwen3 removes old reasoning); a turn that does not
+continue what was rendered before starts a sample of its own, so each message is learned once, in
+the context in which it would be sampled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from gradus.errors import ConfigError
+from gradus.log import get_logger
+from gradus.trainer.conversations import Conversation, Message, PlainText
+from gradus.wire.policy import VersionSpan
+from gradus.wire.sample import Sample
+
+logger = get_logger(__name__)
+
+
+class ConversationEncoder:
+    """Turns one conversation into samples with the component ce.
+
+    >>> [sample] = encoder.encode(conversation)  # doctest: +SKIP
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, conversation: Conversation | PlainText) -> list[Sample]:
+        """The samples of a conversation; none when it holds nothing to learn."""
+        if isinstance(conversation, PlainText):
+            return [self._encode_text(conversation)]
+        branches: list[_Branch] = []
+        for number in conversation.learned:
+            token_ids, start = self._message_span(conversation, number)
+            if not branches or not branches[-1].is_continued_by(token_ids):
+                branches.append(_Branch())
+            branches[-1].extend(token_ids, start, self._end_of_turn(token_ids, start))
+        return [
+            branch.sample(f"{conversation.id}/{number}") for number, branch in enumerate(branches)
+        ]
+
+    def _encode_text(self, text: PlainText) -> Sample:
+        prompt = self._tokens(text.prompt)
+        token_ids = self._tokens(text.prompt + text.completion)
+        if self._tokenizer.eos_token_id is not None:
+            token_ids = [*token_ids, self._tokenizer.eos_token_id]
+        branch = _Branch()
+        branch.extend(token_ids, _common_prefix(prompt, token_ids), len(token_ids))
+        return branch.sample(f"{text.id}/0")
+
+    def _message_span(self, conversation: Conversation, number: int) -> tuple[list[int], int]:
+        """Tokens up to and with message `number`, and where its own tokens begin."""
+        message = conversation.messages[number]
+        before = conversation.messages[:number]
+        whole = self._render(conversation, [*before, message])
+        if message["role"] == "assistant" and before:
+            header = self._render(conversation, before, add_generation_prompt=True)
+        else:
+            # No prompt asks for this role: its header is what another content leaves in common.
+            empty = {**message, "content": "", "tool_calls": None}
+            header = self._render(conversation, [*before, empty])
+        return whole, _common_prefix(header, whole)
+
+    def _end_of_turn(self, token_ids: Sequence[int], start: int) -> int:
+        """Behind the last end-of-turn token; what the template adds there nobody samples."""
+        end = self._tokenizer.eos_token_id
+        for position in range(len(token_ids) - 1, start - 1, -1):
+            if token_ids[position] == end:
+                return position + 1
+        return len(token_ids)
+
+    def _render(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=conversation.tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{conversation.id}: the chat template refuses these messages ({error})"
+            ) from error
+        return self._tokens(text)
+
+    def _tokens(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
+
+
+class _Branch:
+    """Tokens rendered so far, and which of them are learned."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._is_learned: list[bool] = []
+
+    def is_continued_by(self, token_ids: Sequence[int]) -> bool:
+        return list(token_ids[: len(self._token_ids)]) == self._token_ids
+
+    def extend(self, token_ids: Sequence[int], start: int, end: int) -> None:
+        """Grow to `token_ids`, of which [start, end) are learned."""
+        added = range(len(self._token_ids), len(token_ids))
+        self._is_learned += [start <= position < end for position in added]
+        self._token_ids = list(token_ids)
+
+    def sample(self, id: str) -> Sample:
+        """The sample, cut behind its last learned token."""
+        learned = np.array(self._is_learned, np.bool_)
+        length = int(np.flatnonzero(learned)[-1]) + 1 if learned.any() else len(learned)
+        learned = learned[:length]
+        zeros = np.zeros(length, np.float32)
+        return Sample(
+            id=id,
+            environment="sft",
+            group_id=id,
+            episode_id=id,
+            reward=0.0,
+            versions=VersionSpan(oldest=0, newest=0),
+            token_ids=np.array(self._token_ids[:length], np.int32),
+            loss_mask=learned,
+            sampling_logprobs=zeros,
+            temperatures=np.ones(length, np.float32),
+            advantages=zeros,
+            reference_logprobs=zeros,
+            loss_weights={"ce": learned.astype(np.float32)},
+        )
+
+
+class ConversationStream:
+    """Endless passes over the conversations, in an order that follows from the seed.
+
+    >>> samples = stream.take(64)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation | PlainText],
+        encoder: ConversationEncoder,
+        *,
+        max_tokens: int,
+        seed: int,
+        shuffle: bool,
+    ) -> None:
+        self._conversations = conversations
+        self._encoder = encoder
+        self._max_tokens = max_tokens
+        self._samples: dict[int, list[Sample]] = {}
+        self._order = self._passes(seed, shuffle)
+        self.num_skipped = 0
+        """Conversations that are too long or hold nothing to learn, seen so far."""
+
+    def take(self, num_conversations: int) -> list[Sample]:
+        """Samples of the next conversations that can be learned; ConfigError when none can."""
+        taken: list[Sample] = []
+        remaining, misses = num_conversations, 0
+        while remaining:
+            samples = self._learnable(next(self._order))
+            taken += samples
+            remaining -= bool(samples)
+            misses = 0 if samples else misses + 1
+            if misses > 2 * len(self._conversations):
+                raise ConfigError(
+                    f"none of {len(self._conversations)} conversations has tokens to learn within "
+                    f"{self._max_tokens} tokens; look at train_roles and max_length_tokens"
+                )
+        return taken
+
+    def _learnable(self, index: int) -> list[Sample]:
+        if index not in self._samples:
+            conversation = self._conversations[index]
+            samples = [s for s in self._encoder.encode(conversation) if s.loss_mask[1:].any()]
+            if not samples or max(map(len, samples)) > self._max_tokens:
+                self.num_skipped += 1
+                level = logging.WARNING if self.num_skipped == 1 else logging.DEBUG
+                logger.log(level, "%s is skipped: too long or nothing to learn", conversation.id)
+                samples = []
+            self._samples[index] = samples
+        return self._samples[index]
+
+    def _passes(self, seed: int, shuffle: bool) -> Iterator[int]:
+        for number in itertools.count():
+            count = len(self._conversations)
+            if shuffle:
+                yield from np.random.default_rng((seed, number)).permutation(count).tolist()
+            else:
+                yield from range(count)
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of tokens that both begin with."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,107 @@
+"""Conversations on disk: each row says what was said, and which messages are to be learned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.config.sft import SftDataConfig
+from gradus.errors import ConfigError
+from gradus.trainer.datasets import load_hub_rows
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages for the chat template."""
+
+    id: str
+    """Where the row stands, for errors."""
+    messages: list[Message]
+    learned: tuple[int, ...]
+    """Indices of the messages whose tokens are learned."""
+    tools: list[Any] | None = None
+    """Function schemas that the template shows to the model."""
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """A prompt and its completion as bare text, without a chat template."""
+
+    id: str
+    prompt: str
+    completion: str
+    """Learned, with the end-of-text token behind it."""
+
+
+def load_conversations(config: SftDataConfig) -> list[Conversation | PlainText]:
+    """Every row of the data; refuses an empty data set and names the first row that is wrong."""
+    path = Path(config.path)
+    if path.is_file():
+        rows: Iterable[tuple[str, Any]] = _read_lines(path)
+    else:
+        numbered = enumerate(load_hub_rows(config.path, config.split))
+        rows = ((f"{config.path} row {number}", row) for number, row in numbered)
+    roles = frozenset(config.train_roles)
+    found = [parse_row(place, row, roles) for place, row in rows]
+    if not found:
+        raise ConfigError(f"data set {config.path!r} has no rows")
+    return found
+
+
+def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | PlainText:
+    """The conversation in one row with `messages`, or with `prompt` and `completion`.
+
+    Both may be text or messages; of a prompt nothing is learned. Refuses anything else.
+    """
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{place}: a {type(row).__name__} is no conversation; use an object")
+    tools = row.get("tools") or None
+    if row.get("messages") is not None:
+        messages = _messages(place, row["messages"])
+        return Conversation(place, messages, _with_roles(messages, roles, start=0), tools)
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if prompt is None or completion is None:
+        raise ConfigError(
+            f"{place}: has the keys {sorted(row)}; use 'messages', or 'prompt' and 'completion'"
+        )
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return PlainText(place, prompt, completion)
+    context = _messages(place, prompt)
+    messages = context + _messages(place, completion)
+    return Conversation(place, messages, _with_roles(messages, roles, start=len(context)), tools)
+
+
+def _read_lines(path: Path) -> Iterable[tuple[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
+            try:
+                yield place, json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{place} is not JSON: {error}") from error
+
+
+def _messages(place: str, value: Any) -> list[Message]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise ConfigError(f"{place}: messages must be a list with at least one message")
+    for number, message in enumerate(value):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ConfigError(f"{place}: message {number} has no 'role'")
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise ConfigError(f"{place}: message {number} has neither 'content' nor 'tool_calls'")
+    return [dict(message) for message in value]
+
+
+def _with_roles(
+    messages: Sequence[Message], roles: frozenset[str], *, start: int
+) -> tuple[int, ...]:
+    return tuple(
+        number for number in range(start, len(messages)) if messages[number]["role"] in roles
+    )

@@ -1,0 +1,25 @@
+"""Rows of a data set of the hub, through the optional `datasets` package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradus.errors import ConfigError
+
+
+def load_hub_rows(name: str, split: str) -> list[Mapping[str, Any]]:
+    """All rows of one split; ConfigError when the package or the data set is not there."""
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{name!r} is no file, and reading it from the hub needs the package 'datasets': "
+            "pip install 'gradus[data]'"
+        ) from error
+    try:
+        return list(datasets.load_dataset(name, split=split))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigError(
+            f"data set {name!r}, split {split!r}: neither a local file nor on the hub ({error})"
+        ) from error
