@@ -25,6 +25,9 @@ from gradus.supervise import end_leftovers
 MARKER_NAME = ".gradus-run"
 """File that makes a folder ours; nothing without it is ever deleted."""
 
+LEFTOVERS_SECONDS = 7.0
+"""Time for processes of a killed launcher to end by themselves before `clean` kills them."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOCK_NAME = "lease.lock"
 _KEPT_BY_CLEAN = {_LOCK_NAME, "lease.json", MARKER_NAME}
@@ -180,13 +183,14 @@ def _create(root: Path) -> None:
 
 
 def _make_empty(run_dir: RunDirectory, *, clean: bool) -> None:
-    """Delete the finished or dead run inside when `clean` allows it, else refuse."""
+    """Delete the finished or dead run inside when `clean` allows it, else refuse.
+
+    What a dry run left, `config` alone, is no run and always goes.
+    """
     content = sorted(p for p in run_dir.root.iterdir() if p.name not in _KEPT_BY_CLEAN)
-    # A dry run leaves only `config`, which the real run replaces.
-    has_run = any(path.name != "config" for path in content)
-    if not has_run:
+    if not content:
         return
-    if not clean:
+    if not clean and [path.name for path in content] != ["config"]:
         raise RunDirectoryError(
             f"run directory {run_dir.root} already holds a run; "
             "delete that run with --clean or choose another name"
@@ -196,7 +200,7 @@ def _make_empty(run_dir: RunDirectory, *, clean: bool) -> None:
             f"{run_dir.root} does not carry the marker of this run; "
             "gradus deletes only its own runs"
         )
-    end_leftovers(run_dir.processes)
+    end_leftovers(run_dir.processes, timeout_seconds=LEFTOVERS_SECONDS)
     for path in content:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

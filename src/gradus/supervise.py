@@ -61,6 +61,8 @@ class ProcessSpec:
     """Gets stdout and stderr."""
     ready_file: Path | None = None
     """JSON that the child writes when it can serve. None means ready at once."""
+    finishes: bool = False
+    """Whether it may end by itself, with exit code 0, once it was ready."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class Supervisor:
                 if content is not None:
                     waiting.remove(child)
                     on_ready(child, content)
-            self.check()
+            self.check(not_ready=waiting)
             for child in waiting:
                 if child.seconds() > timeout_seconds:
                     raise ChildNotReady(child, timeout_seconds)
@@ -198,17 +200,17 @@ class Supervisor:
             if waiting:
                 self.pause()
 
-    def check(self, *, may_finish: Sequence[Child] = ()) -> None:
-        """Raise ChildFailed for a child that ended; `may_finish` may end with exit code 0.
+    def check(self, *, not_ready: Sequence[Child] = ()) -> None:
+        """Raise ChildFailed for a child that ended although it may not, or while `not_ready`.
 
         When several ended at once, the one started first is the cause: later ones depend on it.
         """
-        failed = self._failed(may_finish)
+        failed = self._failed(not_ready)
         if failed is None:
             return
         # The death of one often ends others within milliseconds; look again for an earlier one.
         self.pause()
-        child, code = self._failed(may_finish) or failed
+        child, code = self._failed(not_ready) or failed
         raise ChildFailed(child, code)
 
     def pause(self) -> None:
@@ -248,10 +250,11 @@ class Supervisor:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(entry.pid, os.WNOHANG)
 
-    def _failed(self, may_finish: Sequence[Child]) -> tuple[Child, int] | None:
+    def _failed(self, not_ready: Sequence[Child]) -> tuple[Child, int] | None:
         for child in self.children:
             code = child.exit_code()
-            if code is not None and not (code == 0 and child in may_finish):
+            has_finished = code == 0 and child.spec.finishes and child not in not_ready
+            if code is not None and not has_finished:
                 return child, code
         return None
 
@@ -280,7 +283,7 @@ class Supervisor:
         write_json(self._registry, {"launch": self._mark, "processes": processes})
 
 
-def end_leftovers(registry: Path, *, timeout_seconds: float = 7.0) -> None:
+def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
     """End what a killed launcher left running: wait for it to end by itself, then KILL.
 
     Hits only processes that the registry names by pid and start time, and what carries its mark.

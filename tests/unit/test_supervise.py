@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,11 +145,29 @@ def test_the_child_started_first_is_the_cause(supervisor: Supervisor, tmp_path: 
 def test_only_children_that_may_finish_end_without_an_error(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    child = supervisor.start(spec(tmp_path, "pass"))
-    wait_until(lambda: child.exit_code() == 0)
-    supervisor.check(may_finish=[child])
+    worker = supervisor.start(replace(spec(tmp_path, "pass", name="worker"), finishes=True))
+    wait_until(lambda: worker.exit_code() == 0)
+    supervisor.check()
+    server = supervisor.start(spec(tmp_path, "pass"))
+    wait_until(lambda: server.exit_code() == 0)
     with pytest.raises(ChildFailed, match="server ended with exit code 0"):
         supervisor.check()
+
+
+def test_a_child_that_finishes_before_it_is_ready_has_failed(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = supervisor.start(replace(spec(tmp_path, "pass"), finishes=True))
+    with pytest.raises(ChildFailed, match="server ended with exit code 0"):
+        supervisor.wait_ready([child], timeout_seconds=10)
+
+
+def test_a_child_that_finishes_right_after_it_was_ready_is_fine(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = supervisor.start(replace(spec(tmp_path, READY + "say()"), finishes=True))
+    wait_until(lambda: child.exit_code() == 0)
+    supervisor.wait_ready([child], timeout_seconds=10)
 
 
 def test_a_program_that_does_not_exist_is_named(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -248,7 +267,7 @@ def test_a_process_with_a_recycled_pid_is_no_leftover(tmp_path: Path) -> None:
 
 
 def test_no_registry_means_no_leftovers(tmp_path: Path) -> None:
-    end_leftovers(tmp_path / "pids.json")
+    end_leftovers(tmp_path / "pids.json", timeout_seconds=0)
 
 
 def test_a_ready_file_that_does_not_parse_is_corrupt(

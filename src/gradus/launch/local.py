@@ -192,16 +192,16 @@ class _Launch:
 
     def _follow(self) -> None:
         """Return when every finishing process has ended with exit code 0."""
-        finishing = [c for c in self._supervisor.children if c.spec.name in self._plan.finishing]
+        finishing = [child for child in self._supervisor.children if child.spec.finishes]
         first_end: float | None = None
         while running := [child for child in finishing if child.exit_code() is None]:
-            self._supervisor.check(may_finish=finishing)
+            self._supervisor.check()
             self._on_wait()
             if len(running) < len(finishing):
                 first_end = first_end or time.monotonic()
                 self._refuse_to_wait_longer(running, first_end)
             self._supervisor.pause()
-        self._supervisor.check(may_finish=finishing)
+        self._supervisor.check()
 
     def _refuse_to_wait_longer(self, running: list[Child], since: float) -> None:
         if time.monotonic() - since < FINISH_SECONDS:

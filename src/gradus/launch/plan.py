@@ -14,9 +14,9 @@ from gradus.config.resolve import environment_process, resolve_run, resolve_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 from gradus.launch.environment import (
-    source_environment,
     inference_environment,
     orchestrator_environment,
+    source_environment,
     trainer_environment,
 )
 from gradus.run_dir import RunDirectory
@@ -51,8 +51,6 @@ class LaunchPlan:
     """Process name → what its config file holds."""
     stages: tuple[tuple[ProcessSpec, ...], ...]
     """The processes of a stage start together, once all before them are ready."""
-    finishing: frozenset[str]
-    """Processes that end by themselves when the run is done; the others serve until then."""
 
 
 def config_file(run_dir: RunDirectory, process: str) -> Path:
@@ -84,11 +82,11 @@ def plan_rl(config: RunConfig, run_dir: RunDirectory, epoch: int, machine: Machi
         role_command(machine, "orchestrator", config_file(run_dir, "orchestrator")),
         orchestrator_environment(caller, own["orchestrator"]),
         run_dir,
+        finishes=True,
     )
     return LaunchPlan(
         configs=configs.by_process(),
         stages=((inference, *environments), (trainer, orchestrator)),
-        finishing=frozenset({"trainer", "orchestrator"}),
     )
 
 
@@ -100,7 +98,6 @@ def plan_sft(config: SftConfig, run_dir: RunDirectory, epoch: int, machine: Mach
     return LaunchPlan(
         configs={"trainer": resolve_sft(config, run_dir=run_dir.root, epoch=epoch)},
         stages=((trainer,),),
-        finishing=frozenset({"trainer"}),
     )
 
 
@@ -141,13 +138,19 @@ def _trainer_spec(
     )
     config = config_file(run_dir, "trainer")
     command = role_command(machine, role, config, num_processes=num_processes)
-    return _spec("trainer", command, variables, run_dir)
+    return _spec("trainer", command, variables, run_dir, finishes=True)
 
 
 def _spec(
-    name: str, argv: tuple[str, ...], env: Mapping[str, str], run_dir: RunDirectory
+    name: str,
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    run_dir: RunDirectory,
+    *,
+    finishes: bool = False,
 ) -> ProcessSpec:
-    return ProcessSpec(name, argv, env, log_file(run_dir, name), run_dir.ready_file(name))
+    log, ready_file = log_file(run_dir, name), run_dir.ready_file(name)
+    return ProcessSpec(name, argv, env, log, ready_file, finishes)
 
 
 def log_file(run_dir: RunDirectory, process: str) -> Path:

@@ -1,0 +1,50 @@
+"""What of the caller's environment reaches a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradus.launch.environment import (
+    inference_environment,
+    orchestrator_environment,
+    source_environment,
+    variables_named_in,
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "CUDA_API_TOKEN", "MY_VAR"]
+)
+def test_what_is_not_on_the_list_stays_outside(name: str) -> None:
+    assert name not in inference_environment({name: "x"}, {})
+
+
+def test_what_programs_need_passes() -> None:
+    caller = {"PATH": "/bin", "HOME": "/home/me", "LC_ALL": "C", "https_proxy": "http://proxy"}
+    assert caller.items() <= source_environment(caller, {}, verifiers={}).items()
+
+
+def test_the_config_wins_over_defaults_and_defaults_over_the_caller() -> None:
+    caller = {"TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "9"}
+    env = orchestrator_environment(caller, {"PYTHONUNBUFFERED": "0"})
+    assert env["TOKENIZERS_PARALLELISM"] == "false"
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["PYTHONUNBUFFERED"] == "0"
+
+
+def test_variables_that_a_source_names_are_found_at_any_depth() -> None:
+    config = {
+        "judge": {"client": {"type": "eval", "api_key_var": "JUDGE_KEY"}},
+        "agents": [{"client": {"headers_from_env": {"X-Team": "TEAM_ID"}}}],
+        "runtime": {"forward_env": ["SANDBOX_TOKEN", 3]},
+        "api_key_var": None,
+    }
+    assert set(variables_named_in(config)) == {"JUDGE_KEY", "TEAM_ID", "SANDBOX_TOKEN"}
+
+
+def test_a_named_variable_passes_only_to_the_source_that_names_it() -> None:
+    caller = {"JUDGE_KEY": "x"}
+    assert "JUDGE_KEY" in source_environment(
+        caller, {}, verifiers={"judge": {"client": {"api_key_var": "JUDGE_KEY"}}}
+    )
+    assert "JUDGE_KEY" not in source_environment(caller, {}, verifiers={})

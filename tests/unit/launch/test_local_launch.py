@@ -1,0 +1,298 @@
+"""A whole launch with small real processes: start, follow, stop, and what is left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gradus.config.run import LaunchConfig
+from gradus.errors import ConfigError, DeadlineError, ExitCode, RunDirectoryError
+from gradus.launch.local import Job, run_job
+from gradus.launch.plan import LaunchPlan, config_file, log_file
+from gradus.lease import open_run
+from gradus.monitor.console import RL_COLUMNS
+from gradus.process_table import read_process
+from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.supervise import ChildFailed, ChildNotReady, ProcessSpec
+from gradus.testing.waiting import wait_until
+
+# What every small process can say; argv: run directory, own name.
+WORDS = """
+import json, os, pathlib, signal, sys, time
+run_dir, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+def ready(**content):
+    path = run_dir / "ready" / (name + ".json")
+    path.with_suffix(".tmp").write_text(json.dumps(content))
+    path.with_suffix(".tmp").rename(path)
+def record(step, **metrics):
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "time": 0.0, **metrics}) + "\\n")
+"""
+SERVE = "ready(base_url='http://127.0.0.1:1'); signal.pause()"
+TRAIN = "ready()"
+PLAY = """
+ready()
+for step in range(3):
+    record(step, **{"episode/reward/mean": 0.25 * (step + 1), "time/step_seconds": 0.5})
+"""
+WAIT = "ready(); signal.pause()"
+
+# A launcher process of its own; argv: output directory, then the programs as JSON.
+LAUNCHER = """
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[3])
+from test_local_launch import build_job
+from gradus.errors import GradusError
+from gradus.launch.local import run_job
+try:
+    sys.exit(run_job(build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])), sys.stdout))
+except GradusError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+def spec_of(run_dir: RunDirectory, name: str, program: str) -> ProcessSpec:
+    argv = (sys.executable, "-c", WORDS + program, str(run_dir.root), name)
+    log, ready_file = log_file(run_dir, name), run_dir.ready_file(name)
+    return ProcessSpec(name, argv, {}, log, ready_file, finishes=name != "inference")
+
+
+def build_plan(run_dir: RunDirectory, programs: Mapping[str, str]) -> LaunchPlan:
+    """inference first, then trainer and orchestrator."""
+    specs = {name: spec_of(run_dir, name, program) for name, program in programs.items()}
+    servers = tuple(spec for name, spec in specs.items() if name == "inference")
+    workers = tuple(spec for name, spec in specs.items() if name != "inference")
+    stages = tuple(stage for stage in (servers, workers) if stage)
+    return LaunchPlan(configs={}, stages=stages)
+
+
+def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
+    chosen = {"inference": SERVE, "trainer": TRAIN, "orchestrator": PLAY} | dict(programs or {})
+    return Job(
+        kind="rl",
+        name="demo",
+        output_dir=tmp_path,
+        max_steps=3,
+        launch=LaunchConfig(ready_timeout_seconds=20.0, stop_timeout_seconds=2.0),
+        columns=RL_COLUMNS,
+        plan=lambda run_dir, epoch: build_plan(run_dir, chosen),
+    )
+
+
+def start_launcher(tmp_path: Path, programs: Mapping[str, str]) -> subprocess.Popen[str]:
+    here = str(Path(__file__).parent)
+    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), json.dumps(programs), here]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def registered(tmp_path: Path, count: int) -> list[int]:
+    """The pids of the run, once `count` processes are ready."""
+    wait_until(lambda: len(list((tmp_path / "demo" / "ready").glob("*.json"))) == count)
+    return [entry["pid"] for entry in read_json(tmp_path / "demo" / "pids.json")["processes"]]
+
+
+def living(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if read_process(pid)]
+
+
+def test_a_run_starts_shows_its_steps_and_ends(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    assert run_job(build_job(tmp_path), stream) == 0
+    lines = stream.getvalue().splitlines()
+    assert lines[0].split() == ["run", str(tmp_path / "demo")]
+    assert lines[1].startswith("inference         starting … ready in ")
+    assert lines[1].endswith("http://127.0.0.1:1")
+    assert {line.split()[0] for line in lines[2:4]} == {"trainer", "orchestrator"}
+    assert [line[:8] for line in lines[4:7]] == ["step 1/3", "step 2/3", "step 3/3"]
+    assert lines[7].startswith("done        3 of 3 steps in ")
+    assert "0.250 at the first step, 0.500 at the end" in lines[8]
+    assert lines[-1] == f"results     {tmp_path / 'demo'}"
+
+
+def test_a_finished_run_leaves_a_summary_and_no_process(tmp_path: Path) -> None:
+    run_job(build_job(tmp_path), io.StringIO())
+    summary = read_json(tmp_path / "demo" / "summary.json")
+    assert (summary["outcome"], summary["steps"], summary["reward_last"]) == ("done", 3, 0.5)
+    assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
+    assert read_json(tmp_path / "demo" / "lease.json")["owner"] is None
+
+
+def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None:
+    run_job(build_job(tmp_path), io.StringIO())
+    run_dir = RunDirectory(tmp_path / "demo")
+    assert run_dir.secrets.stat().st_mode & 0o777 == 0o700
+    tokens = [path.read_text() for path in (run_dir.admin_token, run_dir.inference_token)]
+    assert [len(bytes.fromhex(token)) for token in tokens] == [32, 32]
+    assert tokens[0] != tokens[1]
+    assert run_dir.admin_token.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    fail = "ready(); print('gradus trainer: shard 3 is damaged'); sys.exit(78)"
+    job = build_job(tmp_path, {"trainer": fail, "orchestrator": WAIT})
+    with pytest.raises(ChildFailed, match="trainer ended with exit code 78") as caught:
+        run_job(job, stream)
+    assert "shard 3 is damaged" in str(caught.value)
+    assert caught.value.exit_code is ExitCode.CORRUPT_STATE
+    assert "  gradus trainer: shard 3 is damaged" in stream.getvalue().splitlines()
+    summary = read_json(tmp_path / "demo" / "summary.json")
+    assert summary["outcome"] == "failed"
+    assert summary["cause"] == str(caught.value)
+    assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
+
+
+def test_a_server_that_ends_by_itself_fails_the_run(tmp_path: Path) -> None:
+    job = build_job(tmp_path, {"inference": "ready()", "orchestrator": WAIT})
+    with pytest.raises(ChildFailed, match="inference ended with exit code 0"):
+        run_job(job, io.StringIO())
+
+
+def test_a_process_that_is_never_ready_fails_the_run_with_its_log(tmp_path: Path) -> None:
+    job = build_job(tmp_path, {"inference": "print('loading', flush=True); signal.pause()"})
+    impatient = replace(
+        job, launch=LaunchConfig(ready_timeout_seconds=0.5, stop_timeout_seconds=2.0)
+    )
+    stream = io.StringIO()
+    with pytest.raises(ChildNotReady, match=r"inference is not ready after 0\.5 s"):
+        run_job(impatient, stream)
+    assert not (tmp_path / "demo" / "ready" / "trainer.json").exists()
+
+
+def test_a_process_that_never_finishes_after_the_others_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.launch.local.FINISH_SECONDS", 0.1)
+    with pytest.raises(DeadlineError, match=r"orchestrator still runs 0\.1 s after the others"):
+        run_job(build_job(tmp_path, {"orchestrator": WAIT}), io.StringIO())
+
+
+def test_a_dry_run_writes_configs_and_starts_nothing(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    assert run_job(build_job(tmp_path), stream, dry_run=True) == 0
+    assert "stage 1, started together:" in stream.getvalue()
+    left = {path.name for path in (tmp_path / "demo").iterdir()}
+    assert left <= {".gradus-run", "lease.json", "lease.lock", "config"}
+
+
+def test_the_real_run_follows_a_dry_run_without_clean(tmp_path: Path) -> None:
+    job = build_job(tmp_path)
+    run_job(job, io.StringIO(), dry_run=True)
+    write_json(config_file(RunDirectory(tmp_path / "demo"), "old"), {})
+    assert run_job(job, io.StringIO()) == 0
+    assert not config_file(RunDirectory(tmp_path / "demo"), "old").exists()
+
+
+def test_a_dry_run_never_deletes_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--clean deletes a run and --dry-run changes none"):
+        run_job(build_job(tmp_path), io.StringIO(), clean=True, dry_run=True)
+
+
+def test_a_second_run_of_the_same_name_needs_clean(tmp_path: Path) -> None:
+    run_job(build_job(tmp_path), io.StringIO())
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        run_job(build_job(tmp_path), io.StringIO())
+    assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
+    assert read_json(tmp_path / "demo" / "summary.json")["epoch"] > 1
+
+
+def test_a_run_whose_directory_is_in_use_starts_nothing(tmp_path: Path) -> None:
+    lease = open_run(tmp_path, "demo")
+    with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
+        run_job(build_job(tmp_path), io.StringIO(), clean=True)
+    lease.release()
+    assert not (tmp_path / "demo" / "pids.json").exists()
+
+
+def test_a_launch_that_lost_its_lease_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.launch.local._LEASE_SECONDS", 0.0)
+    take_over = (
+        "(run_dir / 'lease.json').write_text(json.dumps({'epoch': 9, 'owner': None})); "
+        "ready(); signal.pause()"
+    )
+    job = build_job(tmp_path, {"orchestrator": take_over, "trainer": WAIT})
+    with pytest.raises(RunDirectoryError, match="taken over with epoch 9") as caught:
+        run_job(job, io.StringIO())
+    assert caught.value.exit_code is ExitCode.TRY_AGAIN
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code", "word"),
+    [
+        (signal.SIGINT, 130, "Ctrl-C"),
+        (signal.SIGTERM, 75, "SIGTERM"),
+        (signal.SIGHUP, 75, "SIGHUP"),
+    ],
+)
+def test_a_signal_ends_everything(
+    tmp_path: Path, number: signal.Signals, exit_code: int, word: str
+) -> None:
+    launcher = start_launcher(tmp_path, {"trainer": WAIT, "orchestrator": WAIT})
+    pids = registered(tmp_path, 3)
+    launcher.send_signal(number)
+    output, _ = launcher.communicate(timeout=20)
+    assert launcher.returncode == exit_code
+    assert "interrupted 0 of 3 steps" in output
+    assert living(pids) == []
+    assert read_json(tmp_path / "demo" / "summary.json")["cause"] == f"stopped by {word}"
+
+
+def test_a_signal_while_starting_ends_everything(tmp_path: Path) -> None:
+    launcher = start_launcher(tmp_path, {"trainer": "signal.pause()"})
+    pids = registered(tmp_path, 2)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert launcher.returncode == 130
+    assert living(pids) == []
+
+
+def test_a_second_signal_does_not_wait_for_stubborn_processes(tmp_path: Path) -> None:
+    stubborn = "signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
+    launcher = start_launcher(tmp_path, {"trainer": stubborn, "orchestrator": WAIT})
+    pids = registered(tmp_path, 3)
+    started = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    wait_until(lambda: len(living(pids)) == 1)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=20)
+    assert (launcher.returncode, living(pids)) == (130, [])
+    assert time.monotonic() - started < 10
+
+
+def test_kill_of_the_launcher_leaves_no_process_and_the_next_run_starts(tmp_path: Path) -> None:
+    watch = "from gradus.supervise import watch_death_pipe; watch_death_pipe(); " + WAIT
+    programs = dict.fromkeys(("inference", "trainer", "orchestrator"), watch)
+    launcher = start_launcher(tmp_path, programs)
+    pids = registered(tmp_path, 3)
+    launcher.kill()
+    launcher.communicate()
+    wait_until(lambda: living(pids) == [], what="the end of the roles")
+    assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
+    assert read_json(tmp_path / "demo" / "lease.json")["epoch"] == 2
+
+
+def test_clean_ends_what_a_killed_launcher_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.lease.LEFTOVERS_SECONDS", 0.1)
+    # These processes do not watch the death pipe, so they survive the launcher.
+    launcher = start_launcher(tmp_path, {"trainer": WAIT, "orchestrator": WAIT})
+    pids = registered(tmp_path, 3)
+    launcher.kill()
+    launcher.communicate()
+    assert len(living(pids)) == 3
+    assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
+    assert living(pids) == []

@@ -1,0 +1,190 @@
+"""A config becomes processes, files and environments; nothing is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradus.config.environment import AgentRoleConfig, TrainEnvironmentConfig
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
+from gradus.config.run import RunConfig
+from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.config.trainer import TrainerConfig
+from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_rl, plan_sft
+from gradus.run_dir import RunDirectory
+from gradus.supervise import ProcessSpec
+
+RUN_DIR = RunDirectory(Path("/runs/demo"))
+CALLER = {
+    "PATH": "/bin",
+    "LC_ALL": "C.UTF-8",
+    "HF_TOKEN": "canary-hub",
+    "WANDB_API_KEY": "canary-tracker",
+    "JUDGE_KEY": "canary-judge",
+    "VLLM_LOGGING_LEVEL": "DEBUG",
+    "VLLM_API_KEY": "canary-vllm",
+    "OMP_NUM_THREADS": "64",
+}
+MACHINE = Machine(python="/bin/python", num_cores=8, environment=CALLER)
+
+
+def build_config(
+    *sources: TrainEnvironmentConfig,
+    trainer: TrainerConfig | None = None,
+    inference: InferenceConfig | None = None,
+) -> RunConfig:
+    env = list(sources) or [TrainEnvironmentConfig(id="reverse-text")]
+    return RunConfig(
+        model=ModelConfig(name="tiny"),
+        max_steps=3,
+        orchestrator=OrchestratorConfig(train=TrainSourcesConfig(env=env)),
+        trainer=trainer or TrainerConfig(),
+        inference=inference or InferenceConfig(),
+    )
+
+
+def plan_of(config: RunConfig) -> LaunchPlan:
+    return plan_rl(config, RUN_DIR, 4, MACHINE)
+
+
+def spec_of(plan: LaunchPlan, name: str) -> ProcessSpec:
+    (spec,) = [spec for stage in plan.stages for spec in stage if spec.name == name]
+    return spec
+
+
+def test_servers_start_before_the_processes_that_use_them() -> None:
+    plan = plan_of(build_config())
+    names = [[spec.name for spec in stage] for stage in plan.stages]
+    assert names == [["inference", "env_reverse-text"], ["trainer", "orchestrator"]]
+    assert [spec.finishes for stage in plan.stages for spec in stage] == [False, False, True, True]
+
+
+def test_every_process_has_its_config_log_and_ready_file() -> None:
+    plan = plan_of(build_config())
+    specs = [spec for stage in plan.stages for spec in stage]
+    assert {spec.name for spec in specs} == set(plan.configs)
+    for spec in specs:
+        assert spec.argv[-1] == str(config_file(RUN_DIR, spec.name))
+        assert spec.ready_file == RUN_DIR.ready_file(spec.name)
+    logs = {spec.name: str(spec.log.relative_to(RUN_DIR.root)) for spec in specs}
+    assert logs["inference"] == "logs/inference.log"
+    assert logs["env_reverse-text"] == "logs/envs/train/reverse-text.log"
+
+
+def test_commands_name_the_role_and_its_config() -> None:
+    plan = plan_of(build_config())
+    assert spec_of(plan, "env_reverse-text").argv == (
+        *("/bin/python", "-m", "gradus.cli.main", "env-server", "@"),
+        "/runs/demo/config/env_reverse-text.json",
+    )
+
+
+def test_an_environment_with_an_address_is_not_started() -> None:
+    source = TrainEnvironmentConfig(id="reverse-text", address="tcp://10.0.0.1:5000")
+    names = [spec.name for stage in plan_of(build_config(source)).stages for spec in stage]
+    assert names == ["inference", "trainer", "orchestrator"]
+
+
+def test_several_ranks_start_under_torchrun_on_loopback() -> None:
+    spec = spec_of(plan_of(build_config(trainer=TrainerConfig(num_processes=2))), "trainer")
+    assert spec.argv[1:6] == (
+        *("-m", "torch.distributed.run", "--standalone"),
+        *("--local-addr=127.0.0.1", "--nproc-per-node=2"),
+    )
+    assert spec.argv[6:] == (
+        *("-m", "gradus.cli.main", "trainer", "@"),
+        "/runs/demo/config/trainer.json",
+    )
+    assert spec.env["OMP_NUM_THREADS"] == "4"
+    assert spec.env["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_threads_are_planned_and_can_be_overridden() -> None:
+    plan = plan_of(build_config())
+    threads = {
+        spec.name: spec.env.get("OMP_NUM_THREADS") for stage in plan.stages for spec in stage
+    }
+    assert threads == {
+        "inference": None,
+        "env_reverse-text": "1",
+        "trainer": "8",
+        "orchestrator": "1",
+    }
+    own = build_config(trainer=TrainerConfig(env_vars={"OMP_NUM_THREADS": "3"}))
+    assert spec_of(plan_of(own), "trainer").env["OMP_NUM_THREADS"] == "3"
+
+
+def test_each_role_gets_only_the_secrets_that_it_needs() -> None:
+    source = TrainEnvironmentConfig(
+        id="reverse-text",
+        agents={
+            "agent": AgentRoleConfig(),
+            "judge": AgentRoleConfig(
+                model="big", base_url="https://models.test/v1", api_key_var="JUDGE_KEY"
+            ),
+        },
+    )
+    plan = plan_of(build_config(source))
+    canaries = {
+        spec.name: {value for value in spec.env.values() if value.startswith("canary")}
+        for stage in plan.stages
+        for spec in stage
+    }
+    assert canaries == {
+        "inference": {"canary-hub"},
+        "env_reverse-text": {"canary-judge"},
+        "trainer": {"canary-hub"},
+        "orchestrator": {"canary-hub"},
+    }
+
+
+def test_settings_of_libraries_reach_the_roles_that_compute() -> None:
+    plan = plan_of(build_config())
+    with_setting = [
+        spec.name for stage in plan.stages for spec in stage if "VLLM_LOGGING_LEVEL" in spec.env
+    ]
+    assert with_setting == ["inference", "trainer"]
+    assert all(spec.env["LC_ALL"] == "C.UTF-8" for stage in plan.stages for spec in stage)
+
+
+def test_variables_of_the_config_reach_their_process_but_no_file() -> None:
+    config = build_config(inference=InferenceConfig(env_vars={"VLLM_X": "canary-own"}))
+    plan = plan_of(config)
+    assert spec_of(plan, "inference").env["VLLM_X"] == "canary-own"
+    assert "VLLM_X" not in spec_of(plan, "trainer").env
+    files = [config.model_dump_json() for config in plan.configs.values()]
+    assert not any("canary" in text for text in files)
+
+
+def test_the_description_shows_commands_and_no_values_of_variables() -> None:
+    text = "\n".join(describe(plan_of(build_config())))
+    assert "stage 1, started together:\n  inference" in text
+    assert "/bin/python -m gradus.cli.main orchestrator @ /runs/demo/config/orchestrator" in text
+    assert "HF_TOKEN" in text
+    assert "canary" not in text
+
+
+@pytest.mark.parametrize(("ranks", "uses_torchrun"), [(1, False), (2, True)])
+def test_a_supervised_run_is_one_trainer(ranks: int, uses_torchrun: bool) -> None:
+    config = SftConfig(
+        model=ModelConfig(name="tiny"),
+        data=SftDataConfig(path="words.jsonl"),
+        num_processes=ranks,
+        env_vars={"MY_FLAG": "1"},
+    )
+    plan = plan_sft(config, RUN_DIR, 1, MACHINE)
+    ((spec,),) = plan.stages
+    assert spec.name == "trainer"
+    assert "sft-trainer" in spec.argv
+    assert ("torch.distributed.run" in spec.argv) is uses_torchrun
+    assert spec.env["MY_FLAG"] == "1"
+    assert spec.finishes
+
+
+def test_this_machine_is_described() -> None:
+    machine = Machine.current()
+    assert machine.num_cores >= 1
+    assert Path(machine.python).exists()

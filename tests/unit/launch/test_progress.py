@@ -1,0 +1,87 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from gradus.launch.progress import Progress
+from gradus.launch.tail import Record
+
+STEP = Record(0, {"episode/reward/mean": 0.5, "time/step_seconds": 1.0})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def ticking(step_seconds: float) -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        now += step_seconds
+
+
+def build_progress(stream: io.StringIO, *, tick_seconds: float = 1.0) -> Progress:
+    clock = ticking(tick_seconds)
+    return Progress(stream, max_steps=3, clock=lambda: next(clock))
+
+
+def test_in_a_file_each_process_gets_one_line_when_it_is_ready() -> None:
+    stream = io.StringIO()
+    progress = build_progress(stream)
+    progress.started(["inference", "env_words"])
+    progress.waiting()
+    progress.ready("env_words", 3.14, "ipc:///tmp/x")
+    progress.ready("inference", 14.2, "")
+    assert stream.getvalue().splitlines() == [
+        "env_words         starting … ready in 3.1 s  ipc:///tmp/x",
+        "inference         starting … ready in 14.2 s",
+    ]
+
+
+def test_on_a_terminal_the_lines_of_starting_processes_are_redrawn() -> None:
+    stream = Terminal()
+    progress = build_progress(stream)
+    progress.started(["inference", "env_words"])
+    progress.waiting()
+    progress.ready("inference", 2.0, "http://127.0.0.1:1")
+    last = stream.getvalue().split("\x1b[2A")[-1]
+    assert last.replace("\x1b[2K", "").splitlines() == [
+        "inference         starting … ready in 2.0 s  http://127.0.0.1:1",
+        "env_words         starting … 4 s",
+    ]
+
+
+def test_nothing_is_redrawn_once_all_are_ready() -> None:
+    stream = Terminal()
+    progress = build_progress(stream)
+    progress.started(["inference"])
+    progress.ready("inference", 2.0, "")
+    before = stream.getvalue()
+    progress.waiting()
+    assert stream.getvalue() == before
+
+
+def test_steps_in_a_file_are_plain_lines() -> None:
+    stream = io.StringIO()
+    progress = build_progress(stream)
+    progress.step(STEP)
+    progress.end_steps()
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("step 1/3  reward  0.500")
+    assert "\x1b" not in line
+
+
+def test_a_terminal_shows_a_bar_below_the_lines() -> None:
+    stream = Terminal()
+    progress = build_progress(stream)
+    progress.step(STEP)
+    progress.step(Record(1, {}))
+    progress.end_steps()
+    progress.line("done")
+    shown = stream.getvalue()
+    assert "step 1/3  reward  0.500" in shown
+    assert "2/3" in shown
+    assert shown.endswith("done\n")

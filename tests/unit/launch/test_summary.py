@@ -1,0 +1,81 @@
+"""What a run did, in numbers and in lines."""
+
+from __future__ import annotations
+
+import json
+
+from gradus.launch.summary import PhaseSeconds, Summary
+from gradus.launch.tail import Record
+
+
+def build_summary(records: list[Record], **changes: object) -> Summary:
+    values: dict[str, object] = {
+        "kind": "rl",
+        "run_dir": "runs/demo",
+        "epoch": 1,
+        "outcome": "done",
+        "cause": None,
+        "max_steps": 5,
+        "seconds": PhaseSeconds(start_up=30.0, steps=100.0, stop=1.5),
+        "records": tuple(records),
+    }
+    return Summary(**(values | changes))  # type: ignore[arg-type]
+
+
+def rl_records() -> list[Record]:
+    return [
+        Record(
+            step,
+            {
+                "episode/reward/mean": 0.1 * step,
+                "time/step_seconds": 2.0 + step,
+                "time/forward_backward_seconds": 1.0,
+                "time/optimize_seconds": 0.5,
+                "weights/apply_seconds": 0.2,
+            },
+        )
+        for step in range(5)
+    ]
+
+
+def test_the_reward_at_the_end_is_the_mean_of_the_last_steps() -> None:
+    ends = build_summary(rl_records()).first_and_last()
+    assert ends is not None
+    assert [round(value, 6) for value in ends] == [0.0, 0.3]
+
+
+def test_the_parts_of_a_step_are_medians() -> None:
+    medians = build_summary(rl_records()).median_seconds()
+    assert medians == {"step": 4.0, "weights apply": 0.2, "training": 1.5}
+
+
+def test_the_json_holds_what_the_lines_say() -> None:
+    content = json.loads(json.dumps(build_summary(rl_records()).as_json(), allow_nan=False))
+    assert (content["outcome"], content["steps"], content["max_steps"]) == ("done", 5, 5)
+    assert round(content["reward_last"], 6) == 0.3
+    assert content["seconds"]["total"] == 131.5
+    assert content["median_seconds_per_step"]["weights_apply"] == 0.2
+
+
+def test_the_lines_are_short_and_complete() -> None:
+    assert build_summary(rl_records()).lines() == [
+        "done        5 of 5 steps in 131.5 s",
+        "reward      0.000 at the first step, 0.300 at the end (mean of the last 3 steps)",
+        "time        start-up 30.0 s, steps 100.0 s, stop 1.5 s",
+        "per step    step 4.00 s, weights apply 0.20 s, training 1.50 s (medians)",
+        "results     runs/demo",
+    ]
+
+
+def test_a_run_without_a_step_still_has_a_summary() -> None:
+    summary = build_summary([], outcome="failed", cause="inference was killed by SIGKILL")
+    assert summary.lines()[0] == "failed      0 of 5 steps in 131.5 s"
+    content = summary.as_json()
+    assert content["reward_first"] is None
+    assert content["cause"] == "inference was killed by SIGKILL"
+
+
+def test_a_supervised_run_is_judged_by_its_loss() -> None:
+    records = [Record(step, {"loss/total/mean": 2.0 - step}) for step in range(2)]
+    content = build_summary(records, kind="sft").as_json()
+    assert (content["loss_first"], content["loss_last"]) == (2.0, 1.5)
