@@ -55,7 +55,13 @@ OWNED_ENGINE_ARGS = {
     "tensor_parallel_size": "write inference.tensor_parallel_size",
     "host": "write inference.host",
     "port": "write inference.port",
+    "kv_cache_memory_bytes": "write inference.kv_cache_gib",
     "api_key": "gradus guards every route with the run's own tokens",
+    "uds": "gradus serves on inference.host and inference.port",
+    "enable_scale_out": "gradus needs the routes that it adds",
+    "generation_config": "gradus states every sampling value itself",
+    "logprobs_mode": "the trainer needs the logprobs of the sampled distribution",
+    "worker_extension_cls": "gradus loads weights with it",
     "seed": "write seed",
 }
 """Keys of `inference.extra_args` that have another owner."""

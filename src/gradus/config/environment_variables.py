@@ -20,8 +20,12 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
         "torchrun tells each rank its place with it; use num_processes",
     ),
     "inference": {
+        "DO_NOT_TRACK": "no process of a run reports its use",
+        "TOKENIZERS_PARALLELISM": "tokenizers that fork would wait for each other for ever",
         "VLLM_API_KEY": "every route is guarded by the run's own tokens",
+        "VLLM_CONFIGURE_LOGGING": "logs of all processes have one form",
         "VLLM_CPU_KVCACHE_SPACE": "use inference.kv_cache_gib",
+        "VLLM_NO_USAGE_STATS": "no process of a run reports its use",
         "VLLM_PLUGINS": "gradus chooses the plug-ins that it can serve with",
         "VLLM_SERVER_DEV_MODE": "the routes that it opens stay behind the run's own guard",
     },

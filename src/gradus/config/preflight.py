@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from gradus.config.checks import run_problems, sft_problems
@@ -27,7 +27,7 @@ from gradus.config.run import RunConfig
 from gradus.config.schema import KeyPath
 from gradus.config.sft import SftConfig
 
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
 _DATA_SUFFIXES = (".json", ".jsonl")
 
@@ -74,23 +74,28 @@ def check_sft(config: SftConfig) -> list[Problem]:
 
 def _model_problems(model: ModelConfig) -> Iterator[Problem]:
     """The model and the tokenizer are directories, or names on the hub."""
-    yield from _directory_problems(("model", "name"), model.name, needs=("config.json",))
+    path: KeyPath = ("model", "name")
+    yield from _place_problems(path, model.name)
+    folder = Path(model.name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            yield Problem(path, f"{model.name!r} is no model directory: it has no config.json")
+        elif not any(folder.glob("*.safetensors")):
+            yield Problem(path, f"{model.name!r} has no *.safetensors file; save the model as such")
     if model.tokenizer is not None:
-        yield from _directory_problems(("model", "tokenizer"), model.tokenizer, needs=())
+        yield from _place_problems(("model", "tokenizer"), model.tokenizer)
 
 
-def _directory_problems(path: KeyPath, name: str, *, needs: Sequence[str]) -> Iterator[Problem]:
-    """What is wrong with a Hugging Face directory; a name on the hub is looked for offline only."""
+def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
+    """Why a name is neither a directory nor, as far as known here, a name on the hub."""
     if name.startswith("~"):
         yield Problem(path, f"{name!r}: '~' is not replaced in files; write the whole path")
     elif _is_directory_name(name):
-        missing = [file for file in needs if not (Path(name) / file).is_file()]
         if not Path(name).is_dir():
             yield Problem(path, f"{name!r}: no such directory (seen from {Path.cwd()})")
-        elif missing:
-            yield Problem(path, f"{name!r} is no Hugging Face directory: it has no {missing[0]}")
     elif not _HUB_NAME.fullmatch(name):
-        yield Problem(path, f"{name!r} is neither a directory nor a name on the hub")
+        text = "is no directory here, and no name on the hub such as 'Qwen/Qwen3-0.6B'"
+        yield Problem(path, f"{name!r} {text}")
     elif os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not _is_cached(name):
         text = f"{name!r} is no directory, and HF_HUB_OFFLINE is set but the hub's cache has it not"
         yield Problem(path, text)

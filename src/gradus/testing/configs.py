@@ -15,7 +15,7 @@ from gradus.config.sft import SftConfig
 RUN_TOML = """\
 max_steps = 20
 [model]
-name = "gpt2"
+name = "someone/tiny"
 [[orchestrator.train.env]]
 id = "reverse-text"
 """
@@ -23,7 +23,7 @@ id = "reverse-text"
 
 SFT_TOML = """\
 [model]
-name = "gpt2"
+name = "someone/tiny"
 [data]
 path = "someone/conversations"
 """
@@ -35,7 +35,7 @@ def build_run_values(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     merged = MergedConfig()
     base = {
         "max_steps": 20,
-        "model": {"name": "gpt2"},
+        "model": {"name": "someone/tiny"},
         "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
     }
     for layer in (base, changes or {}):
@@ -49,13 +49,15 @@ def build_run_config(changes: dict[str, Any] | None = None) -> RunConfig:
     >>> build_run_config({"trainer": {"num_processes": 2}}).trainer.num_processes
     2
     """
-    return RunConfig.model_validate(build_run_values(changes))
+    config: RunConfig = RunConfig.model_validate(build_run_values(changes))
+    return config
 
 
 def build_sft_config(changes: dict[str, Any] | None = None) -> SftConfig:
     """A valid config of a supervised run."""
-    base = {"model": {"name": "gpt2"}, "data": {"path": "someone/conversations"}}
-    return SftConfig.model_validate({**base, **(changes or {})})
+    base = {"model": {"name": "someone/tiny"}, "data": {"path": "someone/conversations"}}
+    config: SftConfig = SftConfig.model_validate({**base, **(changes or {})})
+    return config
 
 
 def load_values(folder: Path, values: dict[str, Any], *flags: str) -> RunConfig:

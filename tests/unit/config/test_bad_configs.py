@@ -77,7 +77,11 @@ WRONG_TYPES = [
     bad("a number for text", "[model]\nname = 7", "7 must be text in quotes"),
     bad("a number for a section", "trainer = 5", "5 must be a table"),
     bad("a table for a number", "[seed]\nx = 1", "seed: must be a whole number"),
-    bad("a list for a table", "[model]\nname = 'gpt2'\n[inference]\nextra_args = []", "be a table"),
+    bad(
+        "a list for a table",
+        "[model]\nname = 'someone/tiny'\n[inference]\nextra_args = []",
+        "be a table",
+    ),
     bad("a table for a list", env("state_columns = {a = 1}"), "must be a list"),
     bad(
         "a number in a list of text", env("state_columns = [1]"), "state_columns.0: 1 must be text"
@@ -165,7 +169,7 @@ NOT_HERE = [
     bad("model folder", "[model]\nname = './nowhere'", "run.toml:2", "no such directory"),
     bad("deep folder", "[model]\nname = 'runs/x/model'", "'runs/x/model': no such directory"),
     bad("home sign", "[model]\nname = '~/model'", "write the whole path"),
-    bad("no model name", "[model]\nname = 'a b'", "neither a directory nor a name on the hub"),
+    bad("no model name", "[model]\nname = 'a b'", "no directory here, and no name on the hub"),
     bad(
         "environment", env("").replace("reverse", "revers"), "env.0.id", "'revers-text' is not inst"
     ),

@@ -29,7 +29,7 @@ def test_files_merge_left_to_right(base: str, tmp_path: Path) -> None:
     overlay = tmp_path / "overlay.toml"
     overlay.write_text("max_steps = 5\n[model]\nmax_length_tokens = 64\n")
     config = load(base, "@", str(overlay))
-    assert (config.max_steps, config.model.name) == (5, "gpt2")
+    assert (config.max_steps, config.model.name) == (5, "someone/tiny")
     assert config.model.max_length_tokens == 64
     assert load_config(RunConfig, ["@", str(overlay), "@", base]).max_steps == 20
 
@@ -70,7 +70,7 @@ def test_a_file_can_be_json(tmp_path: Path) -> None:
         json.dumps(
             {
                 "max_steps": 3,
-                "model": {"name": "gpt2", "tokenizer": None},
+                "model": {"name": "someone/tiny", "tokenizer": None},
                 "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
             }
         )
@@ -136,7 +136,14 @@ def test_one_entry_of_a_list_is_reached_by_its_place(base: str) -> None:
 
 
 def test_a_config_can_come_from_flags_alone() -> None:
-    words = ["--max-steps", "1", "--model.name", "gpt2", "--orchestrator.train.env.0.id", "x"]
+    words = [
+        "--max-steps",
+        "1",
+        "--model.name",
+        "someone/tiny",
+        "--orchestrator.train.env.0.id",
+        "x",
+    ]
     assert load_config(RunConfig, words).orchestrator.train.env[0].id == "x"
 
 

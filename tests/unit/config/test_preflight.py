@@ -49,6 +49,8 @@ def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str)
     folder.mkdir(parents=True)
     assert "it has no config.json" in problems({"model": {"name": name}})[0]
     (folder / "config.json").write_text("{}")
+    assert "has no *.safetensors file" in problems({"model": {"name": name}})[0]
+    (folder / "model.safetensors").touch()
     assert problems({"model": {"name": name}}) == []
 
 
@@ -64,7 +66,7 @@ def test_a_folder_beside_existing_ones_is_no_name_on_the_hub(working_directory: 
 
 
 def test_a_tokenizer_must_be_there_too(working_directory: Path) -> None:
-    found = problems({"model": {"name": "gpt2", "tokenizer": "./none"}})
+    found = problems({"model": {"name": "someone/tiny", "tokenizer": "./none"}})
     assert found[0].startswith("model.tokenizer: './none': no such directory")
 
 

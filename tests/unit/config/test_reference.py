@@ -118,7 +118,7 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
     assert "at most 3 workers" in text
     assert "2 processes under torchrun" in text
     assert "zebra x 8 (grpo)" in text
-    assert "runs/reverse-text_wordle_zebra--gpt2--<8 hex>" in text
+    assert "runs/reverse-text_wordle_zebra--tiny--<8 hex>" in text
 
 
 def test_the_plan_of_a_supervised_run() -> None:

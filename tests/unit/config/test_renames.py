@@ -114,7 +114,7 @@ def test_one_warning_for_each_deprecated_key_of_a_file(
 ) -> None:
     path = tmp_path / "old.toml"
     path.write_text(
-        'max_steps = 1\nmodel = {name = "gpt2"}\n'
+        'max_steps = 1\nmodel = {name = "someone/tiny"}\n'
         '[[orchestrator.env]]\nid = "a"\nnum_workers = 1\n'
         '[[orchestrator.env]]\nid = "b"\nnum_workers = "auto"\n'
     )
@@ -150,7 +150,8 @@ def test_a_deprecated_flag_works_over_a_file_with_new_keys(tmp_path: Path) -> No
 def test_an_error_under_a_deprecated_key_names_the_line_where_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
-        'max_steps = 1\nmodel = {name = "gpt2"}\n[[orchestrator.env]]\nid = "a"\nnum_workers = 0\n'
+        'max_steps = 1\nmodel = {name = "someone/tiny"}\n'
+        '[[orchestrator.env]]\nid = "a"\nnum_workers = 0\n'
     )
     with pytest.raises(ConfigError, match=r"run\.toml:5: orchestrator\.train\.env\.0\.pool\.num"):
         load_config(RunConfig, ["@", str(path)])

@@ -65,7 +65,7 @@ def test_shared_values_reach_every_process_that_needs_them() -> None:
     configs = resolve(
         {
             "seed": 7,
-            "model": {"name": "gpt2", "max_length_tokens": 1024},
+            "model": {"name": "someone/tiny", "max_length_tokens": 1024},
             "trainer": {"num_processes": 2, "micro_batch_tokens": 4096},
         }
     )
@@ -216,11 +216,11 @@ def test_process_configs_are_json() -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({}, "reverse-text--gpt2--0123abcd"),
+        ({}, "reverse-text--tiny--0123abcd"),
         ({"name": "mine"}, "mine"),
         ({"model": {"name": "runs/x/model"}}, "reverse-text--model--0123abcd"),
         ({"model": {"name": "org/big model"}}, "reverse-text--big-model--0123abcd"),
-        (with_env({"name": "a"}, {"name": "b"}), "a_b--gpt2--0123abcd"),
+        (with_env({"name": "a"}, {"name": "b"}), "a_b--tiny--0123abcd"),
         ({"model": {"name": "/"}}, "reverse-text--x--0123abcd"),
     ],
 )
@@ -243,7 +243,7 @@ def test_supervised_run_keeps_its_config_and_drops_variables() -> None:
 
 def test_supervised_run_is_named_after_data_and_model() -> None:
     config = build_sft_config({"data": {"path": "data/warm_up.jsonl"}})
-    assert run_name(config, "0123abcd") == "warm_up--gpt2--0123abcd"
+    assert run_name(config, "0123abcd") == "warm_up--tiny--0123abcd"
 
 
 def test_supervised_run_with_contradictions_is_refused() -> None:

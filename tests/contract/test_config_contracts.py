@@ -1,0 +1,101 @@
+"""What the config promises about other packages, which it may not import, holds in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradus.config.checks import ALGORITHMS, GROUP_BASELINES, LOSSES, OWNED_ENGINE_ARGS
+from gradus.config.environment_variables import RESERVED, env_vars_problems
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.config.resolve import resolve_run
+from gradus.death_watch import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
+from gradus.inference.settings import (
+    CLEARED_VARIABLES,
+    OWNED_ARGUMENTS,
+    engine_settings,
+    process_environment,
+)
+from gradus.orchestrator.algorithms import ALGORITHMS as REGISTERED_ALGORITHMS
+from gradus.testing.configs import build_run_config
+
+
+def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:
+    config = build_run_config({"orchestrator": {"train": {"env": [source]}}})
+    return resolve_run(config, run_dir=Path("runs/x"), epoch=0).environments[0]
+
+
+def test_every_registered_algorithm_is_known_to_the_config() -> None:
+    assert set(REGISTERED_ALGORITHMS) == ALGORITHMS
+    assert GROUP_BASELINES <= ALGORITHMS
+
+
+@pytest.mark.torch
+def test_every_registered_loss_is_known_to_the_config() -> None:
+    from gradus.trainer.losses import LOSSES as REGISTERED_LOSSES
+
+    assert set(REGISTERED_LOSSES) == LOSSES
+
+
+def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> None:
+    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=0)
+    set_by_gradus = set(engine_settings(configs.inference, available_bytes=1))
+    quiet = {name for name in set_by_gradus if name.startswith(("disable_", "enable_log"))}
+    assert set_by_gradus - quiet <= set(OWNED_ENGINE_ARGS)
+    assert set(OWNED_ENGINE_ARGS) >= OWNED_ARGUMENTS
+
+
+def test_every_variable_that_the_engine_cannot_keep_is_refused() -> None:
+    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=0)
+    user = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE", "TORCHDYNAMO_DISABLE": "0"}
+    environment = process_environment(configs.inference, user, is_cpu=True, num_cores=2)
+    fixed = {name for name, value in environment.items() if user.get(name) != value}
+    assert fixed | set(CLEARED_VARIABLES) <= set(RESERVED["inference"])
+
+
+@pytest.mark.parametrize("role", list(RESERVED))
+@pytest.mark.parametrize("name", [DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, "GRADUS_INFERENCE_TOKEN"])
+def test_variables_between_our_own_processes_are_refused(role: str, name: str) -> None:
+    assert len(env_vars_problems(role, (role, "env_vars"), {name: "x"})) == 1
+    assert env_vars_problems(role, (role, "env_vars"), {"MINE": "x"}) == []
+
+
+def test_verifiers_accepts_the_environment_config_of_a_single_seat() -> None:
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    source = {
+        "id": "reverse-text",
+        "max_turns": 2,
+        "max_total_tokens": 100,
+        "timeout": {"setup_seconds": None, "agent_seconds": 5.0},
+    }
+    config = resolve_env_config(environment_process(source).verifiers)
+    assert config.taskset.id == "reverse-text"
+    assert config.timeout.episode == 900.0
+    assert config.agent.harness.id == "gradus_chat"
+    assert config.agent.runtime.type == "subprocess"
+    assert (config.agent.max_turns, config.agent.max_total_tokens) == (2, 100)
+    assert (config.agent.timeout.setup, config.agent.timeout.rollout) == (None, 5.0)
+
+
+def test_verifiers_accepts_the_environment_config_of_several_roles() -> None:
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    judge = {
+        "harness": {"id": "null"},
+        "model": "big",
+        "base_url": "http://localhost:1/v1",
+        "sampling": {"temperature": 0.1, "max_completion_tokens": 9, "extra_body": {"min_p": 0.1}},
+    }
+    source = {
+        "id": "agentic-judge",
+        "taskset": {"id": "reverse-text"},
+        "agents": {"solver": {}, "judge": judge},
+    }
+    config = resolve_env_config(environment_process(source).verifiers)
+    assert (config.id, config.taskset.id) == ("agentic-judge", "reverse-text")
+    assert config.solver.harness.id == "gradus_chat"
+    assert config.judge.harness.id == "null"
+    assert config.judge.client.base_url == "http://localhost:1/v1"
+    assert config.judge.sampling.model_dump(exclude_unset=True)["max_tokens"] == 9
