@@ -29,7 +29,7 @@ from gradus.orchestrator.record import EpisodeWriter
 from gradus.orchestrator.task_source import SourceShare
 from gradus.run_dir import RunDirectory
 from gradus.transport.base import BatchSender
-from gradus.transport.filesystem import FilesystemTransport
+from gradus.transport.build import build_sender
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
         }
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1
-        sender = FilesystemTransport(run_dir).sender(epoch=config.epoch, capacity=capacity)
+        sender = build_sender(run_dir, config.epoch, capacity=capacity)
         stack.push_async_callback(sender.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)

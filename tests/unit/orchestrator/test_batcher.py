@@ -1,0 +1,131 @@
+"""The queue of ready groups, the last staleness check, and the end when nothing trains."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.orchestrator.batcher import Batcher, ReadyGroup
+from gradus.testing.builders import build_sample
+from gradus.wire.policy import VersionSpan, staleness
+from gradus.wire.sample import Sample
+
+
+def sample_of(version: int, name: str) -> Sample:
+    return build_sample(id=name, versions=VersionSpan(version, version))
+
+
+def group_of(number: int, *versions: int) -> ReadyGroup:
+    samples = [sample_of(v, f"g{number}.{i}/0/0") for i, v in enumerate(versions)]
+    return ReadyGroup(f"g{number}", tuple(samples))
+
+
+def build_batcher(**changes: int) -> Batcher:
+    settings = {"groups_per_batch": 2, "max_staleness": 1, "max_empty_attempts": 2}
+    return Batcher(**(settings | changes))
+
+
+async def test_a_batch_is_ready_when_it_has_its_groups() -> None:
+    batcher = build_batcher()
+    waiting = asyncio.create_task(batcher.next_batch())
+    batcher.add(group_of(0, 0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    batcher.add(group_of(1, 0))
+    batch = await waiting
+    assert (batch.step, batch.group_ids) == (0, ["g0", "g1"])
+    assert batcher.step == 1
+
+
+async def test_what_is_left_over_begins_the_next_batch() -> None:
+    batcher = build_batcher(groups_per_batch=1)
+    for number in range(2):
+        batcher.add(group_of(number, 0))
+    assert (await batcher.next_batch()).group_ids == ["g0"]
+    assert (await batcher.next_batch()).group_ids == ["g1"]
+
+
+async def test_samples_too_old_for_the_next_step_are_left_out() -> None:
+    batcher = build_batcher(groups_per_batch=1, max_staleness=0)
+    batcher.add(group_of(0, 0))
+    await batcher.next_batch()
+    stale = batcher.add(group_of(1, 0, 1))
+    assert [sample.id for sample in stale.samples] == ["g1.0/0/0"]
+    assert stale.group_ids == []
+    assert [sample.id for sample in (await batcher.next_batch()).samples] == ["g1.1/0/0"]
+
+
+def test_a_group_of_which_nothing_is_left_is_reported() -> None:
+    batcher = build_batcher(max_staleness=0)
+    batcher.step = 1
+    stale = batcher.add(group_of(0, 0, 0))
+    assert stale.group_ids == ["g0"]
+    assert len(stale.samples) == 2
+
+
+async def test_groups_that_became_too_old_while_they_waited_go() -> None:
+    batcher = build_batcher(groups_per_batch=1, max_staleness=0)
+    for number in range(2):
+        batcher.add(group_of(number, 0))
+    await batcher.next_batch()
+    assert batcher.drop_stale().group_ids == ["g1"]
+    waiting = asyncio.create_task(batcher.next_batch())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    batcher.add(group_of(2, 1))
+    assert (await waiting).group_ids == ["g2"]
+
+
+@given(
+    versions=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), max_size=20),
+    max_staleness=st.integers(0, 3),
+)
+async def test_no_batch_ever_holds_a_sample_beyond_the_bound(
+    versions: list[list[int]], max_staleness: int
+) -> None:
+    batcher = build_batcher(max_staleness=max_staleness, max_empty_attempts=1000)
+    for number, ages in enumerate(versions):
+        batcher.add(group_of(number, *(min(age, batcher.step) for age in ages)))
+        filling = asyncio.create_task(batcher.next_batch())
+        await asyncio.sleep(0)
+        if not filling.done():
+            filling.cancel()
+            continue
+        batch = filling.result()
+        batcher.drop_stale()
+        assert batch.samples
+        assert all(staleness(batch.step, s.versions) <= max_staleness for s in batch.samples)
+
+
+def test_groups_without_a_sample_end_the_run_after_the_allowed_attempts() -> None:
+    batcher = build_batcher()
+    for _ in range(3):
+        batcher.reject({"zero_advantage": 2})
+    with pytest.raises(EmptyBatchError, match=r"in 4 groups in a row.*8 x zero_advantage"):
+        batcher.reject({"zero_advantage": 2})
+
+
+def test_one_group_with_samples_starts_the_count_again() -> None:
+    batcher = build_batcher(groups_per_batch=3, max_empty_attempts=1)
+    batcher.reject({"zero_advantage": 1})
+    batcher.reject({"zero_advantage": 1})
+    batcher.add(group_of(0, 0))
+    batcher.reject({"zero_advantage": 1})
+    batcher.reject({"zero_advantage": 1})
+
+
+def test_nothing_but_errors_is_the_environment_s_failure() -> None:
+    batcher = build_batcher(max_empty_attempts=1)
+    batcher.reject({"error:SandboxError": 1, "error:ProviderError": 3})
+    with pytest.raises(EnvironmentFailure, match="4 x error:ProviderError, 1 x error:SandboxError"):
+        batcher.reject({"error:ProviderError": 1})
+
+
+def test_errors_are_named_before_more_frequent_empties() -> None:
+    batcher = build_batcher(groups_per_batch=1, max_empty_attempts=1)
+    with pytest.raises(EmptyBatchError, match="1 x error:ProviderError, 9 x zero_advantage"):
+        batcher.reject({"zero_advantage": 9, "error:ProviderError": 1})

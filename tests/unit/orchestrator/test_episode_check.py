@@ -1,0 +1,111 @@
+"""What is believed of a returned episode, and what each kind of nonsense is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.trace import Error, Reward
+
+from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure
+from gradus.testing.episodes import build_episode, build_message, build_trace
+
+
+def kind_of(episode: WireEpisode) -> str | None:
+    failure = find_failure(episode)
+    return failure.kind if failure else None
+
+
+def test_a_sound_episode_passes() -> None:
+    assert find_failure(build_episode()) is None
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, None])
+def test_a_reward_that_is_no_number_is_an_invalid_reward(reward: float | None) -> None:
+    assert kind_of(build_episode([build_trace(reward=reward)])) == "invalid_reward"
+
+
+def test_a_reward_that_overflows_with_its_weight_is_invalid() -> None:
+    trace = build_trace()
+    trace.rewards = {"huge": Reward(score=1e308, weight=1e308)}
+    assert kind_of(build_episode([trace])) == "invalid_reward"
+
+
+def test_no_reward_at_all_is_invalid_and_not_zero() -> None:
+    trace = build_trace()
+    trace.rewards = {}
+    failure = find_failure(build_episode([trace]))
+    assert failure == Failure("invalid_reward", "agent 'agent' got no reward at all")
+
+
+def test_the_reward_of_an_agent_that_does_not_train_does_not_matter() -> None:
+    judge = build_trace(reward=math.nan, trainable=False)
+    assert find_failure(build_episode([judge, build_trace()])) is None
+
+
+def test_an_error_comes_before_everything_else() -> None:
+    trace = build_trace([build_message(None, [1, 2])], reward=math.nan, error="ProviderError")
+    failure = find_failure(build_episode([trace]))
+    assert failure == Failure("ProviderError", "scripted")
+
+
+def test_the_last_error_is_the_one_that_counts() -> None:
+    episode = build_episode()
+    episode.ok = False
+    episode.errors = [Error(type="A", message="first"), Error(type="B", message="then")]
+    assert kind_of(episode) == "B"
+
+
+def test_a_failed_episode_without_an_error_is_called_by_its_deadline_or_unknown() -> None:
+    episode = build_episode()
+    episode.ok = False
+    assert kind_of(episode) == "unknown"
+    episode.traces[0].is_timeout = True
+    assert kind_of(episode) == "timeout"
+
+
+def test_an_episode_without_a_sampled_token_is_empty() -> None:
+    trace = build_trace([build_message(None, [1, 2])])
+    assert kind_of(build_episode([trace])) == "no_sampled_tokens"
+
+
+def shorten_logprobs(episode: WireEpisode) -> None:
+    episode.traces[0].nodes[1].logprobs.pop()
+
+
+def shorten_mask(episode: WireEpisode) -> None:
+    episode.traces[0].nodes[1].mask.pop()
+
+
+def spoil_logprob(episode: WireEpisode) -> None:
+    episode.traces[0].nodes[1].logprobs[0] = math.nan
+
+
+def spoil_token(episode: WireEpisode) -> None:
+    episode.traces[0].nodes[0].token_ids[0] = -1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (shorten_logprobs, "4 sampled tokens have 3 logprobs"),
+        (shorten_mask, "5 tokens have 4 mask values"),
+        (spoil_logprob, "a logprob is not finite"),
+        (spoil_token, "a token id is negative"),
+    ],
+)
+def test_ragged_or_impossible_tokens_are_refused_never_padded(
+    spoil: Callable[[WireEpisode], None], words: str
+) -> None:
+    episode = build_episode()
+    spoil(episode)
+    failure = find_failure(episode)
+    assert failure is not None
+    assert failure.kind == "invalid_tokens"
+    assert words in failure.message
+
+
+def test_a_failure_tells_its_kind_first() -> None:
+    assert str(EpisodeFailed(Failure("ProviderError", "refused"))) == "ProviderError: refused"

@@ -1,0 +1,202 @@
+"""From episodes to samples, with invariants 2 and 3 as properties over any tree of messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.graph import MessageNode
+
+from gradus.orchestrator.algorithms.base import assign_advantage
+from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.testing.episodes import build_episode, build_message, build_trace
+from gradus.wire.policy import VersionSpan
+
+ORIGIN = SampleOrigin(
+    environment="words",
+    group_id="g0",
+    episode_id="g0.1",
+    versions=VersionSpan(2, 3),
+    temperature=0.7,
+    max_length_tokens=1000,
+)
+
+
+def credited(episode: WireEpisode, advantage: float = 0.5) -> WireEpisode:
+    for trace in episode.traces:
+        assign_advantage(trace, advantage)
+    return episode
+
+
+def shared_turn() -> WireEpisode:
+    """question → reply, then two different continuations, each with a reply of its own."""
+    nodes = [
+        build_message(None, [10, 11]),
+        build_message(0, [20, 21, 22], sampled=2),
+        build_message(1, [30]),
+        build_message(2, [40, 41], sampled=1),
+        build_message(1, [50, 51]),
+        build_message(4, [60, 61], sampled=2),
+    ]
+    return credited(build_episode([build_trace(nodes)]))
+
+
+def test_one_turn_is_one_sample_with_aligned_arrays() -> None:
+    (sample,) = build_samples(credited(build_episode(reward=0.25)), ORIGIN)
+    sample.check()
+    assert sample.id == "g0.1/0/0"
+    assert sample.reward == 0.25
+    assert sample.versions == VersionSpan(2, 3)
+    assert sample.loss_mask.tolist() == [False] * 4 + [True] * 4
+    assert sample.advantages.tolist() == [0.0] * 4 + [0.5] * 4
+    assert sample.loss_weights["rl"].tolist() == [0.0] * 4 + [1.0] * 4
+    assert sample.sampling_logprobs.tolist() == [0.0] * 4 + [-0.5] * 4
+
+
+def test_the_temperature_stands_on_sampled_tokens_only() -> None:
+    (sample,) = build_samples(credited(build_episode()), ORIGIN)
+    assert sample.temperatures.tolist() == pytest.approx([1.0] * 4 + [0.7] * 4)
+
+
+def test_turns_of_one_conversation_are_one_sample() -> None:
+    (sample,) = build_samples(credited(build_episode([build_trace(turns=3)])), ORIGIN)
+    assert sample.loss_mask.sum() == 3 * 4
+    assert len(sample) == 3 * 8
+
+
+def test_a_turn_shared_by_branches_trains_in_the_first_only() -> None:
+    first, second = build_samples(shared_turn(), ORIGIN)
+    assert first.token_ids.tolist() == [10, 11, 20, 21, 22, 30, 40, 41]
+    assert first.loss_mask.tolist() == [False, False, False, True, True, False, False, True]
+    assert second.token_ids.tolist() == [10, 11, 20, 21, 22, 50, 51, 60, 61]
+    assert second.loss_mask.tolist() == [False] * 7 + [True, True]
+    assert [first.id, second.id] == ["g0.1/0/0", "g0.1/0/1"]
+
+
+def test_a_shared_turn_is_context_with_its_temperature_and_without_weight() -> None:
+    second = build_samples(shared_turn(), ORIGIN)[1]
+    assert second.temperatures[3:5].tolist() == pytest.approx([0.7, 0.7])
+    assert second.advantages[3:5].tolist() == [0.0, 0.0]
+    assert second.loss_weights["rl"][3:5].tolist() == [0.0, 0.0]
+
+
+def test_a_branch_without_a_token_of_its_own_gives_no_sample() -> None:
+    episode = shared_turn()
+    del episode.traces[0].nodes[5]
+    episode.traces[0].nodes[4] = build_message(1, [50, 51])
+    assert len(build_samples(episode, ORIGIN)) == 1
+
+
+def test_truncation_moves_all_arrays_together() -> None:
+    origin = SampleOrigin("words", "g0", "g0.1", VersionSpan(0, 0), 0.7, max_length_tokens=6)
+    (sample,) = build_samples(credited(build_episode()), origin)
+    sample.check()
+    assert len(sample) == 6
+    assert sample.loss_mask.sum() == 2
+
+
+def test_a_branch_cut_before_its_first_sampled_token_gives_no_sample() -> None:
+    origin = SampleOrigin("words", "g0", "g0.1", VersionSpan(0, 0), 0.7, max_length_tokens=4)
+    assert build_samples(credited(build_episode()), origin) == []
+
+
+def test_a_trace_with_an_error_gives_no_sample() -> None:
+    traces = [build_trace(error="ProviderError"), build_trace()]
+    samples = build_samples(credited(build_episode(traces)), ORIGIN)
+    assert [sample.id for sample in samples] == ["g0.1/1/0"]
+
+
+def test_an_agent_that_does_not_train_gives_no_sample() -> None:
+    assert build_samples(credited(build_episode([build_trace(trainable=False)])), ORIGIN) == []
+
+
+def test_an_episode_without_credit_gives_no_sample() -> None:
+    assert build_samples(build_episode(), ORIGIN) == []
+
+
+def test_a_loss_weight_of_the_algorithm_brings_its_tokens_into_the_loss() -> None:
+    episode = credited(build_episode())
+    observation = episode.traces[0].nodes[0]
+    observation.loss_weights = {"ce": [0.0, 0.1, 0.1]}
+    (sample,) = build_samples(episode, ORIGIN)
+    sample.check()
+    assert sample.loss_weights["ce"].tolist() == pytest.approx([0.0, 0.1, 0.1] + [0.0] * 5)
+    assert sample.loss_mask.tolist() == [False, True, True, False] + [True] * 4
+
+
+def test_reference_logprobs_reach_the_sampled_tokens() -> None:
+    episode = credited(build_episode())
+    episode.traces[0].nodes[1].reference_logprobs = [-1.0, -2.0, -3.0, -4.0]
+    (sample,) = build_samples(episode, ORIGIN)
+    assert sample.reference_logprobs.tolist() == [0.0] * 4 + [-1.0, -2.0, -3.0, -4.0]
+
+
+@st.composite
+def message_trees(draw: st.DrawFn) -> list[MessageNode]:
+    """Messages with any parent before them; each with tokens of its own, so that ids tell them."""
+    nodes: list[MessageNode] = []
+    for number in range(draw(st.integers(1, 10))):
+        parent = draw(st.one_of(st.none(), st.integers(0, number - 1))) if number else None
+        length = draw(st.integers(0, 4))
+        sampled = draw(st.integers(0, length))
+        tokens = list(range(100 * number, 100 * number + length))
+        nodes.append(build_message(parent, tokens, sampled=sampled))
+    return nodes
+
+
+@settings(max_examples=150, deadline=None)
+@given(nodes=message_trees(), longest=st.integers(1, 40))
+def test_any_tree_trains_every_sampled_token_at_most_once(
+    nodes: list[MessageNode], longest: int
+) -> None:
+    origin = SampleOrigin("words", "g0", "g0.1", VersionSpan(0, 0), 0.7, longest)
+    samples = build_samples(credited(build_episode([build_trace(nodes)])), origin)
+    trained: Counter[int] = Counter()
+    for sample in samples:
+        sample.check()
+        assert len(sample) <= longest
+        assert bool(sample.loss_mask.any())
+        trained.update(sample.token_ids[sample.loss_mask].tolist())
+    assert set(trained.values()) <= {1}
+
+
+@settings(max_examples=100, deadline=None)
+@given(nodes=message_trees())
+def test_without_truncation_every_sampled_token_trains_exactly_once(
+    nodes: list[MessageNode],
+) -> None:
+    episode = credited(build_episode([build_trace(nodes)]))
+    trained = [
+        token
+        for sample in build_samples(episode, ORIGIN)
+        for token in sample.token_ids[sample.loss_mask].tolist()
+    ]
+    sampled = [
+        token
+        for node in nodes
+        for token, is_sampled in zip(node.token_ids, node.mask, strict=True)
+        if is_sampled
+    ]
+    assert sorted(trained) == sorted(sampled)
+
+
+@settings(max_examples=100, deadline=None)
+@given(nodes=message_trees())
+def test_unsampled_tokens_have_no_logprob_no_credit_and_temperature_one(
+    nodes: list[MessageNode],
+) -> None:
+    sampled = {
+        token
+        for node in nodes
+        for token, is_sampled in zip(node.token_ids, node.mask, strict=True)
+        if is_sampled
+    }
+    for sample in build_samples(credited(build_episode([build_trace(nodes)])), ORIGIN):
+        unsampled = ~np.isin(sample.token_ids, list(sampled))
+        assert not sample.sampling_logprobs[unsampled].any()
+        assert not sample.advantages[unsampled].any()
+        assert (sample.temperatures[unsampled] == 1.0).all()

@@ -1,0 +1,106 @@
+"""Which episode starts next, which samples are dropped, and how a batch is packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gradus.errors import ConfigError, EmptyBatchError, ProtocolError
+from gradus.orchestrator.filters import ZeroAdvantage, build_filters, dropped_by
+from gradus.orchestrator.packing import Layout, build_batch
+from gradus.orchestrator.scheduler import Scheduler
+from gradus.testing.builders import build_sample
+from gradus.wire.policy import VersionSpan
+
+
+def starting(scheduler: Scheduler) -> list[str]:
+    found = []
+    while (planned := scheduler.next_episode()) is not None:
+        found.append(planned.id)
+    return found
+
+
+def test_older_groups_start_first_and_the_limit_holds() -> None:
+    scheduler = Scheduler(max_in_flight=3)
+    scheduler.plan("g0", ["g0.0", "g0.1"])
+    scheduler.plan("g1", ["g1.0", "g1.1"])
+    assert starting(scheduler) == ["g0.0", "g0.1", "g1.0"]
+    assert starting(scheduler) == []
+    scheduler.ended()
+    assert starting(scheduler) == ["g1.1"]
+
+
+def test_a_group_is_wanted_only_when_its_first_episode_could_start() -> None:
+    scheduler = Scheduler(max_in_flight=1)
+    assert scheduler.wants_group
+    scheduler.plan("g0", ["g0.0"])
+    assert not scheduler.wants_group
+    starting(scheduler)
+    assert not scheduler.wants_group
+    scheduler.ended()
+    assert scheduler.wants_group
+
+
+def test_planned_episodes_of_an_abandoned_group_never_start() -> None:
+    scheduler = Scheduler(max_in_flight=9)
+    scheduler.plan("g0", ["g0.0"])
+    scheduler.plan("g1", ["g1.0"])
+    scheduler.forget("g0")
+    assert starting(scheduler) == ["g1.0"]
+
+
+def test_an_end_without_a_start_is_our_own_mistake() -> None:
+    with pytest.raises(AssertionError):
+        Scheduler(max_in_flight=1).ended()
+
+
+def test_zero_advantage_drops_what_has_no_gradient() -> None:
+    assert not ZeroAdvantage().keeps(build_sample(advantage=0.0))
+    assert ZeroAdvantage().keeps(build_sample(advantage=-0.25))
+
+
+def test_an_advantage_on_a_token_without_weight_is_no_gradient() -> None:
+    sample = build_sample(advantage=1.0)
+    weightless = replace(sample, loss_weights={"rl": np.zeros(len(sample), np.float32)})
+    assert not ZeroAdvantage().keeps(weightless)
+
+
+def test_another_loss_component_keeps_a_sample_without_advantage() -> None:
+    sample = build_sample(advantage=0.0)
+    weights = sample.loss_weights | {"ce": np.ones(len(sample), np.float32)}
+    assert ZeroAdvantage().keeps(replace(sample, loss_weights=weights))
+
+
+def test_the_verdict_names_the_filter() -> None:
+    filters = build_filters(["zero_advantage"])
+    assert dropped_by(filters, build_sample(advantage=0.0)) == "zero_advantage"
+    assert dropped_by(filters, build_sample()) is None
+    assert dropped_by([], build_sample(advantage=0.0)) is None
+
+
+def test_an_unknown_filter_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="zero_advantage"):
+        build_filters(["dull"])
+
+
+def test_a_batch_spans_the_versions_of_its_samples_on_every_rank() -> None:
+    samples = [
+        build_sample(seed=0, versions=VersionSpan(1, 2)),
+        build_sample(seed=1, versions=VersionSpan(2, 3)),
+    ]
+    batch = build_batch(samples, step=3, epoch=7, layout=Layout(num_ranks=2, max_tokens=64))
+    assert (batch.step, batch.epoch, batch.versions) == (3, 7, VersionSpan(1, 3))
+    assert [len(rank) for rank in batch.ranks] == [1, 1]
+
+
+def test_an_empty_batch_is_never_built() -> None:
+    with pytest.raises(EmptyBatchError):
+        build_batch([], step=0, epoch=1, layout=Layout(1, 64))
+
+
+def test_a_number_that_is_not_finite_is_stopped_before_it_is_packed() -> None:
+    sample = build_sample()
+    spoiled = replace(sample, advantages=np.full(len(sample), np.nan, np.float32))
+    with pytest.raises(ProtocolError, match="advantages holds a value that is not finite"):
+        build_batch([spoiled], step=0, epoch=1, layout=Layout(1, 64))
