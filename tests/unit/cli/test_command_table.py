@@ -1,0 +1,135 @@
+"""One word chooses a command; every error is lines on stderr and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import pytest
+
+import gradus
+from gradus.cli.main import COMMANDS, INTERRUPTED, LATER, ROLES, main
+from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ExitCode, GradusError
+
+
+@pytest.fixture
+def fake_command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., int]], None]:
+    """Puts a function in the place of `gradus rl`."""
+
+    def install(run: Callable[..., int]) -> None:
+        module = ModuleType("gradus.cli.rl")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "gradus.cli.rl", module)
+
+    return install
+
+
+def raising(error: BaseException) -> Callable[[Sequence[str]], int]:
+    def run(words: Sequence[str]) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_the_overview_lists_every_command(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in (*COMMANDS, *ROLES))
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gradus {gradus.__version__}\n"
+
+
+def test_a_command_gets_its_words_and_gives_the_exit_code(
+    fake_command: Callable[[Callable[..., int]], None],
+) -> None:
+    seen: list[list[str]] = []
+
+    def run(words: Sequence[str]) -> int:
+        seen.append(list(words))
+        return 3
+
+    fake_command(run)
+    assert main(["rl", "@", "a.toml"]) == 3
+    assert seen == [["@", "a.toml"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("no"), ExitCode.CONFIG),
+        (DeadlineError("no"), ExitCode.TRY_AGAIN),
+        (CorruptStateError("no"), ExitCode.CORRUPT_STATE),
+        (GradusError("no"), ExitCode.INTERNAL),
+    ],
+)
+def test_an_error_of_ours_is_one_line_and_its_exit_code(
+    error: GradusError,
+    code: int,
+    fake_command: Callable[[Callable[..., int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_command(raising(error))
+    assert main(["rl"]) == code
+    assert capsys.readouterr().err == "gradus rl: no\n"
+
+
+def test_several_problems_are_several_lines(
+    fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(raising(ConfigError("one\ntwo")))
+    main(["rl"])
+    assert capsys.readouterr().err == "gradus rl: one\ngradus rl: two\n"
+
+
+def test_control_characters_in_an_error_do_not_reach_the_terminal(
+    fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(raising(ConfigError("bad \x1b[2J name")))
+    main(["rl"])
+    assert capsys.readouterr().err == "gradus rl: bad \\x1b[2J name\n"
+
+
+def test_a_mistake_of_ours_shows_its_traceback_and_says_so(
+    fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(raising(KeyError("lost")))
+    assert main(["rl"]) == ExitCode.INTERNAL
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.splitlines()[-1].startswith("gradus rl: internal error: KeyError: 'lost'")
+
+
+def test_an_interrupt_ends_with_130(
+    fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(raising(KeyboardInterrupt()))
+    assert main(["rl"]) == INTERRUPTED == 130
+    assert capsys.readouterr().err == "gradus rl: interrupted\n"
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_command_that_comes_later_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == ExitCode.CONFIG
+    assert f"'{name}' is not available yet. There are: rl, sft" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("chekc", "check"), ("trainr", "trainer"), ("orchestrate", "orchestrator")]
+)
+def test_a_mistyped_command_is_suggested(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([typed]) == ExitCode.CONFIG
+    assert f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zzz"]) == ExitCode.CONFIG
+    assert capsys.readouterr().err.startswith("gradus zzz: no command 'zzz'; There are: rl, sft")

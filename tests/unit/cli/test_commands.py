@@ -1,0 +1,206 @@
+"""What each command reads, and what it calls."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gradus.cli.main import COMMANDS, ROLES, main
+from gradus.config.base import StrictConfig
+from gradus.config.resolve import resolve_run, resolve_sft
+from gradus.errors import ExitCode
+from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
+
+
+class Recorder:
+    """Stands in for an entry point and remembers how it was called."""
+
+    def __init__(self, result: int | None = None) -> None:
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.result = result
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> int | None:
+        self.calls.append((arguments, keywords))
+        return self.result
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    (tmp_path / "sft.toml").write_text(SFT_TOML)
+    return tmp_path
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """Gives the root logger back after a command has configured it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def put(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Recorder) -> None:
+    """Replace a module that another part owns."""
+    fake = ModuleType(module)
+    for name, function in functions.items():
+        setattr(fake, name, function)
+    monkeypatch.setitem(sys.modules, module, fake)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {"resume": False, "clean": False, "dry_run": False}),
+        (["--dry-run"], {"resume": False, "clean": False, "dry_run": True}),
+        (["--clean"], {"resume": False, "clean": True, "dry_run": False}),
+        (["--resume"], {"resume": True, "clean": False, "dry_run": False}),
+    ],
+)
+def test_rl_hands_config_and_options_to_the_launcher(
+    words: list[str], options: dict[str, bool], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_rl = Recorder(result=7)
+    put(monkeypatch, "gradus.launch.local", run_rl=run_rl)
+    assert main(["rl", "@", "run.toml", *words, "--max-steps", "3"]) == 7
+    ((arguments, keywords),) = run_rl.calls
+    assert arguments[0].max_steps == 3
+    assert keywords == options
+
+
+def test_rl_refuses_two_options_that_contradict(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rl", "@", "run.toml", "--clean", "--resume"]) == ExitCode.CONFIG
+    assert "use one of them" in capsys.readouterr().err
+
+
+def test_rl_starts_nothing_when_this_machine_lacks_something(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_rl = Recorder()
+    put(monkeypatch, "gradus.launch.local", run_rl=run_rl)
+    assert main(["rl", "@", "run.toml", "--model.name", "./none"]) == ExitCode.CONFIG
+    assert run_rl.calls == []
+    assert "gradus rl: --model.name: model.name: './none'" in capsys.readouterr().err
+
+
+def test_sft_hands_config_and_options_to_the_launcher(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_sft = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.local", run_sft=run_sft)
+    assert main(["sft", "@", "sft.toml", "--clean"]) == 0
+    ((arguments, keywords),) = run_sft.calls
+    assert arguments[0].data.path == "someone/conversations"
+    assert keywords == {"clean": True, "dry_run": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["@", "run.toml"], "env_reverse-text"),
+        (["rl", "@", "run.toml"], "env_reverse-text"),
+        (["@", "sft.toml"], "conversations from someone/conversations"),
+        (["sft", "@", "sft.toml"], "conversations from someone/conversations"),
+    ],
+)
+def test_check_prints_the_plan_and_creates_nothing(
+    words: list[str], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert main(["check", *words]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("this config works here\n")
+    assert expected in shown
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_check_lists_what_does_not_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "@", "run.toml", "--model.name", "./x", "--seed", "-1"]) == 64
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in lines] == ["--seed", "--model.name"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *ROLES])
+def test_help_of_a_command_shows_its_whole_schema(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: gradus {command}")
+    assert "default: " in shown
+    assert "[model]" in shown or "[sft.model]" in shown or "--verifiers" in shown
+
+
+def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["rl", "--help"])
+    shown = capsys.readouterr().out
+    assert all(f"  {option} " in shown for option in ("--dry-run", "--clean", "--resume"))
+
+
+def role_configs() -> dict[str, StrictConfig]:
+    """Subcommand → a config as the launcher writes it."""
+    run = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=4)
+    sft = resolve_sft(build_sft_config(), run_dir=Path("runs/x"), epoch=4)
+    return {
+        "inference": run.inference,
+        "env-server": run.environments[0],
+        "trainer": run.trainer,
+        "sft-trainer": sft,
+        "orchestrator": run.orchestrator,
+    }
+
+
+ENTRIES = {
+    "inference": ("gradus.inference.server", "run", "inference"),
+    "env-server": ("gradus.environments.process", "serve", "env_reverse-text"),
+    "trainer": ("gradus.trainer.trainer", "run", "trainer"),
+    "sft-trainer": ("gradus.trainer.sft", "run", "trainer"),
+    "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
+}
+
+
+@pytest.mark.parametrize("command", list(ROLES))
+@pytest.mark.usefixtures("own_logging")
+def test_a_role_loads_what_the_launcher_wrote_and_starts(
+    command: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module, function, process = ENTRIES[command]
+    entry = Recorder()
+    put(monkeypatch, module, **{function: entry})
+    config = role_configs()[command]
+    (folder / "role.json").write_text(config.model_dump_json())
+    assert main([command, "@", "role.json"]) == 0
+    assert entry.calls == [((config,), {})]
+    logging.getLogger("gradus.anything").warning("hello")
+    assert f"WARNING {process} gradus.anything: hello" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_rank_logs_under_its_number(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(monkeypatch, "gradus.trainer.trainer", run=Recorder())
+    monkeypatch.setitem(os.environ, "RANK", "1")
+    (folder / "role.json").write_text(role_configs()["trainer"].model_dump_json())
+    assert main(["trainer", "@", "role.json"]) == 0
+    logging.getLogger("gradus.anything").warning("hello")
+    assert "WARNING trainer/1 gradus.anything" in capsys.readouterr().err
+
+
+def test_a_role_without_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trainer"]) == ExitCode.CONFIG
+    assert "gradus trainer: run_dir: missing" in capsys.readouterr().err
