@@ -19,7 +19,7 @@ MAX_PARAMETERS = 7
 MIN_TEST_RATIO = 0.9
 MAX_MOCKS_PER_HUNDRED_TESTS = 5
 
-TOP_LEVEL = {"errors", "log", "run_dir", "supervise", "plugins", "lease"}
+TOP_LEVEL = {"errors", "log", "run_dir", "lease", "supervise", "death_watch", "plugins"}
 ROLES = {"orchestrator", "trainer", "inference"}
 MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
@@ -31,7 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "orchestrator": {"wire", "config", "transport", "monitor"},
     "trainer": {"wire", "config", "transport", "weights", "monitor"},
     "inference": {"wire", "config", "weights"},
-    "launch": {"config"},
+    # The launcher prints the steps that the orchestrator records, with the monitor's own words.
+    "launch": {"config", "monitor"},
     # The scripted engine verifies published weights by the same manifest as the real one.
     "testing": {"wire", "config", "transport", "monitor", "weights"},
     "cli": {"wire", "config", "transport", "weights", "monitor", "environments", "launch", *ROLES},
@@ -137,6 +138,12 @@ def test_every_argument_and_return_has_a_type() -> None:
             if missing or function.returns is None:
                 untyped.append(f"{short(path)}:{function.lineno} {function.name} {missing}")
     assert untyped == []
+
+
+def test_packages_and_top_level_helpers_are_the_listed_ones() -> None:
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    helpers = {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
+    assert (packages, helpers) == (set(MAY_IMPORT), TOP_LEVEL)
 
 
 def test_packages_import_only_what_the_rule_allows() -> None:
