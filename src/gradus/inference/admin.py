@@ -128,22 +128,25 @@ class WeightAdmin:
     async def _change(self, directory: Path, request: ApplyRequest, clock: _Clock) -> None:
         try:
             async with asyncio.timeout(self._deadline_seconds):
-                await self._pause_and_load(directory, request.version, clock)
+                await self._pause(clock)
+                await self._load(directory, request.version, clock)
         except TimeoutError as error:
-            self._break(f"version {request.version}: no answer within {self._deadline_seconds} s")
+            self._break(f"version {request.version}: no answer in {self._deadline_seconds:g} s")
             raise ApplyRefusal(500, "the engine did not apply the weights in time") from error
         finally:
-            began = time.monotonic()
-            await self._engine.resume()
-            self.is_paused = False
-            clock.resume = time.monotonic() - began
+            await self._resume(clock)
 
-    async def _pause_and_load(self, directory: Path, version: int, clock: _Clock) -> None:
+    async def _pause(self, clock: _Clock) -> None:
         began = time.monotonic()
         self.is_paused = True
-        await self._engine.pause()
-        paused = time.monotonic()
-        clock.pause = paused - began
+        try:
+            await self._engine.pause()
+        except Exception as error:
+            raise ApplyRefusal(500, f"the engine could not be paused: {error}") from error
+        clock.pause = time.monotonic() - began
+
+    async def _load(self, directory: Path, version: int, clock: _Clock) -> None:
+        began = time.monotonic()
         try:
             await self._engine.load(directory)
             await self._engine.set_version(version)
@@ -151,10 +154,21 @@ class WeightAdmin:
         except Exception as error:
             await self._restore(error)
             raise ApplyRefusal(500, f"version {version} could not be loaded: {error}") from error
-        clock.load = time.monotonic() - paused
+        clock.load = time.monotonic() - began
         if reported != version:
             self._break(f"the engine reports version {reported} after loading {version}")
             raise ApplyRefusal(500, f"the engine reports version {reported}, not {version}")
+
+    async def _resume(self, clock: _Clock) -> None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._deadline_seconds):
+                await self._engine.resume()
+        except Exception as error:
+            self._break(f"the engine could not be resumed: {error!r}")
+            raise ApplyRefusal(500, "the engine could not be resumed") from error
+        self.is_paused = False
+        clock.resume = time.monotonic() - began
 
     async def _restore(self, cause: Exception) -> None:
         """Load the weights served before again; a half-loaded policy must never answer."""
@@ -166,7 +180,7 @@ class WeightAdmin:
             await self._engine.load(self._directory)
             await self._engine.set_version(self.served.version)
         except Exception as error:
-            self._break(f"weights before version change cannot be put back: {error}")
+            self._break(f"version {self.served.version} cannot be put back: {error}")
 
     def _break(self, reason: str) -> None:
         logger.error("the engine's weights are unknown, the server ends: %s", reason)

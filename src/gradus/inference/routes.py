@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from fastapi import FastAPI
@@ -10,14 +10,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gradus.inference.admin import WeightAdmin
-from gradus.inference.policy_engine import EngineCounters
-from gradus.wire.inference import ApplyRefusal, decode_apply_request
+from gradus.wire.inference import ApplyRefusal, EngineStatus, decode_apply_request
+
+
+class Counters(Protocol):
+    """Load and counters of the engine."""
+
+    def status(self, *, version: int, epoch: int, is_paused: bool) -> EngineStatus:
+        """Them, together with what is served."""
+        ...
+
+
+class AskedEngine(Protocol):
+    """What the routes ask of the engine's own process."""
+
+    async def get_weight_version(self) -> str:
+        """The version that it reports."""
+        ...
+
+    async def collective_rpc(self, method: str) -> list[Any]:
+        """Every worker's answer to one call."""
+        ...
 
 
 class PolicyRoutes:
     """Answers `/gradus/...`; who may ask is the guard's business."""
 
-    def __init__(self, engine: Any, admin: WeightAdmin, counters: EngineCounters) -> None:
+    def __init__(self, engine: AskedEngine, admin: WeightAdmin, counters: Counters) -> None:
         self._engine = engine
         self._admin = admin
         self._counters = counters

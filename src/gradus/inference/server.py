@@ -19,6 +19,7 @@ from gradus.log import get_logger
 from gradus.run_dir import RunDirectory
 
 logger = get_logger(__name__)
+BACKLOG = 2048
 
 
 def run(config: InferenceProcessConfig) -> None:
@@ -65,9 +66,10 @@ def check_model(model: ModelConfig) -> None:
 
 
 def bind(host: str, port: int, *, allow_public_bind: bool) -> socket.socket:
-    """A bound socket that does not listen yet; ConfigError when that cannot be.
+    """A socket that listens; ConfigError when that cannot be.
 
-    Port 0 lets the system choose; nobody else can take the port before the server listens.
+    Port 0 lets the system choose. Listening at once keeps everybody else off the port while vLLM
+    loads; who connects meanwhile waits.
     """
     address = _resolve(host)
     if not address.is_loopback and not allow_public_bind:
@@ -80,6 +82,7 @@ def bind(host: str, port: int, *, allow_public_bind: bool) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((str(address), port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

@@ -129,8 +129,9 @@ def decode_apply_request(body: bytes) -> ApplyRequest:
 
 def check_weights_directory(directory: str, weights_root: Path) -> Path:
     """The resolved directory; ApplyRefusal(403) unless it lies inside `weights_root`."""
-    resolved = Path(directory).resolve()
     root = weights_root.resolve()
-    if "\0" in directory or root not in resolved.parents:
-        raise ApplyRefusal(403, f"{directory!r} is not inside the run's weights directory {root}")
-    return resolved
+    if "\0" not in directory:
+        resolved = Path(directory).resolve()
+        if root in resolved.parents:
+            return resolved
+    raise ApplyRefusal(403, f"{directory!r} is not inside the run's weights directory {root}")

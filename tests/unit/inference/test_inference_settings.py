@@ -1,0 +1,103 @@
+"""What vLLM and its processes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.process import InferenceProcessConfig
+from gradus.errors import ConfigError
+from gradus.inference.settings import GIB, engine_settings, process_environment
+
+
+def config(model: str = "org/name", **inference: Any) -> InferenceProcessConfig:
+    return InferenceProcessConfig(
+        run_dir="runs/demo",
+        epoch=1,
+        model=ModelConfig(name=model, max_length_tokens=640),
+        seed=11,
+        inference=InferenceConfig(**inference),
+    )
+
+
+def test_the_config_arrives_under_vllms_names() -> None:
+    settings = engine_settings(config(max_num_seqs=9, dtype="float32"), available_bytes=0)
+    wanted = {"model": "org/name", "max_model_len": 640, "max_num_seqs": 9, "dtype": "float32"}
+    assert {name: settings[name] for name in wanted} == wanted
+    assert (settings["served_model_name"], settings["seed"]) == (["policy"], 11)
+
+
+def test_logprobs_are_those_of_the_sampled_distribution_and_nothing_is_sampled_on_the_sly() -> None:
+    settings = engine_settings(config(), available_bytes=0)
+    assert settings["logprobs_mode"] == "processed_logprobs"
+    assert settings["generation_config"] == "vllm"
+
+
+def test_requests_are_not_logged() -> None:
+    settings = engine_settings(config(), available_bytes=0)
+    assert settings["enable_log_requests"] is False
+    assert settings["disable_uvicorn_access_log"] is True
+
+
+@pytest.mark.parametrize(
+    ("wanted_gib", "available_gib", "expected_gib"),
+    [(None, 8, 1.0), (None, 100, 2.0), (0.5, 8, 0.5), (6.0, 8, 6.0)],
+)
+def test_on_cpu_the_cache_takes_a_modest_share_unless_told(
+    wanted_gib: float | None, available_gib: int, expected_gib: float
+) -> None:
+    settings = engine_settings(config(kv_cache_gib=wanted_gib), available_bytes=available_gib * GIB)
+    assert settings["kv_cache_memory_bytes"] == expected_gib * GIB
+
+
+def test_on_cpu_nothing_is_compiled_because_compiled_code_keeps_old_weights() -> None:
+    assert engine_settings(config(), available_bytes=GIB)["enforce_eager"] is True
+    assert engine_settings(config(), available_bytes=0)["enforce_eager"] is False
+
+
+def test_extra_arguments_are_passed_through() -> None:
+    settings = engine_settings(config(extra_args={"block_size": 32}), available_bytes=0)
+    assert settings["block_size"] == 32
+
+
+@pytest.mark.parametrize("name", ["api_key", "host", "model", "logprobs_mode"])
+def test_extra_arguments_may_not_take_over_what_gradus_sets(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        engine_settings(config(extra_args={name: "x"}), available_bytes=0)
+
+
+def environment(
+    given: dict[str, str] | None = None, *, is_cpu: bool = True, num_cores: int = 4, **model: str
+) -> dict[str, str]:
+    return process_environment(config(**model), given or {}, is_cpu=is_cpu, num_cores=num_cores)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (8, "7")])
+def test_one_core_stays_free_for_the_server(cores: int, threads: str) -> None:
+    assert environment(num_cores=cores)["OMP_NUM_THREADS"] == threads
+
+
+def test_idle_threads_sleep_so_that_the_trainer_gets_the_cores() -> None:
+    assert environment()["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_tuning_that_the_user_gave_wins() -> None:
+    assert environment({"OMP_NUM_THREADS": "2"})["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_gpu_engine_is_left_to_compile() -> None:
+    assert "TORCHDYNAMO_DISABLE" not in environment(is_cpu=False)
+
+
+def test_nothing_is_reported_anywhere_and_no_development_route_opens() -> None:
+    found = environment({"VLLM_SERVER_DEV_MODE": "1"})
+    assert (found["VLLM_NO_USAGE_STATS"], found["VLLM_SERVER_DEV_MODE"]) == ("1", "0")
+
+
+def test_a_model_on_disk_is_never_looked_up_on_the_hub(tmp_path: Path) -> None:
+    assert environment(model=str(tmp_path))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in environment(model="org/name")

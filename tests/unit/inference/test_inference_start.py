@@ -1,0 +1,91 @@
+"""What is refused before vLLM is loaded."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradus.config.model import ModelConfig
+from gradus.errors import ConfigError, ExitCode
+from gradus.inference.http_server import base_url_of
+from gradus.inference.server import bind, check_model
+
+
+def complete_model(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory
+
+
+def test_a_complete_model_directory_and_a_hub_name_pass(tmp_path: Path) -> None:
+    check_model(ModelConfig(name=str(complete_model(tmp_path / "model"))))
+    check_model(ModelConfig(name="Qwen/Qwen3-0.6B"))
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./model", "~/model", "model", "a/b/c"])
+def test_a_path_without_a_directory_is_refused_with_the_path(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no directory") as caught:
+        check_model(ModelConfig(name=name))
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_directory_that_is_no_model_is_refused(tmp_path: Path, missing: str) -> None:
+    model = complete_model(tmp_path / "model")
+    (model / missing).unlink()
+    with pytest.raises(ConfigError, match=missing.removeprefix("model")):
+        check_model(ModelConfig(name=str(model)))
+
+
+def test_port_zero_gives_a_free_port_that_nobody_can_take_meanwhile() -> None:
+    with bind("127.0.0.1", 0, allow_public_bind=False) as listener:
+        port = listener.getsockname()[1]
+        assert base_url_of(listener) == f"http://127.0.0.1:{port}"
+        with pytest.raises(ConfigError, match=f"{port} on 127.0.0.1 is in use"):
+            bind("127.0.0.1", port, allow_public_bind=False)
+
+
+def test_a_port_in_use_is_a_config_error_that_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match="or use 0 for a free one") as caught:
+            bind("127.0.0.1", port, allow_public_bind=False)
+    assert caught.value.exit_code == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_a_host_that_others_can_reach_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="allow_public_bind"):
+        bind(host or "0.0.0.0", 0, allow_public_bind=False)
+
+
+def test_a_public_host_is_bound_when_it_is_allowed() -> None:
+    with bind("0.0.0.0", 0, allow_public_bind=True) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+
+
+def test_loopback_by_name_and_in_ipv6_passes() -> None:
+    with bind("localhost", 0, allow_public_bind=False):
+        pass
+    if socket.has_ipv6:
+        with bind("::1", 0, allow_public_bind=False) as listener:
+            assert base_url_of(listener).startswith("http://[::1]:")
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no-such-host\.invalid"):
+        bind("no-such-host.invalid", 0, allow_public_bind=False)
+
+
+def test_checks_need_neither_torch_nor_vllm() -> None:
+    program = (
+        "import sys, gradus.inference.server;"
+        "print(sorted({'torch', 'vllm', 'transformers'} & sys.modules.keys()))"
+    )
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert output.stdout.strip() == b"[]"
