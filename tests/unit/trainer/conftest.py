@@ -1,0 +1,190 @@
+"""A tiny model, a world of one, and a slow, plain second opinion on every loss and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gradus.config.model import ModelConfig
+from gradus.testing.builders import build_sample
+from gradus.testing.tiny_model import build_tiny_model
+from gradus.trainer.distributed import World, join_world
+from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.shard import shard_model
+from gradus.trainer.step import GradientStep
+from gradus.wire.sample import Sample
+
+Gradients = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads cost more than they bring on tensors of this size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, three query heads that share one key head, float32."""
+    return build_tiny_model(
+        tmp_path_factory.mktemp("model") / "tiny",
+        hidden_size=96,
+        num_layers=2,
+        dtype=torch.float32,
+    )
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with join_world() as world:
+        yield world
+
+
+@pytest.fixture
+def build_policy(tiny_model: Path, world: World) -> Callable[[torch.dtype], PolicyModel]:
+    """Builds the sharded tiny policy, computing in the dtype given."""
+
+    def build(compute_dtype: torch.dtype = torch.float32) -> PolicyModel:
+        model = load_model(ModelConfig(name=str(tiny_model)), world.device)
+        return shard_model(PolicyModel(model), world.mesh, compute_dtype)
+
+    return build
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A policy, its gradient step, and ways to look at the gradients."""
+
+    policy: PolicyModel
+    step: GradientStep
+
+    def take_gradients(self) -> Gradients:
+        """The gradients by parameter name, taken out of the model."""
+        found = {}
+        for name, parameter in self.policy.model.named_parameters():
+            assert parameter.grad is not None, name
+            found[name] = parameter.grad.full_tensor().numpy().copy()
+            parameter.grad = None
+        return found
+
+    @staticmethod
+    def distance(first: Gradients, second: Gradients) -> float:
+        """Largest difference of any gradient, relative to the norm of all of them."""
+        assert first.keys() == second.keys()
+        norm = sum(float((g.astype(np.float64) ** 2).sum()) for g in second.values()) ** 0.5
+        return max(float(np.abs(first[k] - second[k]).max()) for k in first) / max(norm, 1e-12)
+
+
+@pytest.fixture
+def build_bench(
+    build_policy: Callable[[torch.dtype], PolicyModel], world: World
+) -> Callable[[torch.dtype], Bench]:
+    """Builds a bench that computes in the dtype given."""
+
+    def build(compute_dtype: torch.dtype = torch.float32) -> Bench:
+        policy = build_policy(compute_dtype)
+        return Bench(policy, GradientStep(policy, Dppo(), world))
+
+    return build
+
+
+@pytest.fixture
+def bench(build_bench: Callable[[], Bench]) -> Bench:
+    return build_bench()
+
+
+@pytest.fixture(scope="session")
+def ragged_samples() -> Callable[..., list[Sample]]:
+    return _ragged_samples
+
+
+def _ragged_samples(lengths: Sequence[int], *, seed: int = 0) -> list[Sample]:
+    """Samples with all three components, mixed temperatures and logprobs near the model's."""
+    random = np.random.default_rng(seed)
+    samples = []
+    for number, length in enumerate(lengths):
+        sample = build_sample(
+            length,
+            prompt_length=min(2, length - 1),
+            seed=seed * 1000 + number,
+            id=f"s{number}",
+            advantage=float(random.normal()),
+            vocabulary=100,
+        )
+        sampled = sample.loss_mask
+        sample.sampling_logprobs[sampled] = random.uniform(-5.2, -4.0, int(sampled.sum()))
+        sample.temperatures[sampled] = random.uniform(0.5, 1.5, int(sampled.sum()))
+        sample.reference_logprobs[sampled] = random.uniform(-5.0, -4.0, int(sampled.sum()))
+        for name in ("rl", "ce", "ref_kl"):
+            weights = random.choice([0.0, 0.5, 1.0], length).astype(np.float32)
+            sample.loss_weights[name] = np.where(sampled, weights, 0.0).astype(np.float32)
+        samples.append(sample)
+    return samples
+
+
+class PlainReference:
+    """The total loss written down once more: float64, eager attention, sample by sample."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float64, attn_implementation="eager"
+        )
+
+    def loss(self, samples: Sequence[Sample]) -> tuple[float, Gradients]:
+        """L and its gradients."""
+        sums = {name: torch.zeros((), dtype=torch.float64) for name in ("rl", "ce", "ref_kl")}
+        counts = dict.fromkeys(sums, 0)
+        for sample in samples:
+            logprobs = self._logprobs(sample)
+            for t in range(1, len(sample)):
+                for name, weights in sample.loss_weights.items():
+                    if weights[t] == 0:
+                        continue
+                    counts[name] += 1
+                    value = _token_loss(name, logprobs[t - 1], sample, t)
+                    sums[name] = sums[name] + float(weights[t]) * value
+        total = torch.stack([sums[name] / max(1, counts[name]) for name in sums]).sum()
+        self.model.zero_grad()
+        if total.requires_grad:
+            total.backward()
+        gradients = {
+            name: np.zeros(p.shape) if p.grad is None else p.grad.numpy().copy()
+            for name, p in self.model.named_parameters()
+        }
+        return float(total.detach()), gradients
+
+    def _logprobs(self, sample: Sample) -> torch.Tensor:
+        token_ids = torch.tensor(sample.token_ids.astype(np.int64))[None]
+        logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1]
+        temperatures = torch.tensor(sample.temperatures[1:].astype(np.float64))
+        logprobs = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+        return logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)
+
+
+def _token_loss(name: str, lp: torch.Tensor, sample: Sample, t: int) -> torch.Tensor:
+    ls, lr = float(sample.sampling_logprobs[t]), float(sample.reference_logprobs[t])
+    advantage = float(sample.advantages[t])
+    ratio, delta = torch.exp(lp - ls), float(torch.exp(lp.detach())) - float(np.exp(ls))
+    if name == "ce":
+        return -lp
+    if name == "ref_kl":
+        gain = (lr - lp.detach()) * ratio if delta >= -0.2 else 0.0
+        return -gain + 1e-3 * (lp - ls) ** 2
+    is_dropped = delta > 0.2 if advantage > 0 else delta < -0.2
+    return (0.0 if is_dropped else -advantage * ratio) + 1e-3 * (lp - ls) ** 2
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_model: Path) -> PlainReference:
+    return PlainReference(tiny_model)
