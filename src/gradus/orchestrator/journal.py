@@ -44,6 +44,7 @@ class Journal:
     def __init__(self, path: Path, *, epoch: int, now: Callable[[], float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
+        self._file.truncate(_whole_bytes(path))
         self._epoch = epoch
         self._now = now
         self._encoder = msgspec.json.Encoder()
@@ -68,6 +69,11 @@ class Journal:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _whole_bytes(path: Path) -> int:
+    """Size up to the end of the last whole line."""
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ stood in the run, which versions played it, the advantage of each trace, and why
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,11 +67,21 @@ def episode_record(
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON: not-Unicode text is escaped, numbers that are not finite are null."""
+    """One line of JSON; lone surrogates become "?", numbers that are not finite become null."""
     try:
         return msgspec.json.encode(record)
     except UnicodeEncodeError:
-        return json.dumps(record).encode()
+        return msgspec.json.encode(_replace_surrogates(record))
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="replace").decode()
+    if isinstance(value, Mapping):
+        return {_replace_surrogates(k): _replace_surrogates(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_surrogates(v) for v in value]
+    return value
 
 
 def _standing(

@@ -1,0 +1,290 @@
+"""The client of an environment process, against sockets that this test scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.model import ModelConfig
+from gradus.config.process import SourceConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure, ProtocolError
+from gradus.orchestrator.environment import (
+    EnvironmentAddress,
+    EnvironmentClient,
+    build_settings,
+    find_environment,
+)
+from gradus.orchestrator.episode_check import EpisodeFailed
+from gradus.orchestrator.task_client import Task, TaskClient
+from gradus.run_dir import RunDirectory, write_json
+
+MODEL = ModelConfig(name="tiny", renderer="qwen3")
+
+
+class Server:
+    """A ROUTER that answers each message as the script says; None is silence."""
+
+    def __init__(self, address: str, answer: Callable[[list[bytes]], list[bytes] | None]) -> None:
+        self.received: list[list[bytes]] = []
+        self.arrived = asyncio.Event()
+        self._answer = answer
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+        self._serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        while True:
+            identity, *frames = await self._socket.recv_multipart()
+            self.received.append(frames)
+            self.arrived.set()
+            reply = self._answer(frames)
+            if reply is not None:
+                await self._socket.send_multipart([identity, *reply])
+
+    async def close(self) -> None:
+        self._serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._serving
+        self._socket.close()
+        self._context.term()
+
+
+def answer_tasks(frames: list[bytes]) -> list[bytes]:
+    """As the environment process does."""
+    request = msgspec.msgpack.decode(frames[1])
+    results: dict[str, Any] = {
+        "info": {"num_tasks": 5, "taskset": "words"},
+        "health": {"healthy": True, "reason": None, "num_workers": 1},
+        "task": {"task_data": {"idx": request.get("index")}, "key": "k"},
+    }
+    if request.get("index") == 99:
+        return [frames[0], msgspec.msgpack.encode({"ok": False, "error": "has no task 99"})]
+    reply = {"ok": True, "result": results[request["method"]]}
+    return [frames[0], msgspec.msgpack.encode(reply)]
+
+
+def episode_reply(frames: list[bytes], **head: Any) -> list[bytes]:
+    """The end of a run without traces."""
+    payload = {"success": True, "error": None, "head": head, "traces": []}
+    return [frames[0], b"reply", msgpack.packb(payload)]
+
+
+HEAD = {"id": "e", "task": {"type": "T", "data": {"idx": 0, "prompt": "a"}}, "ok": True}
+
+
+def build_source(**changes: Any) -> SourceConfig:
+    settings: dict[str, Any] = {
+        "name": "words",
+        "ratio": 1.0,
+        "group_size": 2,
+        "sampling": SamplingConfig(temperature=0.5, top_p=0.9, max_completion_tokens=7),
+        "algo": AlgorithmConfig(),
+        "timeout": EnvironmentTimeoutConfig(),
+        "address": None,
+        "state_columns": [],
+    }
+    return SourceConfig(**(settings | changes))
+
+
+class Servers:
+    """Starts servers and clients in a short folder, and closes them in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._closing: list[Any] = []
+
+    def start(self, name: str, answer: Callable[[list[bytes]], list[bytes] | None]) -> Server:
+        server = Server(f"ipc://{self.folder}/{name}", answer)
+        self._closing.append(server)
+        return server
+
+    def client(self, *, pid: int | None = None, seconds: float = 5.0) -> EnvironmentClient:
+        source = build_source(timeout=EnvironmentTimeoutConfig(episode_seconds=seconds))
+        address = EnvironmentAddress(f"ipc://{self.folder}/run", f"ipc://{self.folder}/tasks", pid)
+        client = EnvironmentClient("words", address, build_settings(source, MODEL, "http://x"))
+        self._closing.append(client)
+        return client
+
+    def tasks(self, *, seconds: float = 5.0) -> TaskClient:
+        client = TaskClient(f"ipc://{self.folder}/tasks", name="words", timeout_seconds=seconds)
+        self._closing.append(client)
+        return client
+
+    async def close(self) -> None:
+        for closing in reversed(self._closing):
+            await closing.close()
+
+
+@pytest.fixture
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
+    started = Servers(tmp_path_factory.mktemp("s"))
+    yield started
+    await started.close()
+
+
+async def test_tasks_come_by_index(servers: Servers) -> None:
+    servers.start("tasks", answer_tasks)
+    client = servers.client()
+    assert (await client.info()).num_tasks == 5
+    assert await client.task(3) == Task({"idx": 3}, "k")
+
+
+async def test_overlapping_requests_get_their_own_replies(servers: Servers) -> None:
+    servers.start("tasks", answer_tasks)
+    client = servers.tasks()
+    tasks = await asyncio.gather(*(client.task(index) for index in range(20)))
+    assert [task.task_data["idx"] for task in tasks] == list(range(20))
+
+
+async def test_a_task_that_is_not_there_is_named(servers: Servers) -> None:
+    servers.start("tasks", answer_tasks)
+    with pytest.raises(EnvironmentFailure, match="'words': has no task 99"):
+        await servers.tasks().task(99)
+
+
+async def test_an_environment_that_does_not_answer_is_a_named_deadline(servers: Servers) -> None:
+    servers.start("tasks", lambda frames: None)
+    with pytest.raises(DeadlineError, match="'words' did not answer 'info'"):
+        await servers.tasks(seconds=0.05).info()
+
+
+@pytest.mark.parametrize("garbage", [b"\xc1", b"", msgspec.msgpack.encode({"ok": True})])
+async def test_garbage_from_an_environment_is_refused(servers: Servers, garbage: bytes) -> None:
+    servers.start("tasks", lambda frames: [frames[0], garbage])
+    with pytest.raises(ProtocolError, match="sent no valid"):
+        await servers.tasks().info()
+
+
+async def test_replies_that_nobody_asked_for_are_dropped(servers: Servers) -> None:
+    def answer(frames: list[bytes]) -> list[bytes]:
+        return [b"unknown", b""] if frames[0] == b"0" else answer_tasks(frames)
+
+    servers.start("tasks", answer)
+    client = servers.tasks()
+    lost = asyncio.create_task(client.info())
+    await asyncio.sleep(0)
+    assert (await client.info()).num_tasks == 5
+    lost.cancel()
+
+
+async def test_an_episode_is_asked_for_with_salt_sampling_and_the_name_of_the_token(
+    servers: Servers,
+) -> None:
+    server = servers.start("run", lambda frames: episode_reply(frames, **HEAD))
+    servers.start("tasks", answer_tasks)
+    episode = await servers.client().run(Task({"idx": 1}, "k"), version=3)
+    assert episode.ok
+    request = msgpack.unpackb(server.received[0][2])
+    assert request["model"] == "policy"
+    assert request["task_data"] == {"idx": 1}
+    assert request["sampling"]["cache_salt"] == "v3"
+    assert request["sampling"]["temperature"] == 0.5
+    assert request["sampling"]["max_tokens"] == 7
+    assert request["client"]["api_key_var"] == "GRADUS_INFERENCE_TOKEN"
+    assert request["client"]["renderer"]["name"] == "qwen3"
+    assert request["client"]["renderer_model_name"] == "tiny"
+
+
+async def test_an_episode_beyond_its_deadline_is_cancelled_and_named(servers: Servers) -> None:
+    server = servers.start("run", lambda frames: None)
+    client = servers.client(seconds=0.05)
+    with pytest.raises(EpisodeFailed) as caught:
+        await client.run(Task({}, "k"), version=0)
+    assert caught.value.failure.kind == "episode_timeout"
+    async with asyncio.timeout(5):
+        while len(server.received) < 2:
+            server.arrived.clear()
+            await server.arrived.wait()
+    assert server.received[1][1] == b"cancel"
+
+
+async def test_a_request_that_the_environment_refuses_is_called_by_its_error(
+    servers: Servers,
+) -> None:
+    def refuse(frames: list[bytes]) -> list[bytes]:
+        payload = {"success": False, "error": "ValidationError: answer: Field required"}
+        return [frames[0], b"reply", msgpack.packb(payload)]
+
+    servers.start("run", refuse)
+    with pytest.raises(EpisodeFailed) as caught:
+        await servers.client().run(Task({}, "k"), version=0)
+    assert caught.value.failure.kind == "ValidationError"
+    assert caught.value.failure.message == "answer: Field required"
+
+
+@pytest.mark.parametrize(
+    "head", [{"id": 7}, {"task": None}, {"ok": "perhaps", "task": HEAD["task"]}]
+)
+async def test_an_episode_of_another_shape_is_an_invalid_episode(
+    servers: Servers, head: dict[str, Any]
+) -> None:
+    servers.start("run", lambda frames: episode_reply(frames, **head))
+    with pytest.raises(EpisodeFailed) as caught:
+        await servers.client().run(Task({}, "k"), version=0)
+    assert caught.value.failure.kind == "invalid_episode"
+
+
+async def test_a_lost_process_ends_the_watch_at_once(servers: Servers) -> None:
+    servers.start("tasks", answer_tasks)
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    watching = asyncio.create_task(servers.client(pid=process.pid).watch())
+    await asyncio.sleep(0)
+    process.kill()
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(watching, 10)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, EnvironmentFailure)
+    assert f"'words' (pid {process.pid}) ended" in str(error)
+    await process.wait()
+
+
+async def test_an_environment_that_says_it_cannot_play_ends_the_watch(servers: Servers) -> None:
+    health = {"healthy": False, "reason": "a worker ended with code 1", "num_workers": 0}
+    reply = msgspec.msgpack.encode({"ok": True, "result": health})
+    servers.start("tasks", lambda frames: [frames[0], reply])
+    with pytest.raises(ExceptionGroup) as caught:
+        await asyncio.wait_for(servers.client(pid=os.getpid()).watch(), 10)
+    assert "a worker ended with code 1" in str(caught.value.exceptions[0])
+
+
+def test_an_environment_is_found_by_its_ready_file(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    ready = {"run_address": "ipc:///a/run", "task_address": "ipc:///a/tasks", "num_tasks": 1}
+    write_json(run_dir.ready_file("env_words"), ready | {"pid": 7, "epoch": 1})
+    found = find_environment(run_dir, build_source())
+    assert found == EnvironmentAddress("ipc:///a/run", "ipc:///a/tasks", 7)
+
+
+def test_an_environment_of_the_user_is_found_by_its_address(tmp_path: Path) -> None:
+    found = find_environment(RunDirectory(tmp_path), build_source(address="ipc:///b/run"))
+    assert found == EnvironmentAddress("ipc:///b/run", "ipc:///b/tasks", None)
+
+
+def test_an_address_without_a_task_socket_beside_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must end in '/run'"):
+        find_environment(RunDirectory(tmp_path), build_source(address="tcp://127.0.0.1:5000"))
+
+
+def test_an_unknown_renderer_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"model\.renderer = 'nonsense'"):
+        build_settings(build_source(), ModelConfig(name="tiny", renderer="nonsense"), "http://x")
+
+
+def test_renderer_auto_leaves_the_choice_to_the_model() -> None:
+    settings = build_settings(build_source(), ModelConfig(name="tiny"), "http://x")
+    assert settings.client.renderer is None

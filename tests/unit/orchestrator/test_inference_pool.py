@@ -1,0 +1,143 @@
+"""A version goes live through the inference server's routes, when the engine itself says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.errors import ConfigError, DeadlineError, FencedError, ProcessError, ProtocolError
+from gradus.orchestrator.peers import EnvironmentReady, read_ready, wait_for_exit
+from gradus.orchestrator.policy import InferencePool
+from gradus.run_dir import RunDirectory, write_json
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Reset, Status, Stuck
+from gradus.wire.events import PolicyPublished
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[ScriptedEngine]:
+    """An engine in the inference role that believes every directory of weights."""
+    root = tmp_path / "demo"
+    run_dir = RunDirectory(root)
+    run_dir.secrets.mkdir(parents=True)
+    run_dir.admin_token.write_text("admin\n")
+    run_dir.inference_token.write_text("data\n")
+    async with ScriptedEngine(run_dir=root, epoch=1) as engine:
+        engine.check_weights = None
+        write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 1})
+        yield engine
+
+
+def published(engine: ScriptedEngine, version: int) -> PolicyPublished:
+    assert engine.run_dir is not None
+    directory = engine.run_dir.version(version)
+    directory.mkdir(parents=True, exist_ok=True)
+    return PolicyPublished(version, 1, str(directory), f"digest-{version}")
+
+
+async def connect(engine: ScriptedEngine, *, epoch: int = 1, seconds: float = 10.0) -> Any:
+    assert engine.run_dir is not None
+    return await InferencePool.connect(engine.run_dir, epoch=epoch, apply_timeout_seconds=seconds)
+
+
+async def test_a_published_version_goes_live_and_the_engine_confirms_it(
+    engine: ScriptedEngine,
+) -> None:
+    pool = await connect(engine)
+    assert pool.version == 0
+    applied = await pool.apply(published(engine, 1))
+    assert (pool.version, applied.version, applied.status.version) == (1, 1, 1)
+    assert engine.applied[0].run_id == "demo"
+    assert engine.applied[0].digest == "digest-1"
+    await pool.close()
+
+
+async def test_the_newest_version_is_known_while_it_is_being_applied(
+    engine: ScriptedEngine,
+) -> None:
+    pool = await connect(engine)
+    engine.inject(Stuck(), path="/gradus/apply")
+    applying = asyncio.create_task(pool.apply(published(engine, 1)))
+    await asyncio.sleep(0)
+    assert (pool.version, pool.newest_version) == (0, 1)
+    applying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await applying
+    await pool.close()
+
+
+async def test_an_engine_that_serves_another_version_is_not_believed(
+    engine: ScriptedEngine,
+) -> None:
+    pool = await connect(engine)
+    engine.reported_version = 7
+    with pytest.raises(ProtocolError, match="serves version 7 after it was asked for 1"):
+        await pool.apply(published(engine, 1))
+    assert pool.version == 0
+    await pool.close()
+
+
+async def test_an_apply_that_never_ends_is_a_named_deadline(engine: ScriptedEngine) -> None:
+    pool = await connect(engine, seconds=0.05)
+    engine.inject(Stuck(), path="/gradus/apply")
+    with pytest.raises(DeadlineError, match="did not apply version 1"):
+        await pool.apply(published(engine, 1))
+    await pool.close()
+
+
+async def test_a_broken_connection_says_which_process_to_look_at(engine: ScriptedEngine) -> None:
+    pool = await connect(engine)
+    engine.inject(Reset(), path="/gradus/apply")
+    with pytest.raises(ProcessError, match=r"inference: POST .*/gradus/apply failed"):
+        await pool.apply(published(engine, 1))
+    await pool.close()
+
+
+async def test_an_error_of_the_engine_carries_its_status(engine: ScriptedEngine) -> None:
+    pool = await connect(engine)
+    engine.inject(Status(500), path="/gradus/apply")
+    with pytest.raises(ProtocolError, match="answered 500"):
+        await pool.apply(published(engine, 1))
+    await pool.close()
+
+
+async def test_a_stale_epoch_is_fenced(engine: ScriptedEngine) -> None:
+    pool = await connect(engine, epoch=0)
+    with pytest.raises(FencedError, match="epoch 1 owns the run"):
+        await pool.apply(published(engine, 1))
+    await pool.close()
+
+
+async def test_a_run_without_an_inference_server_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="'inference' is not ready"):
+        await InferencePool.connect(RunDirectory(tmp_path), epoch=1, apply_timeout_seconds=1.0)
+
+
+async def test_a_run_without_tokens_says_who_makes_them(engine: ScriptedEngine) -> None:
+    assert engine.run_dir is not None
+    engine.run_dir.admin_token.unlink()
+    with pytest.raises(ConfigError, match="makes a run's tokens"):
+        await connect(engine)
+
+
+def test_a_ready_file_of_another_shape_is_refused(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    write_json(run_dir.ready_file("env_words"), {"pid": 1})
+    with pytest.raises(ProtocolError, match="run_address"):
+        read_ready(run_dir, "env_words", EnvironmentReady)
+
+
+async def test_the_end_of_a_process_is_noticed_without_asking() -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    waiting = asyncio.create_task(wait_for_exit(process.pid))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    process.kill()
+    async with asyncio.timeout(10):
+        await waiting
+    await process.wait()
+    await wait_for_exit(process.pid)

@@ -1,0 +1,175 @@
+"""What the orchestrator leaves on disk: the journal and the episodes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from verifiers.v1.episode import WireEpisode
+
+from gradus.errors import CorruptStateError
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.filters import build_filters
+from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, give_up, grade
+from gradus.orchestrator.group_ledger import Outcome
+from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
+from gradus.orchestrator.record import EpisodeWriter, encode_record, episode_record
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
+from gradus.testing.episodes import build_episode, build_group
+from gradus.wire.policy import VersionSpan
+
+GRADING = Grading(GroupRelative(), build_filters(["zero_advantage"]), 1.0, 64)
+
+
+def group_of(*results: WireEpisode | Failure | None) -> Group:
+    """A group whose episodes ended like this; None was cancelled."""
+    group = Group("g0", TaskPointer("words", 0, 3), Task({"idx": 3}, "key-3"))
+    for number, result in enumerate(results):
+        episode = result if isinstance(result, WireEpisode) else None
+        failure = result if isinstance(result, Failure) else None
+        span = VersionSpan(1, 2)
+        group.played.append(PlayedEpisode(f"g0.{number}", "g0", span, episode, failure))
+    return group
+
+
+def test_outcomes_are_told_apart() -> None:
+    group = group_of(build_episode(), Failure("A", "a"), None)
+    assert [p.outcome for p in group.played] == [
+        Outcome.FINISHED,
+        Outcome.FAILED,
+        Outcome.CANCELLED,
+    ]
+
+
+def test_grading_compares_the_finished_and_names_the_failed() -> None:
+    group = group_of(*build_group([1.0, 0.0]), Failure("ProviderError", "refused"))
+    grade(group, GRADING)
+    assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
+    assert group.dropped == {"g0.2": "error:ProviderError"}
+
+
+def test_grading_drops_equal_rewards_by_the_name_of_the_filter() -> None:
+    group = group_of(*build_group([1.0, 1.0]))
+    grade(group, GRADING)
+    assert group.samples == []
+    assert group.reasons == {"zero_advantage": 2}
+
+
+def test_an_episode_cut_before_its_reply_is_counted_not_lost() -> None:
+    group = group_of(*build_group([1.0, 0.0]))
+    grade(group, Grading(GroupRelative(), [], 1.0, max_length_tokens=3))
+    assert group.reasons == {"no_trainable_tokens": 2}
+
+
+def test_giving_up_keeps_the_reason_of_failures() -> None:
+    group = group_of(build_episode(), Failure("A", "a"), None)
+    give_up(group, "abandoned")
+    assert group.dropped == {"g0.0": "abandoned", "g0.1": "error:A", "g0.2": "abandoned"}
+
+
+def test_the_journal_carries_time_epoch_and_fields(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "journal.jsonl"
+    ticks = itertools.count(10)
+    with Journal(path, epoch=4, now=lambda: float(next(ticks))) as journal:
+        journal.write(JournalEvent.GROUP_OPENED, group="g0", key=7)
+        journal.write(JournalEvent.RUN_ENDED, step=1)
+    assert read_journal(path) == [
+        {"event": "group_opened", "time": 10.0, "epoch": 4, "group": "g0", "key": 7},
+        {"event": "run_ended", "time": 11.0, "epoch": 4, "step": 1},
+    ]
+
+
+def test_a_line_is_on_disk_before_the_next_decision(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", epoch=1, now=lambda: 0.0)
+    journal.write(JournalEvent.RUN_STARTED)
+    assert len(read_journal(tmp_path / "journal.jsonl")) == 1
+    journal.close()
+
+
+def test_a_torn_last_line_is_no_event_and_goes_when_the_journal_opens_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"event":"run_started"}\n{"event":"gro')
+    assert len(read_journal(path)) == 1
+    with Journal(path, epoch=2, now=lambda: 0.0) as journal:
+        journal.write(JournalEvent.RUN_STARTED)
+    assert [line["event"] for line in read_journal(path)] == ["run_started", "run_started"]
+
+
+def test_a_torn_line_in_the_middle_is_corruption(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"event":\n{}\n')
+    with pytest.raises(CorruptStateError, match="line 1"):
+        read_journal(path)
+
+
+def test_a_record_tells_where_the_episode_stood() -> None:
+    group = group_of(*build_group([1.0, 0.0]))
+    grade(group, GRADING)
+    group.dropped["g0.1/0/0"] = "stale"
+    standing = episode_record(group.played[1], group, 5, [])["gradus"]
+    assert standing == {
+        "episode": "g0.1",
+        "group": "g0",
+        "source": "words",
+        "step": 5,
+        "task": {"index": 3, "key": "key-3"},
+        "versions": {"oldest": 1, "newest": 2},
+        "outcome": "finished",
+        "advantages": [-0.5],
+        "dropped": {"g0.1/0/0": "stale"},
+        "error": None,
+    }
+
+
+def test_reasons_of_one_episode_do_not_leak_into_another_with_a_longer_number() -> None:
+    group = group_of(*build_group([1.0] * 11))
+    group.dropped = {"g0.10/0/0": "stale", "g0.1/0/0": "zero_advantage"}
+    standing = episode_record(group.played[1], group, 0, [])["gradus"]
+    assert standing["dropped"] == {"g0.1/0/0": "zero_advantage"}
+
+
+def test_a_failure_without_an_episode_is_a_record_too() -> None:
+    group = group_of(Failure("episode_timeout", "took too long"))
+    record = episode_record(group.played[0], group, 0, [])
+    assert list(record) == ["gradus"]
+    assert record["gradus"]["error"] == {"type": "episode_timeout", "message": "took too long"}
+
+
+def test_only_the_chosen_keys_of_a_trace_s_info_are_kept() -> None:
+    episode = build_episode()
+    episode.traces[0].info = {"score": 1, "secret": 2}
+    record = episode_record(group_of(episode).played[0], group_of(episode), 0, ["score", "absent"])
+    assert record["traces"][0]["info"] == {"score": 1}
+
+
+def test_text_that_is_not_unicode_and_numbers_that_are_not_finite_are_still_json() -> None:
+    record = {"a\ud800": ["\udfff", {"x": math.nan}], "n": 1}
+    assert msgspec.json.decode(encode_record(record)) == {"a?": ["?", {"x": None}], "n": 1}
+
+
+def test_episodes_of_a_step_are_lines_of_one_file(tmp_path: Path) -> None:
+    group = group_of(*build_group([1.0, 0.0]))
+    writer = EpisodeWriter(tmp_path, {})
+    for played in group.played:
+        writer.write(played, group, step=3)
+    lines = (tmp_path / "step_3" / "train.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(line)["gradus"]["episode"] for line in lines] == ["g0.0", "g0.1"]
+
+
+def test_a_disk_that_takes_no_record_costs_the_record_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "step_0").write_text("in the way")
+    group = group_of(*build_group([1.0, 0.0]))
+    writer = EpisodeWriter(tmp_path, {})
+    for played in group.played:
+        writer.write(played, group, step=0)
+    assert writer.failed == 2
+    assert len(caplog.records) == 1

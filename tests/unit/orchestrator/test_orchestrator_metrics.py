@@ -1,0 +1,148 @@
+"""The numbers of a step and their denominators."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.grading import Group, PlayedEpisode
+from gradus.orchestrator.metrics import StepRecords, Tally, batch_metrics
+from gradus.orchestrator.policy import AppliedPolicy
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
+from gradus.testing.builders import build_sample
+from gradus.testing.episodes import build_episode, build_trace
+from gradus.wire.inference import EngineStatus
+from gradus.wire.policy import VersionSpan
+
+
+def group_of(source: str, rewards: list[float], failures: int = 0, turns: int = 1) -> Group:
+    group = Group("g0", TaskPointer(source, 0, 0), Task({}, 0))
+    span = VersionSpan(0, 0)
+    for number, reward in enumerate(rewards):
+        episode = build_episode([build_trace(reward=reward, turns=turns)])
+        group.played.append(PlayedEpisode(f"g0.{number}", "g0", span, episode))
+    for number in range(failures):
+        failure = Failure("ProviderError", "refused")
+        group.played.append(PlayedEpisode(f"g0.f{number}", "g0", span, failure=failure))
+    return group
+
+
+def applied(version: int, generated_tokens: int) -> AppliedPolicy:
+    status = EngineStatus(version, 1, 0, 0, 0.0, 0, 0, generated_tokens, is_paused=False)
+    return AppliedPolicy(version, apply_seconds=0.5, pause_seconds=0.25, status=status)
+
+
+def test_means_over_finished_and_shares_over_all_that_ended() -> None:
+    tally = Tally()
+    tally.add_group(group_of("words", [1.0, 0.5, 0.0], failures=1, turns=2))
+    metrics = tally.take()
+    assert metrics["episode/reward/mean"] == pytest.approx(0.5)
+    assert metrics["episode/turns/mean"] == 2.0
+    assert metrics["episode/length_tokens/mean"] == 8.0
+    assert metrics["episode/error/share"] == pytest.approx(1 / 4)
+    assert metrics["episode/error/ProviderError/sum"] == 1.0
+    assert metrics["episode/truncated/share"] == 0.0
+
+
+def test_sources_are_told_apart_and_summed() -> None:
+    tally = Tally()
+    tally.add_group(group_of("words", [1.0]))
+    tally.add_group(group_of("sums", [0.0, 0.0, 0.0]))
+    metrics = tally.take()
+    assert metrics["episode/words/reward/mean"] == 1.0
+    assert metrics["episode/sums/reward/mean"] == 0.0
+    assert metrics["episode/reward/mean"] == 0.25
+
+
+def test_a_source_with_nothing_but_errors_has_no_mean_reward() -> None:
+    tally = Tally()
+    tally.add_group(group_of("words", [], failures=2))
+    metrics = tally.take()
+    assert "episode/reward/mean" not in metrics
+    assert metrics["episode/error/share"] == 1.0
+
+
+def test_truncated_episodes_are_counted() -> None:
+    group = group_of("words", [1.0, 1.0])
+    group.finished[0][1].traces[0].stop_condition = "max_turns"
+    tally = Tally()
+    tally.add_group(group)
+    assert tally.take()["episode/truncated/share"] == 0.5
+
+
+def test_dropped_samples_are_counted_by_source_and_reason_and_errors_are_not() -> None:
+    group = group_of("words", [1.0, 1.0], failures=1)
+    group.dropped = {
+        "g0.0/0/0": "zero_advantage",
+        "g0.1": "no_trainable_tokens",
+        "g0.f0": "error:ProviderError",
+    }
+    tally = Tally()
+    tally.add_group(group)
+    metrics = tally.take()
+    assert metrics["sample/dropped/sum"] == 2.0
+    assert metrics["sample/dropped/words/zero_advantage/sum"] == 1.0
+    assert metrics["sample/dropped/words/no_trainable_tokens/sum"] == 1.0
+
+
+def test_a_tally_starts_again_after_it_was_taken() -> None:
+    tally = Tally()
+    tally.add_group(group_of("words", [1.0]))
+    tally.add_abandoned("words")
+    assert tally.take()["group/abandoned/words/sum"] == 1.0
+    assert tally.take() == {"sample/dropped/sum": 0.0}
+
+
+def test_batch_metrics_say_size_and_age() -> None:
+    samples = [
+        build_sample(length=6, prompt_length=2, versions=VersionSpan(1, 1)),
+        build_sample(length=4, prompt_length=1, versions=VersionSpan(3, 3)),
+    ]
+    assert batch_metrics(samples, step=3) == {
+        "sample/staleness/max": 2.0,
+        "sample/staleness/mean": 1.0,
+        "batch/samples/sum": 2.0,
+        "batch/tokens/sum": 10.0,
+        "batch/trainable_tokens/sum": 7.0,
+    }
+
+
+@pytest.mark.parametrize("is_applied_first", [True, False])
+def test_a_record_is_complete_when_trained_and_served_in_any_order(
+    is_applied_first: bool,
+) -> None:
+    records = StepRecords(now=0.0)
+    records.shipped(0, {"batch/samples/sum": 4.0})
+    if is_applied_first:
+        assert records.applied(applied(1, 300), now=2.0) is None
+        record = records.finished(0, {"loss/total/mean": 0.125})
+    else:
+        assert records.finished(0, {"loss/total/mean": 0.125}) is None
+        record = records.applied(applied(1, 300), now=2.0)
+    assert record == {
+        "batch/samples/sum": 4.0,
+        "loss/total/mean": 0.125,
+        "weights/version": 1.0,
+        "weights/apply_seconds": 0.5,
+        "weights/pause_seconds": 0.25,
+        "throughput/generated_tokens_per_second": 150.0,
+        "time/step_seconds": 2.0,
+    }
+
+
+def test_generated_tokens_are_counted_between_two_versions() -> None:
+    records = StepRecords(now=0.0)
+    for version, tokens in ((1, 100), (2, 400)):
+        records.finished(version - 1, {})
+        record = records.applied(applied(version, tokens), now=float(version))
+    assert record is not None
+    assert record["throughput/generated_tokens_per_second"] == 300.0
+
+
+def test_our_step_time_wins_over_the_trainer_s() -> None:
+    records = StepRecords(now=0.0)
+    records.applied(applied(1, 0), now=4.0)
+    record = records.finished(0, {"time/step_seconds": 1.0})
+    assert record is not None
+    assert record["time/step_seconds"] == 4.0
