@@ -1,0 +1,73 @@
+"""A world of one, and the names of its failures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradus.errors import ConfigError, DeadlineError, ProcessError
+from gradus.trainer.distributed import World, join_world, named_failures
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_world_of_one_needs_no_torchrun(world: World) -> None:
+    assert (world.rank, world.size, world.is_first) == (0, 1, True)
+    assert world.sums({"b": 2.5, "a": 1.0}) == {"a": 1.0, "b": 2.5}
+    assert world.all_agree(True)
+    assert not world.all_agree(False)
+
+
+def test_the_process_group_ends_with_the_world() -> None:
+    with join_world():
+        assert dist.is_initialized()
+    assert not dist.is_initialized()
+
+
+def test_the_process_group_ends_after_an_error() -> None:
+    with pytest.raises(ConfigError), join_world():
+        raise ConfigError("stop")
+    assert not dist.is_initialized()
+
+
+def test_determinism_lasts_as_long_as_the_world() -> None:
+    torch.set_num_threads(2)
+    with join_world(deterministic=True):
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+    assert torch.get_num_threads() == 2
+    assert not torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+
+
+def test_an_error_of_the_first_rank_is_raised_there(world: World) -> None:
+    def fail() -> None:
+        raise ConfigError("disk full")
+
+    with pytest.raises(ConfigError, match="disk full"):
+        world.first_rank_does(fail)
+
+
+def test_the_first_rank_does_its_action_once(world: World) -> None:
+    done: list[int] = []
+    world.first_rank_does(lambda: done.append(1))
+    assert done == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Timed out waiting 1800000ms for recv operation to complete", DeadlineError),
+        ("Connection closed by peer [127.0.0.1]:1234", ProcessError),
+        ("Connection reset by peer", ProcessError),
+    ],
+)
+def test_errors_of_collectives_get_a_name(text: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="cannot sum"), named_failures("sum"):
+        raise RuntimeError(text)
+
+
+def test_other_errors_pass_unchanged() -> None:
+    with pytest.raises(RuntimeError, match="shape"), named_failures("sum"):
+        raise RuntimeError("shape mismatch")

@@ -1,0 +1,134 @@
+"""Versions appear whole, verified, in order, and old ones go."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gradus.errors import CorruptStateError, FencedError, RunDirectoryError
+from gradus.lease import RunLease
+from gradus.run_dir import RunDirectory
+from gradus.weights.filesystem import FilesystemWeights, write_tensors
+from gradus.weights.manifest import verify
+
+pytestmark = pytest.mark.torch
+
+TENSORS = [("a.weight", torch.arange(6.0).view(2, 3)), ("b.bias", torch.ones(4).bfloat16())]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def build_weights(run_dir: RunDirectory, **options: int) -> FilesystemWeights:
+    files = {"config.json": b"{}"}
+    return FilesystemWeights(run_dir, **{"epoch": 0, **options}, extra_files=files)
+
+
+def test_a_published_version_verifies_and_holds_the_tensors(run_dir: RunDirectory) -> None:
+    published = build_weights(run_dir).publish(3, TENSORS)
+    assert published.version == 3
+    assert published.directory == run_dir.version(3)
+    assert set(verify(published.directory, published.digest).files) == {
+        "config.json",
+        "model.safetensors",
+    }
+    loaded = load_file(published.directory / "model.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS)
+
+
+def test_the_manifest_carries_version_and_epoch(run_dir: RunDirectory) -> None:
+    published = build_weights(run_dir, epoch=4).publish(1, TENSORS)
+    manifest = verify(published.directory, published.digest)
+    assert (manifest.version, manifest.epoch) == (1, 4)
+
+
+def test_a_tampered_version_is_refused(run_dir: RunDirectory) -> None:
+    published = build_weights(run_dir).publish(1, TENSORS)
+    path = published.directory / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptStateError, match=r"model\.safetensors"):
+        verify(published.directory, published.digest)
+
+
+def test_only_the_newest_versions_are_kept(run_dir: RunDirectory) -> None:
+    weights = build_weights(run_dir, keep_published=2)
+    for version in range(1, 5):
+        weights.publish(version, TENSORS)
+    names = sorted(path.name for path in run_dir.weights.iterdir())
+    assert names == ["version_00000003", "version_00000004"]
+
+
+def test_other_things_in_the_folder_are_not_deleted(run_dir: RunDirectory) -> None:
+    weights = build_weights(run_dir, keep_published=1)
+    (run_dir.weights / "notes").mkdir()
+    (run_dir.weights / "version_00000000").symlink_to(run_dir.root, target_is_directory=True)
+    weights.publish(9, TENSORS)
+    assert (run_dir.weights / "notes").is_dir()
+    assert run_dir.root.is_dir()
+
+
+def test_a_failed_publish_leaves_no_version(run_dir: RunDirectory) -> None:
+    def broken() -> Iterator[tuple[str, Tensor]]:
+        yield TENSORS[0]
+        raise OSError("disk full")
+
+    weights = build_weights(run_dir)
+    with pytest.raises(OSError, match="disk full"):
+        weights.publish(1, broken())
+    assert not run_dir.version(1).exists()
+    assert weights.publish(1, TENSORS).version == 1
+
+
+def test_what_an_older_owner_left_unfinished_is_deleted(run_dir: RunDirectory) -> None:
+    for name in (".version_00000001.tmp-1", ".version_00000001.tmp-9"):
+        (run_dir.weights / name).mkdir(parents=True)
+    build_weights(run_dir, epoch=2)
+    assert [path.name for path in run_dir.weights.iterdir()] == [".version_00000001.tmp-9"]
+
+
+def test_a_newer_owner_fences_the_publisher(run_dir: RunDirectory) -> None:
+    weights = build_weights(run_dir, epoch=0)
+    lease = RunLease.take(run_dir)
+    with pytest.raises(FencedError, match="epoch 1"):
+        weights.publish(1, TENSORS)
+    lease.release()
+    assert not run_dir.version(1).exists()
+
+
+def test_a_version_is_published_once(run_dir: RunDirectory) -> None:
+    weights = build_weights(run_dir)
+    weights.publish(1, TENSORS)
+    with pytest.raises(RunDirectoryError, match="exists already"):
+        weights.publish(1, TENSORS)
+
+
+def test_many_bytes_are_split_over_shards_with_an_index(tmp_path: Path) -> None:
+    tensors = [(f"layer{i}", torch.full((4,), float(i))) for i in range(5)]
+    files = write_tensors(tmp_path, tensors, shard_bytes=32)
+    assert [path.name for path in files] == [
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ]
+    index = json.loads(files[-1].read_text())
+    assert index["metadata"] == {"total_size": 80}
+    for name, tensor in tensors:
+        assert torch.equal(load_file(tmp_path / index["weight_map"][name])[name], tensor)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in files}
+
+
+def test_published_files_are_plain_and_readable(run_dir: RunDirectory) -> None:
+    directory = build_weights(run_dir).publish(1, TENSORS).directory
+    assert all(path.is_file() and os.access(path, os.R_OK) for path in directory.iterdir())
