@@ -19,7 +19,17 @@ MAX_PARAMETERS = 7
 MIN_TEST_RATIO = 0.9
 MAX_MOCKS_PER_HUNDRED_TESTS = 5
 
-TOP_LEVEL = {"errors", "log", "run_dir", "lease", "supervise", "death_watch", "plugins"}
+TOP_LEVEL = {
+    "errors",
+    "log",
+    "run_dir",
+    "lease",
+    "supervise",
+    "death_watch",
+    "log_tail",
+    "plugins",
+    "process_table",
+}
 ROLES = {"orchestrator", "trainer", "inference"}
 MAY_IMPORT: dict[str, set[str]] = {
     "wire": set(),
