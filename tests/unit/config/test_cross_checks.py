@@ -1,0 +1,180 @@
+"""Where conflicts between sections begin, on both sides of each border."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.checks import MAX_SEED, run_problems, sft_problems
+from gradus.config.environment_variables import RESERVED, env_vars_problems
+from gradus.config.sampling import SamplingConfig
+from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, source_algo, source_sampling
+from gradus.testing.configs import build_run_config, build_sft_config
+
+
+def keys(changes: dict[str, Any]) -> list[str]:
+    """The keys that are refused, without what is said about them."""
+    problems = run_problems(build_run_config(changes))
+    return [".".join(map(str, problem.path)) for problem in problems]
+
+
+def with_env(**source: Any) -> dict[str, Any]:
+    return {"orchestrator": {"train": {"env": [{"id": "reverse-text", **source}]}}}
+
+
+def with_sampling(**sampling: Any) -> dict[str, Any]:
+    return with_env(sampling=sampling)
+
+
+def orchestrator(**values: Any) -> dict[str, Any]:
+    return {"orchestrator": {"train": {"env": [{"id": "reverse-text"}]}, **values}}
+
+
+def optimizer(**values: Any) -> dict[str, Any]:
+    return {"trainer": {"optimizer": values}}
+
+
+ENV = "orchestrator.train.env.0"
+BORDERS = [
+    ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
+    (orchestrator(max_lag=8), orchestrator(max_lag=9), "orchestrator.max_lag"),
+    (
+        orchestrator(max_in_flight_episodes=8),
+        orchestrator(max_in_flight_episodes=7),
+        "orchestrator.max_in_flight_episodes",
+    ),
+    (
+        {"trainer": {"num_processes": 128}},
+        {"trainer": {"num_processes": 129}},
+        "orchestrator.groups_per_batch",
+    ),
+    (optimizer(warmup_steps=19), optimizer(warmup_steps=20), "trainer.optimizer.warmup_steps"),
+    (optimizer(betas=[0.0, 0.999]), optimizer(betas=[0.5, 1.0]), "trainer.optimizer.betas"),
+    (
+        {"trainer": {"micro_batch_tokens": 2048}},
+        {"trainer": {"micro_batch_tokens": 2047}},
+        "trainer.micro_batch_tokens",
+    ),
+    (
+        with_sampling(max_completion_tokens=2047),
+        with_sampling(max_completion_tokens=2048),
+        f"{ENV}.sampling.max_completion_tokens",
+    ),
+    (with_env(group_size=2), with_env(group_size=1), f"{ENV}.group_size"),
+    (
+        with_env(group_size=1, algo={"type": "my.module:Alone"}),
+        with_env(group_size=1, algo={"type": "grpo"}),
+        f"{ENV}.group_size",
+    ),
+    (with_env(id="a", name="A"), with_env(id="a b"), f"{ENV}.name"),
+    (with_env(address="ipc:///x"), with_env(address="http://x"), f"{ENV}.address"),
+    (
+        with_sampling(extra_body={"top_k": 5}),
+        with_sampling(extra_body={"logprobs": 5}),
+        f"{ENV}.sampling.extra_body.logprobs",
+    ),
+    (
+        {"inference": {"extra_args": {"max_num_batched_tokens": 9}}},
+        {"inference": {"extra_args": {"served-model-name": "x"}}},
+        "inference.extra_args.served-model-name",
+    ),
+    (
+        {"inference": {"host": "0.0.0.0", "allow_public_bind": True}},
+        {"inference": {"host": "0.0.0.0"}},
+        "inference.host",
+    ),
+    ({"inference": {"host": "::1"}}, {"inference": {"host": "::"}}, "inference.host"),
+    ({"inference": {"host": "localhost"}}, {"inference": {"host": "node7"}}, "inference.host"),
+    (
+        {"trainer": {"loss": {"type": "my.module:Loss"}}},
+        {"trainer": {"loss": {"type": "my.module.Loss"}}},
+        "trainer.loss.type",
+    ),
+    (
+        with_env(max_input_tokens=9, max_total_tokens=10),
+        with_env(max_input_tokens=10, max_total_tokens=10),
+        f"{ENV}.max_input_tokens",
+    ),
+    (
+        with_env(agents={"judge": {"model": "m", "base_url": "http://x", "api_key_var": "K"}}),
+        with_env(agents={"judge": {"base_url": "http://x", "api_key_var": "K"}}),
+        f"{ENV}.agents.judge.model",
+    ),
+    (
+        with_env(agents={"judge": {"harness": {"id": "null", "config": {"x": 1}}}}),
+        with_env(agents={"judge": {"harness": {"id": "null", "config": {"id": "x"}}}}),
+        f"{ENV}.agents.judge.harness.config.id",
+    ),
+    (
+        with_env(agents={"judge": {"sampling": {"top_p": 0.5}}}),
+        with_env(agents={"judge": {"sampling": {"extra_body": {"n": 2}}}}),
+        f"{ENV}.agents.judge.sampling.extra_body.n",
+    ),
+    (with_env(env_vars={"MINE": "1"}), with_env(env_vars={"MI=NE": "1"}), f"{ENV}.env_vars.MI=NE"),
+    (with_env(env_vars={"MINE": "1"}), with_env(env_vars={"MINE": "\0"}), f"{ENV}.env_vars.MINE"),
+]
+
+
+@pytest.mark.parametrize(("good", "refused", "key"), BORDERS, ids=[key for _, _, key in BORDERS])
+def test_border_of_a_conflict(good: dict[str, Any], refused: dict[str, Any], key: str) -> None:
+    assert keys(good) == []
+    assert keys(refused) == [key]
+
+
+def test_a_reply_that_the_section_sets_is_blamed_on_the_section() -> None:
+    changes = with_env()
+    changes["orchestrator"]["train"]["sampling"] = {"max_completion_tokens": 4096}
+    assert keys(changes) == ["orchestrator.train.sampling.max_completion_tokens"]
+
+
+def test_all_conflicts_are_found_at_once() -> None:
+    changes = with_env(group_size=1, address="x", env_vars={"GRADUS_X": ""})
+    assert len(keys({**changes, "seed": -1, "inference": {"host": "0.0.0.0"}})) == 5
+
+
+def test_a_problem_with_a_variable_never_shows_its_value() -> None:
+    (problem,) = env_vars_problems("trainer", ("env_vars",), {"RANK": "canary"})
+    assert "canary" not in str(problem)
+
+
+def test_a_reserved_variable_is_refused_only_where_it_is_set() -> None:
+    assert env_vars_problems("environment", (), {"RANK": "0"}) == []
+    assert len(env_vars_problems("trainer", (), {"RANK": "0"})) == 1
+
+
+@pytest.mark.parametrize("role", list(RESERVED))
+def test_every_reserved_variable_has_a_reason(role: str) -> None:
+    for name in RESERVED[role]:
+        (problem,) = env_vars_problems(role, (), {name: "x"})
+        assert len(problem.message.partition("gradus sets it itself: ")[2]) > len("Remove it here")
+
+
+def test_supervised_run_has_fewer_ways_to_contradict_itself() -> None:
+    assert sft_problems(build_sft_config()) == []
+    assert len(sft_problems(build_sft_config({"seed": -1, "micro_batch_tokens": 8}))) == 2
+
+
+def test_sampling_is_inherited_value_by_value() -> None:
+    inner = SamplingConfig(top_p=0.5, extra_body={"a": 1})
+    outer = SamplingConfig(temperature=0.7, top_p=0.9, extra_body={"a": 2, "b": 3})
+    assert merged_sampling(inner, outer) == SamplingConfig(
+        temperature=0.7, top_p=0.5, extra_body={"a": 1, "b": 3}
+    )
+    assert merged_sampling(SamplingConfig(), outer) == outer
+
+
+def test_defaults_of_sampling_survive_a_section_that_sets_one_value() -> None:
+    changes = with_env()
+    changes["orchestrator"]["train"]["sampling"] = {"temperature": 0.3}
+    config = build_run_config(changes)
+    sampling = source_sampling(config, config.orchestrator.train.env[0])
+    assert sampling.temperature == 0.3
+    assert sampling.max_completion_tokens == DEFAULT_SAMPLING.max_completion_tokens
+
+
+def test_an_algorithm_is_inherited_whole() -> None:
+    config = build_run_config(with_env(algo={"type": "my.module:Mine"}))
+    source = config.orchestrator.train.env[0]
+    assert source_algo(config, source) == AlgorithmConfig(type="my.module:Mine")
