@@ -1,0 +1,164 @@
+"""Learned tokens are exactly those of the chosen messages, whatever the template does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from gradus.errors import ConfigError
+from gradus.trainer.conversation_samples import ConversationEncoder, ConversationStream
+from gradus.trainer.conversations import Conversation, PlainText, parse_row
+from gradus.wire.sample import Sample
+
+pytestmark = pytest.mark.torch
+
+SYSTEM = {"role": "system", "content": "be brief"}
+USER = {"role": "user", "content": "say hi"}
+REPLY = {"role": "assistant", "content": "hi"}
+THOUGHT = {"role": "assistant", "content": "hi", "reasoning_content": "they want hi"}
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def conversation(*messages: dict[str, Any], roles: tuple[str, ...] = ("assistant",)) -> Any:
+    return parse_row("row", {"messages": list(messages)}, frozenset(roles))
+
+
+def learned_text(tokenizer: Any, sample: Sample) -> str:
+    text: str = tokenizer.decode(sample.token_ids[sample.loss_mask])
+    return text
+
+
+def test_a_reply_is_learned_with_its_end_of_turn(tokenizer: Any) -> None:
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(SYSTEM, USER, REPLY))
+    sample.check()
+    assert learned_text(tokenizer, sample) == "hi<|im_end|>"
+    assert tokenizer.decode(sample.token_ids).endswith("<|im_start|>assistant\nhi<|im_end|>")
+    assert sample.loss_weights.keys() == {"ce"}
+    assert np.array_equal(sample.loss_weights["ce"], sample.loss_mask)
+
+
+def test_the_mask_agrees_with_generation_tags_where_a_template_has_them(tokenizer: Any) -> None:
+    messages = [SYSTEM, USER, REPLY, USER, REPLY]
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(*messages))
+    tagged = tokenizer.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True
+    )
+    length = len(sample)
+    assert tagged["input_ids"][:length] == sample.token_ids.tolist()
+    assert tagged["assistant_masks"][:length] == sample.loss_mask.astype(int).tolist()
+    assert not any(tagged["assistant_masks"][length:])
+
+
+def test_a_template_without_generation_tags_gives_an_exact_mask(tokenizer: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(USER, REPLY, USER, REPLY))
+    assert learned_text(tokenizer, sample) == "hi<|im_end|>hi<|im_end|>"
+    sampled = tokenizer.decode(sample.token_ids)
+    assert sampled == "<user>say hi<|im_end|><assistant>hi<|im_end|>" * 2
+
+
+def test_a_turn_that_the_template_rewrites_later_is_learned_in_its_own_sample(
+    tokenizer: Any,
+) -> None:
+    samples = ConversationEncoder(tokenizer).encode(conversation(USER, THOUGHT, USER, THOUGHT))
+    assert [sample.id for sample in samples] == ["row/0", "row/1"]
+    for sample in samples:
+        text = learned_text(tokenizer, sample)
+        assert text == "<think>\nthey want hi\n</think>\n\nhi<|im_end|>"
+    assert tokenizer.decode(samples[1].token_ids).count("<think>") == 1
+
+
+def test_other_roles_learn_their_content(tokenizer: Any) -> None:
+    [sample] = ConversationEncoder(tokenizer).encode(
+        conversation(SYSTEM, USER, REPLY, roles=("user",))
+    )
+    assert learned_text(tokenizer, sample) == "say hi<|im_end|>"
+
+
+def test_all_roles_together_are_learned_in_one_sample(tokenizer: Any) -> None:
+    [sample] = ConversationEncoder(tokenizer).encode(
+        conversation(SYSTEM, USER, REPLY, roles=("system", "user", "assistant"))
+    )
+    assert learned_text(tokenizer, sample) == "be brief<|im_end|>say hi<|im_end|>hi<|im_end|>"
+
+
+def test_tool_calls_belong_to_the_reply(tokenizer: Any) -> None:
+    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(USER, message))
+    assert "<tool_call>" in learned_text(tokenizer, sample)
+    assert learned_text(tokenizer, sample).endswith("</tool_call><|im_end|>")
+
+
+def test_plain_text_learns_the_completion_and_its_end(tokenizer: Any) -> None:
+    [sample] = ConversationEncoder(tokenizer).encode(PlainText("row", "1+1=", "2"))
+    assert learned_text(tokenizer, sample) == "2<|im_end|>"
+    assert tokenizer.decode(sample.token_ids) == "1+1=2<|im_end|>"
+
+
+def test_nothing_to_learn_gives_no_sample(tokenizer: Any) -> None:
+    assert ConversationEncoder(tokenizer).encode(conversation(USER)) == []
+
+
+def test_messages_that_the_template_refuses_are_named(tokenizer: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ConfigError, match=r"row: the chat template refuses.*alternate"):
+        ConversationEncoder(tokenizer).encode(conversation(USER, REPLY))
+
+
+def build_stream(
+    tokenizer: Any, rows: list[Conversation | PlainText], *, seed: int = 0, shuffle: bool = True
+) -> ConversationStream:
+    encoder = ConversationEncoder(tokenizer)
+    return ConversationStream(rows, encoder, max_tokens=40, seed=seed, shuffle=shuffle)
+
+
+def texts(count: int) -> list[Conversation | PlainText]:
+    return [PlainText(f"row{i}", "p", "x" * (i + 1)) for i in range(count)]
+
+
+def test_every_pass_takes_each_conversation_once_in_another_order(tokenizer: Any) -> None:
+    stream = build_stream(tokenizer, texts(8))
+    first = [sample.id for sample in stream.take(8)]
+    second = [sample.id for sample in stream.take(8)]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_the_order_follows_from_the_seed(tokenizer: Any) -> None:
+    orders = [
+        [s.id for s in build_stream(tokenizer, texts(8), seed=seed).take(8)] for seed in (1, 1, 2)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_without_shuffling_rows_come_as_they_stand(tokenizer: Any) -> None:
+    stream = build_stream(tokenizer, texts(3), shuffle=False)
+    assert [s.id for s in stream.take(4)] == ["row0/0", "row1/0", "row2/0", "row0/0"]
+
+
+def test_too_long_conversations_are_skipped_and_counted(tokenizer: Any) -> None:
+    rows = [*texts(2), PlainText("long", "p", "x" * 100)]
+    stream = build_stream(tokenizer, rows)
+    assert all(sample.id != "long/0" for sample in stream.take(9))
+    assert stream.num_skipped == 1
+
+
+def test_data_without_anything_to_learn_is_refused(tokenizer: Any) -> None:
+    stream = build_stream(tokenizer, [conversation(USER)])
+    with pytest.raises(ConfigError, match="none of 1 conversations"):
+        stream.take(1)

@@ -1,0 +1,110 @@
+"""Rows of data sets become conversations, or errors that name the row."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gradus.config.sft import SftDataConfig
+from gradus.errors import ConfigError
+from gradus.trainer.conversations import Conversation, PlainText, load_conversations, parse_row
+
+ROLES = frozenset({"assistant"})
+USER = {"role": "user", "content": "hi"}
+REPLY = {"role": "assistant", "content": "yo"}
+
+
+def test_messages_learn_the_chosen_roles() -> None:
+    row = parse_row("here", {"messages": [USER, REPLY, USER, REPLY]}, ROLES)
+    assert isinstance(row, Conversation)
+    assert row.learned == (1, 3)
+
+
+def test_of_a_prompt_nothing_is_learned() -> None:
+    row = parse_row("here", {"prompt": [USER, REPLY, USER], "completion": [REPLY]}, ROLES)
+    assert isinstance(row, Conversation)
+    assert row.learned == (3,)
+    assert len(row.messages) == 4
+
+
+def test_text_stays_text() -> None:
+    row = parse_row("here", {"prompt": "1 + 1 =", "completion": " 2"}, ROLES)
+    assert row == PlainText("here", "1 + 1 =", " 2")
+
+
+def test_tools_travel_with_the_conversation() -> None:
+    row = parse_row("here", {"messages": [USER, REPLY], "tools": [{"name": "add"}]}, ROLES)
+    assert isinstance(row, Conversation)
+    assert row.tools == [{"name": "add"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([USER], "no conversation"),
+        ({"text": "hi"}, "'messages', or 'prompt' and 'completion'"),
+        ({"messages": []}, "at least one"),
+        ({"messages": "hi"}, "must be a list"),
+        ({"messages": [{"content": "hi"}]}, "no 'role'"),
+        ({"messages": [{"role": "user"}]}, "neither"),
+        ({"prompt": "hi"}, "has the keys"),
+        ({"prompt": [USER], "completion": "yo"}, "must be a list"),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_place(row: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"data:7.*{message}"):
+        parse_row("data:7", row, ROLES)
+
+
+def test_json_lines_are_read_and_empty_lines_are_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    line = json.dumps({"messages": [USER, REPLY]})
+    path.write_text(f"{line}\n\n{line}\n")
+    rows = load_conversations(SftDataConfig(path=str(path)))
+    assert [row.id for row in rows] == [f"{path}:1", f"{path}:3"]
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"messages": []\n')
+    with pytest.raises(ConfigError, match=r"data\.jsonl:1 is not JSON"):
+        load_conversations(SftDataConfig(path=str(path)))
+
+
+def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="has no rows"):
+        load_conversations(SftDataConfig(path=str(path)))
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(name: str, *, split: str) -> list[dict[str, Any]]:
+        asked.append((name, split))
+        return [{"messages": [USER, REPLY]}]
+
+    class DatasetsError(Exception):
+        pass
+
+    fake = SimpleNamespace(
+        load_dataset=load_dataset, exceptions=SimpleNamespace(DatasetsError=DatasetsError)
+    )
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    [row] = load_conversations(SftDataConfig(path="org/chats", split="test"))
+    assert asked == [("org/chats", "test")]
+    assert row.id == "org/chats row 0"
+
+
+def test_without_the_package_the_message_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"gradus\[data\]"):
+        load_conversations(SftDataConfig(path="org/chats"))
