@@ -11,7 +11,7 @@ step, after the final model lies in the run directory.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from gradus.trainer.step import GradientStep, StepLoss
 from gradus.trainer.throughput import Stopwatch
 from gradus.transport.base import BatchReceiver
 from gradus.transport.build import build_receiver
-from gradus.weights.base import Published
+from gradus.weights.base import Published, WeightPublisher
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.wire.events import PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import MicroBatch
@@ -149,12 +149,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     model = load_model(config.model, world.device)
     files = model_files(model, load_tokenizer(config.model), dtype)
     policy = shard_model(PolicyModel(model), world.mesh, dtype)
-    weights = FilesystemWeights(
-        run_dir,
-        epoch=config.epoch,
-        extra_files=files,
-        keep_published=config.trainer.keep_published,
-    )
+    weights = _build_weights(config, run_dir, files) if world.is_first else None
     trainer = Trainer(
         world=world,
         epoch=config.epoch,
@@ -174,9 +169,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
             max_skipped_steps=config.trainer.max_skipped_steps,
             world=world,
         ),
-        publisher=PolicyPublisher(
-            model, world, dtype=dtype, weights=weights if world.is_first else None
-        ),
+        publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights),
     )
     if world.is_first:
         write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})
@@ -186,3 +179,14 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     trainer.publisher.save(run_dir.model, files)
     if world.is_first:
         receiver.send_event(TrainerDone(step=config.max_steps - 1, epoch=config.epoch))
+
+
+def _build_weights(
+    config: TrainerProcessConfig, run_dir: RunDirectory, files: Mapping[str, bytes]
+) -> WeightPublisher:
+    return FilesystemWeights(
+        run_dir,
+        epoch=config.epoch,
+        extra_files=files,
+        keep_published=config.trainer.keep_published,
+    )
