@@ -80,6 +80,9 @@ def trainer_environment(
     """The ranks share the cores evenly and talk over loopback."""
     threads = {
         "OMP_NUM_THREADS": str(max(1, num_cores // num_processes)),
+        # Threads that spin while they wait lose most of their time as soon as the engine wants a
+        # core: 1,700 instead of 10,700 trained tokens/s were measured on two busy cores.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     return _build(caller, {**threads, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
