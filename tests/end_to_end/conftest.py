@@ -10,8 +10,11 @@ import pytest
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
 from gradus.config.process import InferenceProcessConfig
+from gradus.errors import ExitCode
+from gradus.process_table import descendants, is_alive, living_processes
 from gradus.testing.inference_process import RunningInference
 from gradus.testing.tiny_model import build_tiny_model
+from gradus.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +42,9 @@ def inference_server(
     with RunningInference(config) as server:
         server.wait_ready()
         yield server
+        started = descendants(server.process.pid, living_processes())
+        assert server.stop() == ExitCode.DONE, server.log
+        wait_until(
+            lambda: not [entry for entry in started if is_alive(entry.pid, entry.start_time)],
+            what="the end of every process of the inference server",
+        )

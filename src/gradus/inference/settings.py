@@ -113,6 +113,10 @@ def process_environment(
         "VLLM_PLUGINS": "",
         "VLLM_SERVER_DEV_MODE": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        # torch.distributed and vLLM open sockets without authentication; one node needs no other
+        # interface for them than the loopback.
+        "GLOO_SOCKET_IFNAME": given.get("GLOO_SOCKET_IFNAME", "lo"),
+        "VLLM_HOST_IP": given.get("VLLM_HOST_IP", "127.0.0.1"),
     }
     if is_cpu:
         # One core stays free for the server itself, and idle threads sleep instead of spinning:

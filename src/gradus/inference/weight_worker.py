@@ -68,8 +68,9 @@ def served_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     """Every tensor that the model computes with, under vLLM's (fused) names.
 
     On CPU vLLM packs the weight of a linear layer into its kernel's own format and empties the
-    parameter; multiplying the identity gives the weight back exactly. Where a parameter stays
-    beside the packed copy (`lm_head`), the copy is told as `<module>.packed_weight`.
+    parameter; multiplying the identity gives the weight back exactly (but for the sign of a zero).
+    Where a parameter stays beside the packed copy (`lm_head`), the copy is told as
+    `<module>.packed_weight`.
     """
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

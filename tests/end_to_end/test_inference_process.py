@@ -1,0 +1,144 @@
+"""How an inference process starts, listens and ends: nothing is left behind, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.process import InferenceProcessConfig
+from gradus.errors import ExitCode
+from gradus.process_table import ProcessEntry, descendants, is_alive, living_processes
+from gradus.testing.inference_process import RunningInference
+from gradus.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+Start = Callable[..., RunningInference]
+
+
+@pytest.fixture
+def start(tmp_path: Path, tiny_model: Path) -> Iterator[Start]:
+    """Starts servers that end with the test."""
+    with ExitStack() as stack:
+
+        def start_server(*, model: Path = tiny_model, **inference: Any) -> RunningInference:
+            run_dir = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+            run_dir.mkdir()
+            config = InferenceProcessConfig(
+                run_dir=str(run_dir),
+                epoch=0,
+                model=ModelConfig(name=str(model), max_length_tokens=256),
+                seed=0,
+                inference=InferenceConfig(**{"kv_cache_gib": 0.1, **inference}),
+            )
+            return stack.enter_context(RunningInference(config))
+
+        yield start_server
+
+
+def error_line(server: RunningInference) -> str:
+    """The one line that says why it ended."""
+    lines = [line for line in server.log.splitlines() if line.startswith("gradus inference:")]
+    assert len(lines) == 1, server.log
+    return lines[0]
+
+
+def below(server: RunningInference) -> list[ProcessEntry]:
+    """Every process that the server started, and those that they started."""
+    return descendants(server.process.pid, living_processes())
+
+
+def wait_until_ended(entries: list[ProcessEntry]) -> None:
+    """Fail unless all of these processes end within seconds."""
+    wait_until(lambda: not [e for e in entries if is_alive(e.pid, e.start_time)], what="their end")
+
+
+def listening_sockets(pids: list[int]) -> list[str]:
+    """`address:port` in hex, as in /proc, of every TCP socket that these processes listen on."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(descriptor)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.append(fields[1])
+    return found
+
+
+def test_everything_listens_on_loopback_and_the_server_only_on_its_port(
+    inference_server: RunningInference,
+) -> None:
+    port = int(inference_server.base_url.rsplit(":", 1)[1])
+    children = [entry.pid for entry in below(inference_server)]
+    assert len(children) >= 2
+    assert listening_sockets([inference_server.process.pid]) == [f"0100007F:{port:04X}"]
+    # gloo opens sockets of its own in the engine's process.
+    assert {address.split(":")[0] for address in listening_sockets(children)} <= {"0100007F"}
+
+
+def test_no_token_is_in_the_log_or_on_a_command_line(inference_server: RunningInference) -> None:
+    tokens = (inference_server.data_token, inference_server.admin_token)
+    pids = [inference_server.process.pid, *(entry.pid for entry in below(inference_server))]
+    places = [inference_server.log]
+    for pid in pids:
+        places.append(Path(f"/proc/{pid}/cmdline").read_text())
+        places.append(Path(f"/proc/{pid}/environ").read_text())
+    assert not any(token in place for token in tokens for place in places)
+
+
+def test_a_missing_model_is_told_in_one_line_before_anything_is_loaded(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start(model=tmp_path / "nowhere")
+    assert server.wait_exit() == ExitCode.CONFIG
+    assert error_line(server).startswith("gradus inference: model.name: there is no directory")
+
+
+def test_a_port_in_use_is_told_in_one_line(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        server = start(port=other.getsockname()[1])
+        assert server.wait_exit() == ExitCode.CONFIG
+    assert "is in use; stop its owner" in error_line(server)
+
+
+def test_a_killed_engine_ends_the_server_and_a_killed_server_its_engine(start: Start) -> None:
+    first, second = start(), start()
+    started = [
+        entry for server in (first, second) if server.wait_ready() for entry in below(server)
+    ]
+    os.kill(engine_of(first).pid, signal.SIGKILL)
+    assert first.process.wait(20) == ExitCode.INTERNAL
+    assert "engine process ended" in error_line(first)
+    os.kill(second.process.pid, signal.SIGKILL)
+    wait_until_ended(started)
+
+
+def engine_of(server: RunningInference) -> ProcessEntry:
+    """The process that computes: the one with the most memory below the server."""
+    return max(below(server), key=lambda entry: resident_pages(entry.pid))
+
+
+def resident_pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+def test_sigterm_while_loading_ends_everything(start: Start) -> None:
+    server = start()
+    wait_until(lambda: len(below(server)) >= 1, timeout_seconds=30, what="a child process")
+    children = below(server)
+    assert server.stop() != 0
+    wait_until_ended(children)
