@@ -48,9 +48,10 @@ def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> 
 
 def test_every_variable_that_the_engine_cannot_keep_is_refused() -> None:
     configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=0)
-    user = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE", "TORCHDYNAMO_DISABLE": "0"}
+    names = process_environment(configs.inference, {}, is_cpu=True, num_cores=2)
+    user = dict.fromkeys(names, "chosen by the user")
     environment = process_environment(configs.inference, user, is_cpu=True, num_cores=2)
-    fixed = {name for name, value in environment.items() if user.get(name) != value}
+    fixed = {name for name, value in environment.items() if value != user[name]}
     assert fixed | set(CLEARED_VARIABLES) <= set(RESERVED["inference"])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gradus.testing.configs import RUN_TOML
 
-MOST_SECONDS = 3.0
+MOST_SECONDS = 5.0
 
 
 def gradus(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -49,7 +49,7 @@ WORDS = st.one_of(
     st.sampled_from(["1", "true", "None", "[1, 2]", '{"a": 1}', "{", "--a.0.b=1", "--a..b", "--0"]),
     st.text(max_size=8).filter(lambda word: "/" not in word),
 )
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick

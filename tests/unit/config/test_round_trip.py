@@ -107,7 +107,7 @@ RUNS = st.fixed_dictionaries(
     },
 )
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def load_file(name: str, content: str) -> RunConfig:
