@@ -8,6 +8,7 @@ from pathlib import Path
 _TAIL_BYTES = 64 << 10
 _MAX_LINE = 400
 _CAUSE = re.compile(r"gradus [a-z-]+: (.+)")
+_RANK_EXIT_CODE = re.compile(r"^\s*exitcode\s*: (-?\d+)")
 
 
 def last_lines(log: Path, count: int = 12) -> list[str]:
@@ -27,6 +28,12 @@ def last_cause(log: Path) -> str:
     lines = last_lines(log, count=200)
     causes = [match[1] for line in lines if (match := _CAUSE.search(line))]
     return (causes or lines or [""])[-1]
+
+
+def last_rank_exit_code(log: Path) -> int | None:
+    """Exit code of the rank that torchrun blames; None when its report does not end the log."""
+    codes = [match[1] for line in last_lines(log) if (match := _RANK_EXIT_CODE.match(line))]
+    return int(codes[-1]) if codes else None
 
 
 def _printable(line: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from gradus.death_watch import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, watch_death_pipe
 from gradus.errors import DeadlineError, ExitCode, ProcessError
-from gradus.log_tail import last_cause, last_lines
+from gradus.log_tail import last_cause, last_lines, last_rank_exit_code
 from gradus.process_table import (
     ProcessEntry,
     carries_mark,
@@ -112,8 +112,10 @@ class ChildFailed(ProcessError):
             f"{f': {cause}' if cause else ''} (log: {spec.log})"
         )
         self.log_tail = last_lines(spec.log)
-        known = {int(code) for code in ExitCode} - {0}
-        self.exit_code = ExitCode(exit_code) if exit_code in known else ExitCode.INTERNAL
+        # torchrun itself always ends with 1; the class of the failure is the rank's.
+        code = last_rank_exit_code(spec.log) if exit_code == 1 else exit_code
+        known = {int(known) for known in ExitCode} - {0}
+        self.exit_code = ExitCode(code) if code in known else ExitCode.INTERNAL
 
 
 class ChildNotReady(DeadlineError):

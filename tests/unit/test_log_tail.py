@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.log_tail import last_cause, last_lines
+from gradus.log_tail import last_cause, last_lines, last_rank_exit_code
 
 
 def write(path: Path, text: str) -> Path:
@@ -51,3 +51,25 @@ def test_the_cause_is_the_processs_own_word_else_its_last_line(
     tmp_path: Path, text: str, cause: str
 ) -> None:
     assert last_cause(write(tmp_path / "log", text)) == cause
+
+
+TORCHRUN_REPORT = """
+Failures:
+[1]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 22603)
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : 78 (pid: 22602)
+  error_file: <N/A>
+============================================================
+"""
+
+
+def test_torchruns_report_names_the_exit_code_of_the_guilty_rank(tmp_path: Path) -> None:
+    assert last_rank_exit_code(write(tmp_path / "log", TORCHRUN_REPORT)) == 78
+
+
+def test_a_log_without_a_report_of_torchrun_names_no_rank(tmp_path: Path) -> None:
+    assert last_rank_exit_code(write(tmp_path / "log", "my exitcode  : 3\n")) is None

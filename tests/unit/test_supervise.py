@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
-from gradus.process_table import is_alive, read_process
+from gradus.process_table import is_alive, read_process, zombie_children
 from gradus.run_dir import read_json, write_json
 from gradus.supervise import (
     ChildFailed,
@@ -105,6 +105,44 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
     assert "\n" not in message
     assert caught.value.exit_code is ExitCode.CONFIG
     assert "loading" in caught.value.log_tail
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"),
+    [(64, ExitCode.CONFIG), (75, ExitCode.TRY_AGAIN), (1, ExitCode.INTERNAL), (3, 70), (78, 78)],
+)
+def test_the_class_of_a_failure_is_the_childs(
+    supervisor: Supervisor, tmp_path: Path, exit_code: int, expected: int
+) -> None:
+    child = supervisor.start(spec(tmp_path, "pass"))
+    assert ChildFailed(child, exit_code).exit_code == expected
+
+
+def test_the_class_of_a_failure_under_torchrun_is_the_ranks(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = supervisor.start(spec(tmp_path, "print('  exitcode  : 78 (pid: 3)')"))
+    wait_until(lambda: child.exit_code() == 0)
+    assert ChildFailed(child, 1).exit_code is ExitCode.CORRUPT_STATE
+
+
+@pytest.mark.parametrize(("exit_code", "words"), [(-11, "SIGSEGV"), (-63, "signal 63")])
+def test_a_signal_is_named(
+    supervisor: Supervisor, tmp_path: Path, exit_code: int, words: str
+) -> None:
+    child = supervisor.start(spec(tmp_path, "pass"))
+    assert f"server was killed by {words} after" in str(ChildFailed(child, exit_code))
+
+
+def test_orphans_that_were_given_to_us_are_reaped(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = supervisor.start(spec(tmp_path, "pass"))
+    stranger = subprocess.Popen([sys.executable, "-c", "pass"])
+    wait_until(lambda: read_process(stranger.pid) is None and child.exit_code() == 0)
+    supervisor.reap_orphans()
+    zombies = {entry.pid for entry in zombie_children(os.getpid())}
+    assert stranger.pid not in zombies
+    assert child.pid in zombies, "the pid of a dead child stays reserved until stop"
+    stranger.wait()
 
 
 def test_a_child_that_is_never_ready_ends_with_the_deadline(

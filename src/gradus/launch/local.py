@@ -98,6 +98,8 @@ def run_job(
             progress.lines([*describe(plan), "dry run: configs are written, nothing was started"])
             return _EXIT_DONE
         _prepare(lease.run_dir)
+        if job.kind == "rl":
+            _write_tokens(lease.run_dir)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, progress, interrupts).run()
     finally:
@@ -110,9 +112,14 @@ def _write_configs(plan: LaunchPlan, run_dir: RunDirectory) -> None:
 
 
 def _prepare(run_dir: RunDirectory) -> None:
-    """Folders that several processes share, and the tokens of the run."""
-    for folder in (run_dir.ready, run_dir.logs, run_dir.secrets):
+    """Folders that several processes write into."""
+    for folder in (run_dir.ready, run_dir.logs):
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _write_tokens(run_dir: RunDirectory) -> None:
+    """The tokens of the inference server's routes; they exist only as these two files."""
+    run_dir.secrets.mkdir(mode=0o700, exist_ok=True)
     for token in (run_dir.admin_token, run_dir.inference_token):
         write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
 

@@ -138,6 +138,48 @@ def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None
     assert run_dir.admin_token.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_supervised_run_has_no_tokens(tmp_path: Path) -> None:
+    run_job(replace(build_job(tmp_path), kind="sft"), io.StringIO())
+    assert not (tmp_path / "demo" / "secrets").exists()
+
+
+def test_each_process_is_told_its_run_directory_only(tmp_path: Path) -> None:
+    tell = "ready(); print(sorted(os.environ), flush=True)"
+    run_job(build_job(tmp_path, {"trainer": tell}), io.StringIO())
+    log = (tmp_path / "demo" / "logs" / "trainer.log").read_text()
+    assert "GRADUS_DEATH_PIPE" in log
+    token = (tmp_path / "demo" / "secrets" / "admin_token").read_text()
+    files = [path for path in (tmp_path / "demo").rglob("*") if path.is_file()]
+    holders = [path.name for path in files if token in path.read_text(errors="replace")]
+    assert holders == ["admin_token"]
+
+
+def test_the_first_failure_wins_over_those_it_causes(tmp_path: Path) -> None:
+    # The orchestrator ends as soon as it notices that inference is gone.
+    die = "ready(); os.kill(os.getpid(), signal.SIGKILL)"
+    follow = "ready(); sys.exit(75)"
+    job = build_job(tmp_path, {"inference": die, "orchestrator": follow, "trainer": WAIT})
+    with pytest.raises(ChildFailed, match="inference was killed by SIGKILL"):
+        run_job(job, io.StringIO())
+
+
+def test_steps_written_just_before_the_end_are_shown(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    late = PLAY + "record(3, **{'episode/reward/mean': 1.0})"
+    run_job(build_job(tmp_path, {"orchestrator": late}), stream)
+    assert "step 4/3" in stream.getvalue()
+    assert read_json(tmp_path / "demo" / "summary.json")["steps"] == 4
+
+
+def test_a_summary_that_cannot_be_written_does_not_hide_the_result(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    block = "(run_dir / 'summary.json').mkdir(); " + TRAIN
+    assert run_job(build_job(tmp_path, {"trainer": block}), stream) == 0
+    lines = stream.getvalue().splitlines()
+    assert lines[-1].endswith("summary.json cannot be written: Is a directory")
+    assert any(line.startswith("done        3 of 3 steps") for line in lines)
+
+
 def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     stream = io.StringIO()
     fail = "ready(); print('gradus trainer: shard 3 is damaged'); sys.exit(78)"
