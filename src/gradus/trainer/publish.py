@@ -90,6 +90,8 @@ def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> d
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         if model.generation_config is not None:
-            model.generation_config.save_pretrained(folder)
+            # As it is: saving it "properly" refuses settings that published models do have.
+            settings = model.generation_config.to_json_string()
+            (Path(folder) / "generation_config.json").write_text(settings)
         tokenizer.save_pretrained(folder)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}

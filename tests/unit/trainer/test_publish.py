@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from gradus.config.model import ModelConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.run_dir import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.tiny_model import build_tiny_model
@@ -144,6 +147,29 @@ def test_a_missing_model_is_a_config_error(tmp_path: Path, world: World) -> None
         load_model(config_of(tmp_path / "nothing"), world.device)
     with pytest.raises(ConfigError, match="tokenizer"):
         load_tokenizer(config_of(tmp_path / "nothing"))
+
+
+def test_damaged_or_incomplete_weights_are_refused(
+    tiny_model: Path, tmp_path: Path, world: World
+) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_model, directory)
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CorruptStateError, match=r"model\.norm\.weight"):
+        load_model(config_of(directory), world.device)
+    os.truncate(directory / "model.safetensors", 1000)
+    with pytest.raises(CorruptStateError, match="damaged"):
+        load_model(config_of(directory), world.device)
+
+
+def test_odd_generation_settings_do_not_stop_a_save(tiny_model: Path, world: World) -> None:
+    model = load_model(config_of(tiny_model), world.device)
+    model.generation_config.temperature = 0.6
+    model.generation_config.do_sample = False
+    files = model_files(model, load_tokenizer(config_of(tiny_model)), torch.bfloat16)
+    assert json.loads(files["generation_config.json"])["temperature"] == 0.6
 
 
 def test_a_model_that_changes_its_logits_is_refused(tiny_model: Path, world: World) -> None:

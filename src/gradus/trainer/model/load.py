@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from gradus.config.model import ModelConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.trainer.model.attention import ATTENTION_NAME
 
 
@@ -17,15 +18,7 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """The initial weights in float32, with packed attention; ConfigError when there are none."""
     # Logs are read line by line; a bar that rewrites its line does not belong there.
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            config.name,
-            dtype=torch.float32,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=config.trust_remote_code,
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {config.name!r} cannot be loaded: {error}") from error
+    model = _load_complete(config)
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(
             f"model {config.name!r} ({type(model).__name__}) does not take its attention from "
@@ -34,6 +27,33 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
     torch.nn.Module.to(model, device)
+    return model
+
+
+def _load_complete(config: ModelConfig) -> PreTrainedModel:
+    """The model with every tensor from disk; transformers would only warn about a missing one."""
+    loaded: Any
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            config.name,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise CorruptStateError(
+            f"model {config.name!r}: its weights are damaged ({error}); fetch it again"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {config.name!r} cannot be loaded: {error}") from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise CorruptStateError(
+            f"model {config.name!r} lacks {len(missing)} tensors, the first is {missing[0]!r}, "
+            "which would start at random; fetch it again"
+        )
     return model
 
 
