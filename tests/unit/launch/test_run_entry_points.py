@@ -1,0 +1,72 @@
+"""`run_rl` and `run_sft` from a real config to the files of a dry run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gradus.config.environment import TrainEnvironmentConfig
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
+from gradus.config.process import OrchestratorProcessConfig, SftProcessConfig
+from gradus.config.run import RunConfig
+from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.errors import RunDirectoryError
+from gradus.launch import local
+from gradus.run_dir import read_json
+
+
+@pytest.fixture(autouse=True)
+def _no_subreaper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "become_subreaper", lambda: None)
+
+
+def rl_config(tmp_path: Path, *, name: str | None = None) -> RunConfig:
+    sources = TrainSourcesConfig(env=[TrainEnvironmentConfig(id="reverse-text")])
+    return RunConfig(
+        name=name,
+        output_dir=str(tmp_path),
+        model=ModelConfig(name="models/tiny"),
+        max_steps=3,
+        orchestrator=OrchestratorConfig(train=sources),
+    )
+
+
+def sft_config(tmp_path: Path) -> SftConfig:
+    data = SftDataConfig(path="words.jsonl")
+    model = ModelConfig(name="tiny")
+    return SftConfig(name="warm", output_dir=str(tmp_path), model=model, data=data)
+
+
+def test_a_dry_rl_run_writes_what_every_process_can_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert local.run_rl(rl_config(tmp_path, name="demo"), dry_run=True) == 0
+    folder = tmp_path / "demo" / "config"
+    names = {path.stem for path in folder.iterdir()}
+    assert names == {"inference", "env_reverse-text", "trainer", "orchestrator"}
+    loaded = OrchestratorProcessConfig(**read_json(folder / "orchestrator.json"))
+    assert (loaded.run_dir, loaded.epoch) == (str(tmp_path / "demo"), 1)
+    assert "stage 2, started together:\n  trainer" in capsys.readouterr().out
+
+
+def test_a_dry_supervised_run_writes_the_config_of_its_trainer(tmp_path: Path) -> None:
+    assert local.run_sft(sft_config(tmp_path), dry_run=True) == 0
+    loaded = SftProcessConfig(**read_json(tmp_path / "warm" / "config" / "trainer.json"))
+    assert loaded.sft.data.path == "words.jsonl"
+
+
+def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        local.run_rl(rl_config(tmp_path), dry_run=True)
+    names = [path.name for path in tmp_path.iterdir()]
+    assert len(names) == 2
+    assert all(re.fullmatch(r"reverse-text--tiny--[0-9a-f]{8}", name) for name in names)
+
+
+def test_resume_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="this version cannot resume"):
+        local.run_rl(rl_config(tmp_path, name="demo"), resume=True)
+    assert list(tmp_path.iterdir()) == []
