@@ -111,6 +111,8 @@ class Orchestrator:
         self._groups: dict[str, Group] = {}
         self._num_opened = 0
         self._num_shipped = 0
+        self._num_finished = 0
+        self._num_served = 0
         self._running: dict[str, asyncio.Task[PlayedEpisode]] = {}
         self._ended: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()
         self._to_record: asyncio.Queue[_EpisodesToRecord | _MetricsToRecord | None]
@@ -118,7 +120,8 @@ class Orchestrator:
         self._room = asyncio.Event()
         self._trainer_owes = asyncio.Event()
         self._tally = Tally()
-        self._steps = StepRecords(now=parts.clock())
+        self._slots_freed_at = parts.clock()
+        self._steps = StepRecords(now=self._slots_freed_at)
 
     async def play(self) -> None:
         """Run all loops until the trainer is done; the first error ends them all."""
@@ -294,7 +297,8 @@ class Orchestrator:
         for _ in range(self._config.max_steps):
             begun = self._parts.clock()
             batch = await self._batcher.next_batch()
-            waited = self._parts.clock() - begun
+            # Before slots were free the trainer was waited for, not the episodes.
+            waited = self._parts.clock() - max(begun, self._slots_freed_at)
             self._close_batch(batch, waited)
             self._note_stale(self._batcher.drop_stale())
             self._abandon_too_old()
@@ -357,6 +361,8 @@ class Orchestrator:
                     self._parts.journal.write(JournalEvent.BATCH_RECEIVED, step=step)
                 case StepFinished(step=step, metrics=metrics):
                     self._parts.journal.write(JournalEvent.STEP_FINISHED, step=step)
+                    self._num_finished = step + 1
+                    self._note_answer()
                     self._record_metrics(step, self._steps.finished(step, metrics))
                 case PolicyPublished():
                     await self._serve(event)
@@ -377,6 +383,12 @@ class Orchestrator:
                 "orchestrator.trainer_timeout_seconds"
             ) from error
 
+    def _note_answer(self) -> None:
+        """With every batch trained and published, the trainer may be silent until the next one."""
+        answered = min(self._num_finished, self._num_served)
+        if answered == self._num_shipped < self._config.max_steps:
+            self._trainer_owes.clear()
+
     async def _serve(self, published: PolicyPublished) -> None:
         if published.version > self._num_shipped:
             raise ProtocolError(
@@ -389,10 +401,11 @@ class Orchestrator:
         self._parts.journal.write(
             JournalEvent.POLICY_APPLIED, version=applied.version, slots_freed=freed
         )
+        self._slots_freed_at = self._parts.clock()
         self._room.set()
-        if applied.version == self._num_shipped < self._config.max_steps:
-            self._trainer_owes.clear()
-        metrics = self._steps.applied(applied, now=self._parts.clock())
+        self._num_served = applied.version
+        self._note_answer()
+        metrics = self._steps.applied(applied, now=self._slots_freed_at)
         self._record_metrics(applied.version - 1, metrics)
 
     def _record_metrics(self, step: int, metrics: Metrics | None) -> None:

@@ -20,6 +20,7 @@ from gradus.orchestrator.environment import (
     EnvironmentClient,
     build_settings,
     find_environment,
+    warn_of_default_renderer,
 )
 from gradus.orchestrator.filters import build_filters
 from gradus.orchestrator.grading import Grading
@@ -75,6 +76,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
                 f"inference at {policy.base_url} serves version {policy.version}; "
                 "a run starts with version 0, so restart inference"
             )
+        warn_of_default_renderer(config.model)
         sources = {
             source.name: await _open_source(config, source, policy.base_url, stack)
             for source in config.sources

@@ -26,6 +26,7 @@ from gradus.orchestrator.environment import (
     EnvironmentClient,
     build_settings,
     find_environment,
+    warn_of_default_renderer,
 )
 from gradus.orchestrator.episode_check import EpisodeFailed
 from gradus.orchestrator.task_client import Task, TaskClient
@@ -200,6 +201,27 @@ async def test_an_episode_is_asked_for_with_salt_sampling_and_the_name_of_the_to
     assert request["client"]["renderer_model_name"] == "tiny"
 
 
+@pytest.mark.parametrize(("num_tokens", "num_threads"), [(8, 0), (30_000, 1)])
+async def test_only_a_long_episode_is_typed_on_a_thread(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, num_tokens: int, num_threads: int
+) -> None:
+    node = {"message": {"role": "user", "content": "a"}, "token_ids": [7] * num_tokens}
+    trace = {"id": "t", "task": HEAD["task"], "agent": {"config": {}}, "verifiers": {"version": ""}}
+    threads: list[object] = []
+    to_thread = asyncio.to_thread
+
+    async def counting(*arguments: Any) -> Any:
+        threads.append(arguments)
+        return await to_thread(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", counting)
+    client = servers.client()
+    record = {**HEAD, "traces": [{**trace, "nodes": [node]}]}
+    episode = await client._episodes._validate_episode(record)
+    assert len(episode.traces[0].nodes[0].token_ids) == num_tokens
+    assert len(threads) == num_threads
+
+
 async def test_an_episode_beyond_its_deadline_is_cancelled_and_named(servers: Servers) -> None:
     server = servers.start("run", lambda frames: None)
     client = servers.client(seconds=0.05)
@@ -283,6 +305,21 @@ def test_an_address_without_a_task_socket_beside_it_is_refused(tmp_path: Path) -
 def test_an_unknown_renderer_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"model\.renderer = 'nonsense'"):
         build_settings(build_source(), ModelConfig(name="tiny", renderer="nonsense"), "http://x")
+
+
+@pytest.mark.parametrize(
+    ("model", "num_warnings"),
+    [
+        (ModelConfig(name="runs/warm-up/model"), 1),
+        (ModelConfig(name="runs/warm-up/model", renderer="qwen3"), 0),
+        (ModelConfig(name="runs/warm-up/model", tokenizer="Qwen/Qwen3-0.6B"), 0),
+    ],
+)
+def test_a_model_without_a_renderer_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, model: ModelConfig, num_warnings: int
+) -> None:
+    warn_of_default_renderer(model)
+    assert len(caplog.records) == num_warnings
 
 
 def test_renderer_auto_leaves_the_choice_to_the_model() -> None:

@@ -302,6 +302,30 @@ async def test_the_order_of_finished_and_published_does_not_matter(build_rig: An
     assert rig.monitor.records[1][1]["weights/version"] == 2.0
 
 
+@pytest.mark.parametrize("is_published_first", [True, False])
+async def test_a_step_is_recorded_before_the_next_batch_is_played(
+    build_rig: Any, is_published_first: bool
+) -> None:
+    """In a synchronous run the trainer's last words on a step come while nothing else happens."""
+    recorded: list[int] = []
+
+    async def wait(number: int) -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        recorded.append(len(rig.monitor.records))
+
+    trainer = ScriptedTrainer(max_steps=2, is_published_first=is_published_first)
+    rig = build_rig(
+        max_steps=2,
+        max_lag=0,
+        groups_per_batch=1,
+        trainer=trainer,
+        environment=ScriptedEnvironment(wait=wait),
+    )
+    await rig.play()
+    assert recorded == [0, 0, 1, 1]
+
+
 async def test_a_lost_lease_ends_the_run_before_the_next_batch(build_rig: Any) -> None:
     def fenced() -> None:
         raise FencedError("epoch 2 owns the run")

@@ -148,7 +148,7 @@ def message_trees(draw: st.DrawFn) -> list[MessageNode]:
     return nodes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(nodes=message_trees(), longest=st.integers(1, 40))
 def test_any_tree_trains_every_sampled_token_at_most_once(
     nodes: list[MessageNode], longest: int
@@ -164,7 +164,7 @@ def test_any_tree_trains_every_sampled_token_at_most_once(
     assert set(trained.values()) <= {1}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(nodes=message_trees())
 def test_without_truncation_every_sampled_token_trains_exactly_once(
     nodes: list[MessageNode],
@@ -184,7 +184,7 @@ def test_without_truncation_every_sampled_token_trains_exactly_once(
     assert sorted(trained) == sorted(sampled)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(nodes=message_trees())
 def test_unsampled_tokens_have_no_logprob_no_credit_and_temperature_one(
     nodes: list[MessageNode],

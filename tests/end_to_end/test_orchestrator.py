@@ -1,0 +1,225 @@
+"""The orchestrator with a real environment process, the spool on disk and a scripted engine.
+
+The trainer is a thread that reads the spool as the real one does and publishes empty versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.environment import EnvironmentTimeoutConfig, StaticPoolConfig
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.process import (
+    EnvironmentProcessConfig,
+    OrchestratorProcessConfig,
+    SourceConfig,
+)
+from gradus.config.sampling import SamplingConfig
+from gradus.errors import EnvironmentFailure
+from gradus.orchestrator.journal import read_journal
+from gradus.orchestrator.orchestrator import Orchestrator, first_cause
+from gradus.orchestrator.parts import open_parts
+from gradus.run_dir import RunDirectory, write_json
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Reply
+from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.tiny_model import build_tiny_tokenizer
+from gradus.transport.build import build_receiver
+from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.micro_batch import RankBatch
+from gradus.wire.policy import staleness
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+MODULES = Path(__file__).parents[1] / "environments"
+MAX_STEPS = 3
+LIMIT_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    directory = tmp_path_factory.mktemp("model")
+    build_tiny_tokenizer(directory)
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(directory)
+    return loaded
+
+
+def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
+    source = SourceConfig(
+        name="echo",
+        ratio=1.0,
+        group_size=4,
+        sampling=SamplingConfig(temperature=0.8, top_p=1.0, max_completion_tokens=32),
+        algo=AlgorithmConfig(),
+        timeout=EnvironmentTimeoutConfig(),
+        address=None,
+        state_columns=[],
+    )
+    section: dict[str, Any] = {"train": {"env": [{"id": "gradus-test-echo"}]}}
+    section |= {"groups_per_batch": 3, "max_empty_attempts": 1, "drop_zero_advantage": True}
+    return OrchestratorProcessConfig(
+        run_dir=str(run_dir),
+        epoch=1,
+        model=ModelConfig(name=model, max_length_tokens=256, renderer="qwen3"),
+        max_steps=MAX_STEPS,
+        seed=0,
+        sources=[source],
+        orchestrator=OrchestratorConfig.model_validate(section),
+        data_parallel_size=2,
+        micro_batch_tokens=256,
+    )
+
+
+@contextmanager
+def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnvironment]:
+    secrets = run_dir / "secrets"
+    secrets.mkdir()
+    (secrets / "inference_token").write_text("data-token")
+    (secrets / "admin_token").write_text("admin-token")
+    config = EnvironmentProcessConfig(
+        run_dir=str(run_dir),
+        epoch=1,
+        name="echo",
+        pool=StaticPoolConfig(num_workers=1),
+        verifiers={
+            "taskset": {"id": "gradus-test-echo", "behaviour": behaviour},
+            "agent": {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}},
+        },
+    )
+    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+        environment.wait_ready()
+        yield environment
+
+
+@asynccontextmanager
+async def engine_in(
+    run_dir: Path, tokenizer: PreTrainedTokenizerFast
+) -> AsyncIterator[ScriptedEngine]:
+    """Every second reply repeats the prompt, so that each group has something to learn."""
+    numbers = iter(range(1_000_000))
+
+    def reply(prompt: list[int]) -> Reply:
+        text = tokenizer.decode(prompt)
+        asked = text[text.index("repeat ") :].split("<|im_end|>")[0]
+        right = next(numbers) % 2 == 0
+        return Reply(tokenizer.encode(asked if right else "no", add_special_tokens=False))
+
+    async with ScriptedEngine(reply=reply, run_dir=run_dir, epoch=1) as engine:
+        engine.check_weights = None
+        ready = {"base_url": engine.base_url, "pid": os.getpid(), "epoch": 1, "version": 0}
+        write_json(RunDirectory(run_dir).ready_file("inference"), ready)
+        yield engine
+
+
+def train(run_dir: Path) -> list[RankBatch]:
+    """Both ranks in one thread: read, acknowledge, publish."""
+    receivers = [build_receiver(RunDirectory(run_dir), 1, rank) for rank in range(2)]
+    parts: list[RankBatch] = []
+    for step in range(MAX_STEPS):
+        parts += [r.receive(step, timeout_seconds=LIMIT_SECONDS) for r in receivers]
+        directory = RunDirectory(run_dir).version(step + 1)
+        directory.mkdir(parents=True)
+        for event in (
+            BatchReceived(step, 1),
+            PolicyPublished(step + 1, 1, str(directory), f"digest {step + 1}"),
+            StepFinished(step, 1, {"loss/total/mean": 0.5}),
+        ):
+            receivers[0].send_event(event)
+    receivers[0].send_event(TrainerDone(MAX_STEPS - 1, 1))
+    for receiver in receivers:
+        receiver.close()
+    return parts
+
+
+async def play(config: OrchestratorProcessConfig) -> None:
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS), open_parts(config) as parts:
+            await Orchestrator(config, parts).play()
+    except BaseExceptionGroup as group:
+        raise first_cause(group) from group
+
+
+async def test_a_run_over_real_sockets_and_files(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = build_config(tmp_path, tokenizer.name_or_path)
+    with environment_process(tmp_path, "plain"):
+        async with engine_in(tmp_path, tokenizer) as engine:
+            training = asyncio.create_task(asyncio.to_thread(train, tmp_path))
+            await play(config)
+            parts = await training
+    assert engine.version == MAX_STEPS
+    assert_samples_are_the_engine_s(parts, engine)
+    assert {call.cache_salt for call in engine.calls} <= {"v0", "v1", "v2"}
+    assert all(staleness(part.step, part.versions) <= 1 for part in parts)
+    metrics = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    records = [msgspec.json.decode(line) for line in metrics]
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert records[0]["episode/echo/reward/mean"] == pytest.approx(0.5)
+    assert records[0]["loss/total/mean"] == 0.5
+    lines = (tmp_path / "episodes" / "step_0" / "train.jsonl").read_bytes().splitlines()
+    assert len(lines) == 12
+    assert read_journal(tmp_path / "journal.jsonl")[-1]["event"] == "run_ended"
+
+
+def assert_samples_are_the_engine_s(parts: list[RankBatch], engine: ScriptedEngine) -> None:
+    """Invariant 1 up to the trainer: each packed sample is the tokens of one engine call."""
+    calls = {
+        (*call.prompt_token_ids, *call.reply.token_ids): call.reply
+        for call in engine.calls
+        if call.reply is not None
+    }
+    num_samples = 0
+    for part in parts:
+        for micro_batch in part.micro_batches:
+            start = 0
+            for length in micro_batch.sequence_lengths[: len(micro_batch.sample_ids)]:
+                end = start + length
+                reply = calls[tuple(micro_batch.token_ids[start:end].tolist())]
+                mask = micro_batch.loss_mask[start:end]
+                assert int(mask.sum()) == len(reply.token_ids)
+                assert micro_batch.temperatures[start:end][mask].tolist() == pytest.approx(
+                    [0.8] * len(reply.token_ids)
+                )
+                assert micro_batch.sampling_logprobs[start:end][mask].tolist() == pytest.approx(
+                    reply.logprobs
+                )
+                num_samples += 1
+                start = end
+    assert num_samples == MAX_STEPS * 3 * 4
+
+
+async def test_an_environment_that_returns_nan_ends_the_run_by_that_name(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = build_config(tmp_path, tokenizer.name_or_path)
+    with environment_process(tmp_path, "nan_reward"):
+        async with engine_in(tmp_path, tokenizer):
+            with pytest.raises(EnvironmentFailure, match="12 x error:invalid_reward"):
+                await play(config)
+
+
+async def test_an_environment_process_that_is_killed_ends_the_run_by_its_name(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = build_config(tmp_path, tokenizer.name_or_path)
+    with environment_process(tmp_path, "plain") as environment:
+        async with engine_in(tmp_path, tokenizer) as engine:
+            engine.hold()
+            playing = asyncio.create_task(play(config))
+            await engine.wait_until(lambda e: e.running > 0, timeout_seconds=LIMIT_SECONDS)
+            os.kill(environment.process.pid, signal.SIGKILL)
+            with pytest.raises(EnvironmentFailure, match=r"'echo' \(pid \d+\) ended"):
+                await asyncio.wait_for(playing, 10)
