@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -94,7 +95,7 @@ def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnviro
         name="echo",
         pool=StaticPoolConfig(num_workers=1),
         verifiers={
-            "taskset": {"id": "gradus-test-echo", "behaviour": behaviour},
+            "taskset": {"id": "gradus-test-echo", "num_tasks": 50, "behaviour": behaviour},
             "agent": {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}},
         },
     )
@@ -107,14 +108,15 @@ def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnviro
 async def engine_in(
     run_dir: Path, tokenizer: PreTrainedTokenizerFast
 ) -> AsyncIterator[ScriptedEngine]:
-    """Every second reply repeats the prompt, so that each group has something to learn."""
-    numbers = iter(range(1_000_000))
+    """Every second reply to a prompt repeats it, so that each group has something to learn."""
+    asked_before: Counter[str] = Counter()
 
     def reply(prompt: list[int]) -> Reply:
         text = tokenizer.decode(prompt)
         asked = text[text.index("repeat ") :].split("<|im_end|>")[0]
-        right = next(numbers) % 2 == 0
-        return Reply(tokenizer.encode(asked if right else "no", add_special_tokens=False))
+        asked_before[asked] += 1
+        text = asked if asked_before[asked] % 2 else "no"
+        return Reply(tokenizer.encode(text, add_special_tokens=False))
 
     async with ScriptedEngine(reply=reply, run_dir=run_dir, epoch=1) as engine:
         engine.check_weights = None

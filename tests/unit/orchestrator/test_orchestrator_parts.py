@@ -1,0 +1,89 @@
+"""Building the parts of the process: what is missing or wrong is named before anything plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.sampling import SamplingConfig
+from gradus.errors import (
+    ConfigError,
+    DeadlineError,
+    EnvironmentFailure,
+    FencedError,
+    ProcessError,
+    ProtocolError,
+)
+from gradus.orchestrator.orchestrator import first_cause, run
+from gradus.orchestrator.parts import build_grading, open_parts
+from gradus.run_dir import RunDirectory, write_json
+from gradus.testing.engine import ScriptedEngine
+
+
+def test_a_run_without_inference_ends_with_what_to_start_first(build_rig: Any) -> None:
+    with pytest.raises(ProcessError, match="'inference' is not ready"):
+        run(build_rig().config)
+
+
+def test_an_older_epoch_touches_nothing(build_rig: Any) -> None:
+    rig = build_rig()
+    write_json(RunDirectory(rig.root).lease, {"epoch": 2, "owner": None})
+    with pytest.raises(FencedError, match="epoch 2"):
+        run(rig.config)
+    assert not RunDirectory(rig.root).journal.exists()
+
+
+async def connected(root: Path, epoch: int = 1) -> ScriptedEngine:
+    """An engine in the inference role of the run in `root`."""
+    run_dir = RunDirectory(root)
+    run_dir.secrets.mkdir(parents=True)
+    run_dir.admin_token.write_text("admin")
+    run_dir.inference_token.write_text("data")
+    engine = ScriptedEngine(run_dir=root, epoch=epoch)
+    await engine.start()
+    write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 1})
+    return engine
+
+
+async def test_an_engine_that_serves_an_old_run_s_weights_is_refused(build_rig: Any) -> None:
+    rig = build_rig()
+    engine = await connected(rig.root)
+    engine.served = engine.served.__class__("run0", 1, 4, "digest")
+    with pytest.raises(ProtocolError, match="serves version 4; a run starts with version 0"):
+        async with open_parts(rig.config):
+            pass
+    await engine.close()
+
+
+async def test_an_environment_that_is_not_ready_is_named(build_rig: Any) -> None:
+    rig = build_rig()
+    engine = await connected(rig.root)
+    with pytest.raises(ProcessError, match="'env_words' is not ready"):
+        async with open_parts(rig.config):
+            pass
+    await engine.close()
+
+
+def test_a_source_without_a_temperature_is_refused(build_rig: Any) -> None:
+    config = build_rig().config
+    source = config.sources[0].model_copy(update={"sampling": SamplingConfig()})
+    with pytest.raises(ConfigError, match=r"'words': sampling\.temperature is missing"):
+        build_grading(config, source)
+
+
+def test_the_zero_advantage_filter_can_be_switched_off(build_rig: Any) -> None:
+    config = build_rig(drop_zero_advantage=False).config
+    assert build_grading(config, config.sources[0]).filters == []
+
+
+def test_the_first_error_that_names_itself_is_the_cause() -> None:
+    inner = ExceptionGroup("watch", [EnvironmentFailure("ended")])
+    group = BaseExceptionGroup("run", [ValueError("noise"), inner, DeadlineError("later")])
+    assert str(first_cause(group)) == "ended"
+
+
+def test_without_a_named_error_the_first_of_all_is_the_cause() -> None:
+    group = BaseExceptionGroup("run", [ValueError("first"), KeyError("second")])
+    assert str(first_cause(group)) == "first"
