@@ -57,6 +57,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
     return loaded
 
 
+@pytest.fixture
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a short path, because sockets lie below it."""
+    return tmp_path_factory.mktemp("r")
+
+
 def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
     source = SourceConfig(
         name="echo",
@@ -99,7 +105,11 @@ def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnviro
             "agent": {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}},
         },
     )
-    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+    # A killed process leaves its private folder of sockets; pytest removes it with the run.
+    sockets = run_dir / "s"
+    sockets.mkdir()
+    variables = {"TMPDIR": str(sockets)}
+    with RunningEnvironment(config, python_path=[MODULES], variables=variables) as environment:
         environment.wait_ready()
         yield environment
 
@@ -154,26 +164,26 @@ async def play(config: OrchestratorProcessConfig) -> None:
 
 
 async def test_a_run_over_real_sockets_and_files(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+    run_dir: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    config = build_config(tmp_path, tokenizer.name_or_path)
-    with environment_process(tmp_path, "plain"):
-        async with engine_in(tmp_path, tokenizer) as engine:
-            training = asyncio.create_task(asyncio.to_thread(train, tmp_path))
+    config = build_config(run_dir, tokenizer.name_or_path)
+    with environment_process(run_dir, "plain"):
+        async with engine_in(run_dir, tokenizer) as engine:
+            training = asyncio.create_task(asyncio.to_thread(train, run_dir))
             await play(config)
             parts = await training
     assert engine.version == MAX_STEPS
     assert_samples_are_the_engine_s(parts, engine)
     assert {call.cache_salt for call in engine.calls} <= {"v0", "v1", "v2"}
     assert all(staleness(part.step, part.versions) <= 1 for part in parts)
-    metrics = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    metrics = (run_dir / "metrics.jsonl").read_bytes().splitlines()
     records = [msgspec.json.decode(line) for line in metrics]
     assert [record["step"] for record in records] == [0, 1, 2]
     assert records[0]["episode/echo/reward/mean"] == pytest.approx(0.5)
     assert records[0]["loss/total/mean"] == 0.5
-    lines = (tmp_path / "episodes" / "step_0" / "train.jsonl").read_bytes().splitlines()
+    lines = (run_dir / "episodes" / "step_0" / "train.jsonl").read_bytes().splitlines()
     assert len(lines) == 12
-    assert read_journal(tmp_path / "journal.jsonl")[-1]["event"] == "run_ended"
+    assert read_journal(run_dir / "journal.jsonl")[-1]["event"] == "run_ended"
 
 
 def assert_samples_are_the_engine_s(parts: list[RankBatch], engine: ScriptedEngine) -> None:
@@ -204,21 +214,21 @@ def assert_samples_are_the_engine_s(parts: list[RankBatch], engine: ScriptedEngi
 
 
 async def test_an_environment_that_returns_nan_ends_the_run_by_that_name(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+    run_dir: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    config = build_config(tmp_path, tokenizer.name_or_path)
-    with environment_process(tmp_path, "nan_reward"):
-        async with engine_in(tmp_path, tokenizer):
+    config = build_config(run_dir, tokenizer.name_or_path)
+    with environment_process(run_dir, "nan_reward"):
+        async with engine_in(run_dir, tokenizer):
             with pytest.raises(EnvironmentFailure, match="12 x error:invalid_reward"):
                 await play(config)
 
 
 async def test_an_environment_process_that_is_killed_ends_the_run_by_its_name(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+    run_dir: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    config = build_config(tmp_path, tokenizer.name_or_path)
-    with environment_process(tmp_path, "plain") as environment:
-        async with engine_in(tmp_path, tokenizer) as engine:
+    config = build_config(run_dir, tokenizer.name_or_path)
+    with environment_process(run_dir, "plain") as environment:
+        async with engine_in(run_dir, tokenizer) as engine:
             engine.hold()
             playing = asyncio.create_task(play(config))
             await engine.wait_until(lambda e: e.running > 0, timeout_seconds=LIMIT_SECONDS)
