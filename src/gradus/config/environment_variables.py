@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gradus.config.problems import Problem
 from gradus.config.schema import KeyPath
@@ -51,3 +52,25 @@ def env_vars_problems(role: str, path: KeyPath, env_vars: Mapping[str, str]) -> 
         elif "\0" in value:
             problems.append(Problem(place, "its value holds a NUL character"))
     return problems
+
+
+def variables_named_in(verifiers_config: Mapping[str, Any]) -> set[str]:
+    """Variables that a verifiers config itself names: keys of other endpoints, forwarded ones."""
+    return set(_named_in(verifiers_config))
+
+
+def _named_in(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for entry in value:
+            yield from _named_in(entry)
+    if not isinstance(value, Mapping):
+        return
+    for key, entry in value.items():
+        if key == "api_key_var" and isinstance(entry, str):
+            yield entry
+        elif key == "forward_env" and isinstance(entry, list):
+            yield from (name for name in entry if isinstance(name, str))
+        elif key == "headers_from_env" and isinstance(entry, Mapping):
+            yield from (name for name in entry.values() if isinstance(name, str))
+        else:
+            yield from _named_in(entry)

@@ -7,8 +7,7 @@ routes, and what the source's `env_vars` set; nothing else of the caller's shell
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 INFERENCE_TOKEN_VAR = "GRADUS_INFERENCE_TOKEN"
 """Variable that verifiers' client reads the bearer token from."""
@@ -75,25 +74,3 @@ def child_environment(
     if inference_token is not None:
         chosen[INFERENCE_TOKEN_VAR] = inference_token
     return chosen
-
-
-def variables_named_in(verifiers_config: Mapping[str, Any]) -> set[str]:
-    """Variables that the configuration itself names: keys of other endpoints, forwarded ones."""
-    return set(_named_in(verifiers_config))
-
-
-def _named_in(value: Any) -> Iterator[str]:
-    if isinstance(value, list):
-        for entry in value:
-            yield from _named_in(entry)
-    if not isinstance(value, Mapping):
-        return
-    for key, entry in value.items():
-        if key == "api_key_var" and isinstance(entry, str):
-            yield entry
-        elif key == "forward_env" and isinstance(entry, list):
-            yield from (name for name in entry if isinstance(name, str))
-        elif key == "headers_from_env" and isinstance(entry, Mapping):
-            yield from (name for name in entry.values() if isinstance(name, str))
-        else:
-            yield from _named_in(entry)

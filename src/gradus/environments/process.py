@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gradus.config.environment_variables import variables_named_in
 from gradus.config.process import EnvironmentProcessConfig
-from gradus.environments.child_environment import child_environment, variables_named_in
+from gradus.environments.child_environment import child_environment
 from gradus.environments.pool import Pool, PoolSize
 from gradus.environments.task_server import Health, TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks

@@ -7,8 +7,10 @@ models, keys of other endpoints only the environment whose config names them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from gradus.config.environment_variables import variables_named_in
 
 _EVERYWHERE = frozenset(
     {
@@ -97,26 +99,8 @@ def source_environment(
     caller: Mapping[str, str], own: Mapping[str, str], *, verifiers: Mapping[str, Any]
 ) -> dict[str, str]:
     """No hub token and no other secret, except the variables that the config itself names."""
-    named = set(variables_named_in(verifiers))
+    named = variables_named_in(verifiers)
     return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=named | _SANDBOXES)
-
-
-def variables_named_in(config: Any) -> Iterator[str]:
-    """Names of variables in a verifiers config: keys of other endpoints, forwarded ones."""
-    if isinstance(config, list):
-        for entry in config:
-            yield from variables_named_in(entry)
-    if not isinstance(config, Mapping):
-        return
-    for key, value in config.items():
-        if key == "api_key_var" and isinstance(value, str):
-            yield value
-        elif key == "forward_env" and isinstance(value, list):
-            yield from (name for name in value if isinstance(name, str))
-        elif key == "headers_from_env" and isinstance(value, Mapping):
-            yield from (name for name in value.values() if isinstance(name, str))
-        else:
-            yield from variables_named_in(value)
 
 
 def _build(

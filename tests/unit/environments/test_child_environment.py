@@ -5,7 +5,6 @@ from __future__ import annotations
 from gradus.environments.child_environment import (
     INFERENCE_TOKEN_VAR,
     child_environment,
-    variables_named_in,
 )
 
 CALLER = {
@@ -36,12 +35,3 @@ def test_the_token_of_another_run_never_passes() -> None:
 def test_telemetry_is_off_whatever_the_caller_says() -> None:
     chosen = child_environment({"DO_NOT_TRACK": "0"}, named=["DO_NOT_TRACK"], inference_token=None)
     assert chosen["DO_NOT_TRACK"] == "1"
-
-
-def test_variables_that_the_config_names_are_found_at_any_depth() -> None:
-    config = {
-        "taskset": {"id": "x", "task": {"judges": [{"client": {"api_key_var": "JUDGE_KEY"}}]}},
-        "agent": {"harness": {"forward_env": ["EDITOR", 3]}},
-        "user": {"client": {"headers_from_env": {"X-Team": "TEAM"}, "api_key_var": None}},
-    }
-    assert variables_named_in(config) == {"JUDGE_KEY", "EDITOR", "TEAM"}

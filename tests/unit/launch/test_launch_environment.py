@@ -8,7 +8,6 @@ from gradus.launch.environment import (
     inference_environment,
     orchestrator_environment,
     source_environment,
-    variables_named_in,
 )
 
 
@@ -30,16 +29,6 @@ def test_the_config_wins_over_defaults_and_defaults_over_the_caller() -> None:
     assert env["TOKENIZERS_PARALLELISM"] == "false"
     assert env["OMP_NUM_THREADS"] == "1"
     assert env["PYTHONUNBUFFERED"] == "0"
-
-
-def test_variables_that_a_source_names_are_found_at_any_depth() -> None:
-    config = {
-        "judge": {"client": {"type": "eval", "api_key_var": "JUDGE_KEY"}},
-        "agents": [{"client": {"headers_from_env": {"X-Team": "TEAM_ID"}}}],
-        "runtime": {"forward_env": ["SANDBOX_TOKEN", 3]},
-        "api_key_var": None,
-    }
-    assert set(variables_named_in(config)) == {"JUDGE_KEY", "TEAM_ID", "SANDBOX_TOKEN"}
 
 
 def test_a_named_variable_passes_only_to_the_source_that_names_it() -> None:
