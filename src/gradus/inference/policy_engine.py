@@ -14,6 +14,10 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from gradus.wire.inference import EngineStatus
 
 
+TOKENS_ONLY_PREFIX = "generate-tokens-"
+"""How vLLM's `/inference/v1/generate` names its requests; their text is never looked at."""
+
+
 class EngineCounters(StatLoggerBase):
     """The latest load of the engine and counters since its start; written by vLLM each step."""
 
@@ -77,6 +81,8 @@ class PolicyEngine(AsyncLLM):
         """As AsyncLLM.generate, with a cache salt on every request."""
         if isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": f"served-v{self.served_version}"}
+        if request_id.startswith(TOKENS_ONLY_PREFIX) and not sampling_params.stop:
+            sampling_params.detokenize = False
         async for output in super().generate(prompt, sampling_params, request_id, **options):
             yield output
 
