@@ -54,7 +54,7 @@ def test_on_cpu_the_cache_takes_a_modest_share_unless_told(
     assert settings["kv_cache_memory_bytes"] == expected_gib * GIB
 
 
-def test_on_cpu_nothing_is_compiled_because_compiled_code_keeps_old_weights() -> None:
+def test_on_cpu_nothing_is_compiled_because_starting_would_take_minutes() -> None:
     assert engine_settings(config(), available_bytes=GIB)["enforce_eager"] is True
     assert engine_settings(config(), available_bytes=0)["enforce_eager"] is False
 
