@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from http import HTTPStatus
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import verifiers.v1 as vf
@@ -52,9 +52,8 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
-    def __init__(self, config: ChatHarnessConfig) -> None:
-        super().__init__(config)
-        self.connections = Connections()
+    connections: ClassVar[Connections] = Connections()
+    """On the class, because verifiers makes a harness for every episode."""
 
     async def session(self, *args: Any, **kwargs: Any) -> ChatSession:
         """The conversation of one rollout, its tool servers connected."""

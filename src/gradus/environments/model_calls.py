@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import aiohttp
 
@@ -64,29 +65,35 @@ class RetryPolicy:
 
 
 class Connections:
-    """Owns the keep-alive connections that all running episodes of one worker share.
+    """Owns the keep-alive connections that all running episodes of an event loop share.
 
     They open with the first lease and close with the last, so an idle worker holds none.
     """
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
-        self._leases = 0
+        self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[aiohttp.ClientSession]:
-        """The shared HTTP session; open at least as long as the context."""
-        session = self._session
-        if session is None:
-            session = self._session = _open_session()
-        self._leases += 1
+        """The loop's HTTP session; open at least as long as the context."""
+        loop = asyncio.get_running_loop()
+        shared = self._shared.get(loop)
+        if shared is None:
+            shared = self._shared[loop] = _Shared(_open_session())
+        shared.leases += 1
         try:
-            yield session
+            yield shared.session
         finally:
-            self._leases -= 1
-            if self._leases == 0:
-                self._session = None
-                await session.close()
+            shared.leases -= 1
+            if shared.leases == 0:
+                del self._shared[loop]
+                await shared.session.close()
+
+
+@dataclass
+class _Shared:
+    session: aiohttp.ClientSession
+    leases: int = 0
 
 
 def _open_session() -> aiohttp.ClientSession:

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
+from verifiers.v1.clients import train
 
-from gradus.environments import tools
+from gradus.environments import compat, tools
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.testing.environment import AddTools
@@ -101,8 +102,15 @@ def tokenizer(model: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(model)
 
 
-@pytest.fixture(autouse=True)
-def _prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True, params=["as installed", "as in workers"])
+def _prepared(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if request.param == "as in workers":
+        monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
+        monkeypatch.setattr(train.RendererSlot, "run", train.RendererSlot.run)
+        compat.use_engine_client()
+        compat.render_inline()
     monkeypatch.setattr(tools, "connect_mcp", _connect)
     monkeypatch.setattr(
         "verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers", raising=True
@@ -153,7 +161,7 @@ def assert_every_call_is_a_path(trace: vf.Trace, calls: list[GenerateCall]) -> N
 
 @given(conversation=CONVERSATIONS)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_every_model_call_is_a_path_of_the_trace_token_by_token(
     conversation: Conversation, model: Path, tokenizer: PreTrainedTokenizerFast

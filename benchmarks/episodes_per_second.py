@@ -1,0 +1,232 @@
+"""Episodes per second of the chat harness and of verifiers' null harness, side by side.
+
+The real environment process and its pool, verifiers' own client, an engine that answers at once,
+the same tasks, 64 episodes in flight. Rounds of both harnesses alternate in one run, and their medians
+are compared.
+
+    python benchmarks/episodes_per_second.py --output benchmarks/results/episodes_per_second.json
+
+The null harness prepares its program with `uv`, which would download packages. A stand-in for
+`uv` in a temporary folder points it at this interpreter, which has them; everything else of it,
+above all one Python program per episode, is as shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import secrets
+import stat
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from renderers import Qwen3RendererConfig
+from verifiers.v1.serve import EnvClient
+
+from gradus.config.environment import StaticPoolConfig
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.process_table import descendants, living_processes
+from gradus.run_dir import RunDirectory, read_json
+from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.tiny_model import build_tiny_tokenizer
+from gradus.testing.waiting import wait_until
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+UV_STAND_IN = f"""#!/bin/sh
+case "$*" in
+  *--help*) echo "--script" ;;
+  "python find"*) echo "{sys.executable}" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One harness in one pool."""
+
+    name: str
+    harness: str
+    num_workers: int
+    num_episodes: int
+
+
+@dataclass
+class Result:
+    """What one case reached, one entry per round."""
+
+    episodes_per_second: list[float] = field(default_factory=list)
+    environment_cpu_ms: list[float] = field(default_factory=list)
+    """CPU time of the environment's processes and their programs, per episode."""
+    client_cpu_ms: list[float] = field(default_factory=list)
+    engine_cpu_ms: list[float] = field(default_factory=list)
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """CPU time that processes, and the children they waited for, have used."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += sum(int(ticks) for ticks in fields[11:15])
+    return total / TICKS_PER_SECOND
+
+
+class Bench:
+    """Owns the engine, the environments and the clients of one run."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self._root = root
+        self._stack = stack
+        self._model = root / "model"
+        self._model.mkdir()
+        build_tiny_tokenizer(self._model)
+        self._uv = root / "bin" / "uv"
+        self._uv.parent.mkdir()
+        self._uv.write_text(UV_STAND_IN)
+        self._uv.chmod(self._uv.stat().st_mode | stat.S_IXUSR)
+        self._token = secrets.token_hex(32)
+        self._engine, self._base_url = self._start_engine()
+
+    def _run_dir(self, name: str) -> RunDirectory:
+        run_dir = RunDirectory(self._root / name)
+        run_dir.secrets.mkdir(parents=True)
+        run_dir.inference_token.write_text(self._token)
+        run_dir.admin_token.write_text(self._token)
+        return run_dir
+
+    def _start_engine(self) -> tuple[subprocess.Popen[bytes], str]:
+        run_dir = self._run_dir("engine")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gradus.testing.engine", "--run-dir", str(run_dir.root)]
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        ready = run_dir.ready_file("inference")
+        wait_until(ready.exists, timeout_seconds=60)
+        return process, read_json(ready)["base_url"]
+
+    def start(self, case: Case) -> RunningEnvironment:
+        """The environment process of one case."""
+        seat = {"harness": {"id": case.harness}, "runtime": {"type": "subprocess"}}
+        config = EnvironmentProcessConfig(
+            run_dir=str(self._run_dir(case.name).root),
+            epoch=0,
+            name="bench",
+            pool=StaticPoolConfig(num_workers=case.num_workers),
+            verifiers={"taskset": {"id": "reverse-text", "num_tasks": 256}, "agent": seat},
+        )
+        path = f"{self._uv.parent}{os.pathsep}{os.environ['PATH']}"
+        environment = RunningEnvironment(config, variables={"PATH": path})
+        self._stack.enter_context(environment)
+        return environment
+
+    async def play(
+        self, environment: RunningEnvironment, num_episodes: int, in_flight: int, result: Result
+    ) -> None:
+        """One round."""
+        client = EnvClient(environment.wait_ready()["run_address"])
+        endpoint = vf.TrainClientConfig(
+            base_url=self._base_url,
+            api_key_var="GRADUS_INFERENCE_TOKEN",
+            renderer=Qwen3RendererConfig(),
+            renderer_model_name=str(self._model),
+        )
+        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=64, cache_salt="v0")
+        tasks = [
+            (await environment.ask(method="task", index=index))["result"]["task_data"]
+            for index in range(64)
+        ]
+        waiting = iter(range(num_episodes))
+
+        async def player() -> None:
+            for index in waiting:
+                episode = await client.run(endpoint, "policy", sampling, tasks[index % 64])
+                assert episode.ok, episode.traces[0].errors
+
+        pool = [p.pid for p in descendants(environment.process.pid, living_processes())]
+        watched = ([*pool, environment.process.pid], [os.getpid()], [self._engine.pid])
+        before = [cpu_seconds(pids) for pids in watched]
+        started = time.perf_counter()
+        await asyncio.gather(*(player() for _ in range(in_flight)))
+        seconds = time.perf_counter() - started
+        used = [
+            1000 * (cpu_seconds(pids) - start) / num_episodes
+            for pids, start in zip(watched, before, strict=True)
+        ]
+        await client.close()
+        result.episodes_per_second.append(num_episodes / seconds)
+        result.environment_cpu_ms.append(used[0])
+        result.client_cpu_ms.append(used[1])
+        result.engine_cpu_ms.append(used[2])
+
+
+def run(cases: list[Case], rounds: int, in_flight: int) -> dict[str, Result]:
+    """Play every case in every round, after one round that does not count."""
+    results = {case.name: Result() for case in cases}
+    with tempfile.TemporaryDirectory(prefix="gradus-bench-") as folder, ExitStack() as stack:
+        bench = Bench(Path(folder), stack)
+        environments = {case.name: bench.start(case) for case in cases}
+        for number in range(rounds + 1):
+            for case in cases:
+                result = results[case.name] if number else Result()
+                num_episodes = case.num_episodes if number else max(in_flight // 4, 1)
+                asyncio.run(bench.play(environments[case.name], num_episodes, in_flight, result))
+                if number:
+                    print(f"round {number} {case.name}: {result.episodes_per_second[-1]:.1f}/s")
+    return results
+
+
+def medians(result: Result) -> dict[str, float]:
+    """The median of every quantity."""
+    return {name: round(statistics.median(values), 2) for name, values in vars(result).items()}
+
+
+def main() -> None:
+    """Measure, print, and store."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--chat-episodes", type=int, default=1000)
+    parser.add_argument("--null-episodes", type=int, default=16)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--output", type=Path)
+    chosen = parser.parse_args()
+    cases = [
+        Case(f"chat-{number}", "gradus-chat", number, chosen.chat_episodes)
+        for number in chosen.workers
+    ]
+    if chosen.null_episodes:
+        cases.append(Case("null-1", "null", 1, chosen.null_episodes))
+    results = run(cases, chosen.rounds, chosen.in_flight)
+    summary: dict[str, Any] = {name: medians(result) for name, result in results.items()}
+    for name, values in summary.items():
+        print(name, json.dumps(values))
+    if "null-1" in summary:
+        slow = summary["null-1"]["episodes_per_second"]
+        for case in cases[:-1]:
+            ratio = summary[case.name]["episodes_per_second"] / slow
+            print(f"{case.name}: {ratio:.0f} times the null harness")
+    if chosen.output is not None:
+        record = {
+            "in_flight": chosen.in_flight,
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "medians": summary,
+            "rounds": {name: vars(result) for name, result in results.items()},
+        }
+        chosen.output.parent.mkdir(parents=True, exist_ok=True)
+        chosen.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Every change of a library's behaviour inside environment workers, each with its reason.
+
+Only what costs time is replaced, never what is recorded: the interception, the graph and the
+tokens stay verifiers' own. A patch is applied to the exact version that it was written for; with
+another one the library works unpatched, only slower, and a warning says so.
+
+| patch | reason (share of an episode's CPU time) | remove when |
+|---|---|---|
+| `use_engine_client` | openai + httpx around one JSON post: 20 % | verifiers takes a client |
+| `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
+| `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
+| `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.metadata
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import pydantic
+from pydantic._internal import _fields
+from verifiers.v1.clients import train
+from verifiers.v1.serve import delta
+
+from gradus.environments.engine_client import EngineClient
+from gradus.log import get_logger
+
+VERIFIERS_VERSION = "0.4.0"
+INLINE_SECONDS = 0.002
+"""A renderer whose last renders took less CPU time than this renders on the event loop."""
+GATHER_SECONDS = 0.25
+"""How long a change of a trace waits for others before it is streamed."""
+_FORGET = 0.8
+
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+def apply() -> None:
+    """Patch this process, once; does nothing for other versions than the known ones."""
+    remember_signatures()
+    found = importlib.metadata.version("verifiers")
+    if found != VERIFIERS_VERSION:
+        log.warning(
+            "verifiers %s is not %s: its workers run unpatched and slower", found, VERIFIERS_VERSION
+        )
+        return
+    use_engine_client()
+    render_inline()
+    gather_changes()
+
+
+def use_engine_client() -> None:
+    """Ask the engine with one post instead of the openai client."""
+    train.build_async_openai = EngineClient
+
+
+def render_inline() -> None:
+    """Render short prompts on the event loop, long ones on a thread as before."""
+    train.RendererSlot.run = _run_in_slot
+
+
+def gather_changes() -> None:
+    """Send the changes of a trace that fall within a quarter of a second as one message."""
+    delta.DeltaStreamer._changed = _gather
+
+
+def remember_signatures() -> None:
+    """Inspect each default factory once instead of once per constructed model."""
+    inspect_factory = _fields.takes_validated_data_argument
+    if hasattr(inspect_factory, "cache_info"):
+        return
+    if not callable(inspect_factory):
+        log.warning("pydantic %s is not known: it runs unpatched and slower", pydantic.VERSION)
+        return
+    remembered: Any = functools.lru_cache(maxsize=4096)(inspect_factory)
+    _fields.takes_validated_data_argument = remembered
+
+
+class _RenderCosts:
+    """Knows what each renderer's last renders cost; the newest counts at once when it is slow."""
+
+    def __init__(self) -> None:
+        self._seconds: WeakKeyDictionary[threading.Lock, float] = WeakKeyDictionary()
+
+    def is_quick(self, slot: Any) -> bool:
+        """Whether the next render is likely to be short; False before the first."""
+        return self._seconds.get(slot.lock, INLINE_SECONDS) < INLINE_SECONDS
+
+    def measure(self, slot: Any, render: Callable[[], T]) -> T:
+        """Run `render` and remember its cost."""
+        started = time.thread_time()
+        try:
+            return render()
+        finally:
+            spent = time.thread_time() - started
+            self._seconds[slot.lock] = max(spent, _FORGET * self._seconds.get(slot.lock, 0.0))
+
+
+_COSTS = _RenderCosts()
+_run_on_thread = train.RendererSlot.run
+
+
+async def _run_in_slot(slot: Any, render: Callable[[], T]) -> T:
+    """`RendererSlot.run`: serialised by the slot's lock, inline when it is free and quick."""
+    measured = functools.partial(_COSTS.measure, slot, render)
+    if not _COSTS.is_quick(slot) or not slot.lock.acquire(blocking=False):
+        result: T = await _run_on_thread(slot, measured)
+        return result
+    try:
+        return measured()
+    finally:
+        slot.lock.release()
+
+
+def _gather(streamer: Any, trace: object) -> None:  # noqa: ARG001
+    """`DeltaStreamer._changed`; the end of the episode flushes at once, as before."""
+    if streamer._scheduled is None:
+        loop = asyncio.get_running_loop()
+        streamer._scheduled = loop.call_later(GATHER_SECONDS, streamer._start_flush)

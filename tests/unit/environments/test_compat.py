@@ -1,0 +1,139 @@
+"""Each patch of a library keeps what the library promises."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import threading
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+from pydantic._internal import _fields
+from verifiers.v1.clients import train
+from verifiers.v1.clients.base import build_async_openai
+from verifiers.v1.serve.delta import DeltaStreamer
+
+from gradus.environments import compat
+from gradus.environments.engine_client import EngineClient
+
+RUN_ON_THREAD = train.RendererSlot.run
+CHANGED = DeltaStreamer._changed
+
+
+@pytest.fixture(autouse=True)
+def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "build_async_openai", build_async_openai)
+    monkeypatch.setattr(train.RendererSlot, "run", RUN_ON_THREAD)
+    monkeypatch.setattr(DeltaStreamer, "_changed", CHANGED)
+    inspect_factory = _fields.takes_validated_data_argument
+    monkeypatch.setattr(_fields, "takes_validated_data_argument", inspect_factory)
+
+
+def test_the_known_version_is_patched() -> None:
+    compat.apply()
+    compat.apply()
+    assert train.build_async_openai is EngineClient
+    assert train.RendererSlot.run is not RUN_ON_THREAD
+    assert DeltaStreamer._changed is not CHANGED
+
+
+def test_another_version_runs_unpatched_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.5.0")
+    compat.apply()
+    assert train.build_async_openai is build_async_openai
+    assert train.RendererSlot.run is RUN_ON_THREAD
+    assert "verifiers 0.5.0 is not 0.4.0" in caplog.text
+
+
+def test_the_version_that_the_patches_know_is_the_installed_one() -> None:
+    assert importlib.metadata.version("verifiers") == compat.VERIFIERS_VERSION
+
+
+def test_factories_with_and_without_an_argument_are_still_told_apart() -> None:
+    compat.remember_signatures()
+
+    class Model(BaseModel):
+        first: int = 1
+        plain: list[int] = Field(default_factory=list)
+        from_data: int = Field(default_factory=lambda data: data["first"] + 1)
+
+    assert Model().from_data == 2
+    assert Model.model_construct().plain is not Model.model_construct().plain
+
+
+async def test_the_first_render_runs_on_a_thread_and_quick_ones_inline() -> None:
+    compat.render_inline()
+    slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
+    main = threading.get_ident()
+    seen = [await slot.run(threading.get_ident) for _ in range(3)]
+    assert seen[0] != main
+    assert seen[1:] == [main, main]
+
+
+async def test_a_render_that_was_slow_sends_the_next_ones_to_threads() -> None:
+    compat.render_inline()
+    slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
+    await slot.run(lambda: sum(range(2_000_000)))
+    main = threading.get_ident()
+    seen = [await slot.run(threading.get_ident) for _ in range(40)]
+    assert seen[0] != main
+    assert seen[-1] == main
+
+
+async def test_a_render_never_waits_for_a_busy_renderer_on_the_event_loop() -> None:
+    compat.render_inline()
+    slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
+    await slot.run(lambda: None)
+    slot.lock.acquire()
+    waiting = asyncio.create_task(slot.run(threading.get_ident))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    slot.lock.release()
+    assert await waiting != threading.get_ident()
+
+
+async def test_a_render_that_raises_lets_go_of_the_renderer() -> None:
+    compat.render_inline()
+    slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
+
+    def fail() -> None:
+        raise ValueError("no such message")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such message"):
+            await slot.run(fail)
+        assert not slot.lock.locked()
+
+
+class FakeTrace:
+    """A trace that announces its changes."""
+
+    def watch(self, on_change: Any) -> None:
+        self.notify = lambda: on_change(self)
+
+
+async def test_changes_close_to_each_other_are_one_flush_and_the_end_flushes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compat.gather_changes()
+    monkeypatch.setattr(compat, "GATHER_SECONDS", 0.001)
+    flushed = asyncio.Event()
+    flushes: list[str] = []
+
+    async def flush() -> None:
+        flushes.append("flush")
+        flushed.set()
+
+    async with DeltaStreamer(list, lambda _: asyncio.sleep(0)) as streamer:
+        streamer.flush = flush  # type: ignore[method-assign]
+        trace = FakeTrace()
+        streamer.watch(trace)  # type: ignore[arg-type]
+        trace.notify()
+        trace.notify()
+        await asyncio.wait_for(flushed.wait(), 5)
+        assert flushes == ["flush"]
+        trace.notify()
+    assert flushes == ["flush", "flush"]

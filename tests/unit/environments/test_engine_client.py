@@ -1,0 +1,124 @@
+"""The engine client answers and fails as the openai client does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import verifiers.v1 as vf
+from verifiers.v1.clients.base import build_async_openai
+from verifiers.v1.errors import model_error
+
+from gradus.environments.engine_client import EngineClient
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Reply, Reset, Status, Stuck, Truncate
+
+BODY = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}}
+TOKEN = "the-data-token"
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    monkeypatch.setenv("THE_TEAM", "red")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine(reply=lambda _: Reply([7, 8]), data_token=TOKEN) as started:
+        yield started
+
+
+def config_of(engine: ScriptedEngine, **settings: Any) -> vf.TrainClientConfig:
+    return vf.TrainClientConfig(base_url=engine.base_url, api_key_var="THE_TOKEN", **settings)
+
+
+async def ask(client: Any, engine: ScriptedEngine, **options: Any) -> bytes:
+    url = f"{engine.base_url}/inference/v1/generate"
+    answer = await client.post(url, cast_to=object, body=BODY, **options)
+    content: bytes = answer.content
+    return content
+
+
+async def test_the_engine_gets_the_body_the_token_and_the_headers(engine: ScriptedEngine) -> None:
+    client = EngineClient(config_of(engine))
+    content = await ask(client, engine, options={"headers": {"X-Session-ID": "trace 1"}})
+    await client.close()
+    assert b'"token_ids":[7,8]' in content.replace(b" ", b"")
+    (call,) = engine.calls
+    assert (call.prompt_token_ids, call.session_id) == ([1, 2, 3], "trace 1")
+
+
+async def test_the_context_length_is_found_whatever_the_base_address(
+    engine: ScriptedEngine,
+) -> None:
+    for suffix in ("", "/v1"):
+        config = config_of(engine)
+        config.base_url += suffix
+        client = EngineClient(config)
+        models = await client.get("/models", cast_to=object)
+        await client.close()
+        assert models["data"][0]["max_model_len"] == engine.max_length_tokens
+
+
+@pytest.mark.parametrize("code", [400, 401, 404, 422, 429, 500, 503])
+async def test_an_error_status_carries_what_the_openai_client_says(
+    engine: ScriptedEngine, code: int
+) -> None:
+    said = []
+    for client in (EngineClient(config_of(engine)), build_async_openai(config_of(engine))):
+        engine.inject(Status(code))
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ask(client, engine)
+        await client.close()
+        found = model_error(caught.value)
+        said.append((str(found), found.status_code))
+    assert said[0] == said[1]
+    assert said[0][1] == code
+
+
+async def test_a_broken_connection_is_a_connection_error(engine: ScriptedEngine) -> None:
+    client = EngineClient(config_of(engine))
+    for fault in (Reset(), Truncate()):
+        engine.inject(fault)
+        with pytest.raises(openai.APIConnectionError) as caught:
+            await ask(client, engine)
+        assert model_error(caught.value).status_code == 503
+    assert await ask(client, engine)
+    await client.close()
+
+
+async def test_an_engine_out_of_reach_is_a_connection_error(engine: ScriptedEngine) -> None:
+    client = EngineClient(config_of(engine))
+    await engine.close()
+    with pytest.raises(openai.APIConnectionError, match="Connection error"):
+        await ask(client, engine)
+    await client.close()
+
+
+async def test_an_engine_that_never_answers_is_a_timeout(engine: ScriptedEngine) -> None:
+    client = EngineClient(config_of(engine, timeout={"read": 0.05}))
+    engine.inject(Stuck())
+    with pytest.raises(openai.APITimeoutError) as caught:
+        await ask(client, engine)
+    assert model_error(caught.value).status_code == 504
+    await client.close()
+
+
+async def test_a_redirect_is_not_followed_with_the_token(engine: ScriptedEngine) -> None:
+    client = EngineClient(config_of(engine))
+    engine.inject(Status(307))
+    with pytest.raises(openai.APIStatusError):
+        await ask(client, engine)
+    await client.close()
+
+
+async def test_headers_come_from_the_config_and_the_environment(engine: ScriptedEngine) -> None:
+    config = config_of(engine, headers={"X-A": "1"}, headers_from_env={"X-Team": "THE_TEAM"})
+    client = EngineClient(config)
+    assert client._headers["X-A"] == "1"
+    assert client._headers["X-Team"] == "red"
+    assert client._headers["Authorization"] == f"Bearer {TOKEN}"
+    await client.close()

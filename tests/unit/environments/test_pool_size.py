@@ -1,0 +1,32 @@
+"""The size of a pool as verifiers takes it, and how an exit is described."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradus.config.environment import ElasticPoolConfig, StaticPoolConfig
+from gradus.environments.pool import PoolSize, describe_exit
+
+
+def test_a_static_pool_starts_all_its_workers() -> None:
+    size = PoolSize.of(StaticPoolConfig(num_workers=3))
+    assert (size.max_workers, size.elastic, size.num_at_start) == (3, False, 3)
+
+
+@pytest.mark.parametrize("max_workers", [None, 5])
+def test_an_elastic_pool_starts_one_worker(max_workers: int | None) -> None:
+    size = PoolSize.of(ElasticPoolConfig(max_workers=max_workers, multiplex=64))
+    assert size == PoolSize(max_workers, elastic=True, multiplex=64, num_at_start=1)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [
+        (0, "ended with exit code 0"),
+        (3, "ended with exit code 3"),
+        (-9, "was killed by SIGKILL (out of memory, or killed by hand)"),
+        (-11, "was killed by SIGSEGV"),
+    ],
+)
+def test_an_exit_is_told_in_words(exit_code: int, words: str) -> None:
+    assert describe_exit(exit_code) == words
