@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ def run_role(role: Role[Config], words: Sequence[str]) -> int:
     from gradus.supervise import watch_death_pipe
 
     watch_death_pipe()
+    # The interpreter's last collection walks every imported module: a second or more per process.
+    atexit.register(gc.freeze)
     config = load_config(role.model, words)
     rank = os.environ.get("RANK")
     name = role.process(config)

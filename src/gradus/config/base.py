@@ -8,7 +8,7 @@ from pydantic import ConfigDict, model_validator
 from pydantic_config import BaseConfig
 
 
-class StrictConfig(BaseConfig):  # type: ignore[misc]
+class StrictConfig(BaseConfig):
     """Base model: no unknown keys, no other type, no change after validation.
 
     The docstring under a field is its help. A number in quotes is not a number; text from the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 
@@ -19,5 +20,7 @@ def prepare_worker(name: str) -> None:
     Log lines go to stderr, marked with the source and the pid.
     """
     configure_logging(f"env_{name}[{os.getpid()}]")
+    # The interpreter's last collection walks every imported module and would take a second.
+    atexit.register(gc.freeze)
     gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)
     compat.apply()
