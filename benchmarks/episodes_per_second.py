@@ -1,8 +1,8 @@
 """Episodes per second of the chat harness and of verifiers' null harness, side by side.
 
 The real environment process and its pool, verifiers' own client, an engine that answers at once,
-the same tasks, 64 episodes in flight. Rounds of both harnesses alternate in one run, and their medians
-are compared.
+the same tasks, 64 episodes in flight. Rounds of the harnesses alternate in one run, and their
+medians are compared.
 
     python benchmarks/episodes_per_second.py --output benchmarks/results/episodes_per_second.json
 

@@ -13,7 +13,6 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from gradus.wire.inference import EngineStatus
 
-
 TOKENS_ONLY_PREFIX = "generate-tokens-"
 """How vLLM's `/inference/v1/generate` names its requests; their text is never looked at."""
 

@@ -167,7 +167,7 @@ def build_dummy(sample: Sample) -> MicroBatch:
 
 
 def _share_out(micro_batches: Sequence[MicroBatch], num_ranks: int) -> list[list[MicroBatch]]:
-    """Deal micro batches to ranks, dearest first on each so that they wait little for each other."""
+    """Deal micro batches to ranks, dearest first on each, so that ranks wait little."""
     costs = [
         0.0 if m.is_dummy else sum(sample_cost(length) for length in m.sequence_lengths)
         for m in micro_batches
