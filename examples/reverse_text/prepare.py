@@ -19,7 +19,7 @@ from gradus.testing.tiny_model import build_tiny_model
 from reverse_text.words import generate_texts
 
 MIN_WORDS, MAX_WORDS = 2, 3
-NUM_CONVERSATIONS = 25_600
+NUM_CONVERSATIONS = 19_200
 
 
 def reverse_characters(text: str) -> str:
