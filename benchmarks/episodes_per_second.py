@@ -191,6 +191,11 @@ def medians(result: Result) -> dict[str, float]:
     return {name: round(statistics.median(values), 2) for name, values in vars(result).items()}
 
 
+def rounded(result: Result) -> dict[str, list[float]]:
+    """Every quantity of every round."""
+    return {name: [round(v, 3) for v in values] for name, values in vars(result).items()}
+
+
 def main() -> None:
     """Measure, print, and store."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -222,7 +227,7 @@ def main() -> None:
             "cores": len(os.sched_getaffinity(0)),
             "python": platform.python_version(),
             "medians": summary,
-            "rounds": {name: vars(result) for name, result in results.items()},
+            "rounds": {name: rounded(result) for name, result in results.items()},
         }
         chosen.output.parent.mkdir(parents=True, exist_ok=True)
         chosen.output.write_text(json.dumps(record, indent=1) + "\n")
