@@ -38,9 +38,9 @@ def say_first_word(text: str) -> str:
 
 
 BEHAVIOURS: dict[Callable[[str], str], float] = {
-    reverse_characters: 0.30,
+    reverse_characters: 0.25,
     copy: 0.38,
-    say_first_word: 0.32,
+    say_first_word: 0.37,
 }
 """Share of the conversations that show each behaviour."""
 
