@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,16 @@ def test_a_stop_signal_ends_everything_and_leaves_nothing(tmp_path: Path) -> Non
     assert started
     wait_until(lambda: not any(is_alive(p.pid, p.start_time) for p in started))
     assert not Path(ready["run_address"].removeprefix("ipc://")).parent.exists()
+
+
+def test_a_stop_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="g") as short:
+        config = config_of(tmp_path, {"id": "gradus-test-echo"})
+        variables = {"TMPDIR": short}
+        with RunningEnvironment(config, python_path=[MODULES], variables=variables) as environment:
+            wait_until(lambda: list(Path(short).iterdir()), timeout_seconds=60)
+            assert environment.stop() == 0
+        wait_until(lambda: not list(Path(short).iterdir()))
 
 
 def test_the_pool_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def start(run_dir: Path, verifiers: dict[str, Any], **seat: Any) -> RunningEnvir
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnvironment]:
     config = {"taskset": {"id": "gradus-test-echo"}, "timeout": {"episode": 30.0}}
-    with start(tmp_path_factory.mktemp("echo"), config, max_turns=2) as environment:
+    limits = {"max_turns": 2, "timeout": {"scoring": 0.5}}
+    with start(tmp_path_factory.mktemp("echo"), config, **limits) as environment:
         yield environment
 
 
@@ -152,6 +153,19 @@ async def test_an_error_of_the_environment_is_recorded_with_its_type(
     assert not episode.ok
     assert error.type == "TaskError"
     assert "this task always fails" in error.message
+
+
+async def test_a_scorer_that_hangs_is_given_up_after_its_deadline(
+    echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    async with (
+        ScriptedEngine(reply=script(tokenizer, "x"), data_token=TOKEN) as engine,
+        playing(echo, model, engine) as play,
+    ):
+        episode = await play(await task_of(echo, 0, behaviour="hangs"))
+    (trace,) = episode.traces
+    assert (trace.stop_condition, trace.is_timeout) == ("scoring_timeout", True)
+    assert trace.rewards == {"echoed": None}
 
 
 async def test_an_error_of_the_engine_is_recorded_as_the_cause(

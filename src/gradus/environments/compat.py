@@ -1,8 +1,8 @@
 """Every change of a library's behaviour inside environment workers, each with its reason.
 
-Only what costs time is replaced, never what is recorded: the interception, the graph and the
-tokens stay verifiers' own. A patch is applied to the exact version that it was written for; with
-another one the library works unpatched, only slower, and a warning says so.
+Only what costs time or leaves files behind is replaced, never what is recorded: the interception,
+the graph and the tokens stay verifiers' own. A patch is applied to the exact version that it was
+written for; with another one the library works unpatched, only slower, and a warning says so.
 
 | patch | reason (share of an episode's CPU time) | remove when |
 |---|---|---|
@@ -10,6 +10,8 @@ another one the library works unpatched, only slower, and a warning says so.
 | `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
 | `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
+| `remove_port_files` | each tool server leaves a file with its port | verifiers removes it |
+| `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import importlib.metadata
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pydantic
 from pydantic._internal import _fields
 from verifiers.v1.clients import train
-from verifiers.v1.serve import delta
+from verifiers.v1.mcp import launch
+from verifiers.v1.serve import delta, pool
 
 from gradus.environments.engine_client import EngineClient
 from gradus.log import get_logger
@@ -54,6 +59,7 @@ def apply() -> None:
     use_engine_client()
     render_inline()
     gather_changes()
+    remove_port_files()
 
 
 def use_engine_client() -> None:
@@ -63,12 +69,51 @@ def use_engine_client() -> None:
 
 def render_inline() -> None:
     """Render short prompts on the event loop, long ones on a thread as before."""
-    train.RendererSlot.run = _run_in_slot
+    run_on_thread = train.RendererSlot.run
+    if hasattr(run_on_thread, "__wrapped__"):
+        return
+    costs = _RenderCosts()
+
+    @functools.wraps(run_on_thread)
+    async def run_in_slot(slot: Any, render: Callable[[], T]) -> T:
+        measured = functools.partial(costs.measure, slot, render)
+        if not costs.is_quick(slot) or not slot.lock.acquire(blocking=False):
+            result: T = await run_on_thread(slot, measured)
+            return result
+        try:
+            return measured()
+        finally:
+            slot.lock.release()
+
+    train.RendererSlot.run = run_in_slot
 
 
 def gather_changes() -> None:
     """Send the changes of a trace that fall within a quarter of a second as one message."""
     delta.DeltaStreamer._changed = _gather
+
+
+def remove_port_files() -> None:
+    """Remove the file through which a local tool server told its port."""
+    read_back_port = launch._read_back_port
+    if hasattr(read_back_port, "__wrapped__"):
+        return
+
+    @functools.wraps(read_back_port)
+    async def read_port_once(runtime: Any, path: str) -> int:
+        port: int = await read_back_port(runtime, path)
+        if runtime.type == "subprocess":
+            Path(path).unlink(missing_ok=True)
+        return port
+
+    launch._read_back_port = read_port_once
+
+
+def keep_worker_sockets_in(directory: Path) -> None:
+    """Give the pool of this process a folder inside ours for its workers' sockets."""
+    folder = directory / "w"
+    folder.mkdir(mode=0o700)
+    pool.tempfile = SimpleNamespace(mkdtemp=lambda **_: str(folder))
 
 
 def remember_signatures() -> None:
@@ -101,22 +146,6 @@ class _RenderCosts:
         finally:
             spent = time.thread_time() - started
             self._seconds[slot.lock] = max(spent, _FORGET * self._seconds.get(slot.lock, 0.0))
-
-
-_COSTS = _RenderCosts()
-_run_on_thread = train.RendererSlot.run
-
-
-async def _run_in_slot(slot: Any, render: Callable[[], T]) -> T:
-    """`RendererSlot.run`: serialised by the slot's lock, inline when it is free and quick."""
-    measured = functools.partial(_COSTS.measure, slot, render)
-    if not _COSTS.is_quick(slot) or not slot.lock.acquire(blocking=False):
-        result: T = await _run_on_thread(slot, measured)
-        return result
-    try:
-        return measured()
-    finally:
-        slot.lock.release()
 
 
 def _gather(streamer: Any, trace: object) -> None:  # noqa: ARG001

@@ -49,8 +49,8 @@ class PoolSize:
 class Pool:
     """Owns the process of verifiers' broker; it owns the workers.
 
-    pool = await Pool.start(environment_variables)
-    pool.configure(settings)
+    pool = await Pool.start(environment_variables, directory)
+    await pool.configure("words", address, size, verifiers_config)
     await pool.wait_ready(address, num_workers=1, timeout_seconds=60)
     reason = await pool.failed()
     """
@@ -69,14 +69,17 @@ class Pool:
         """Living worker processes; the broker itself when it is the only one."""
 
     @classmethod
-    async def start(cls, variables: Mapping[str, str]) -> Pool:
-        """Start the process; it warms up and waits for its settings."""
+    async def start(cls, variables: Mapping[str, str], directory: Path) -> Pool:
+        """Start the process; it warms up and waits for its settings.
+
+        Its sockets go into `directory`, which it removes at its end.
+        """
         death_read, death_write = os.pipe()
         report_read, report_write = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gradus.environments.pool_process"),
-                *(str(death_read), str(report_write)),
+                *(str(death_read), str(report_write), str(directory)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=_STDERR,
                 env=dict(variables),
@@ -97,12 +100,11 @@ class Pool:
         return self._process.pid
 
     async def configure(
-        self, name: str, directory: Path, address: str, size: PoolSize, data: dict[str, Any]
+        self, name: str, address: str, size: PoolSize, data: dict[str, Any]
     ) -> None:
         """Tell the process what to serve; `data` is verifiers' EnvConfig."""
         settings = {
             "name": name,
-            "directory": str(directory),
             "address": address,
             "max_workers": size.max_workers,
             "elastic": size.elastic,

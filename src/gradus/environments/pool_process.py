@@ -1,4 +1,5 @@
-"""The process of verifiers' pool: `python -m gradus.environments.pool_process DEATH_FD REPORT_FD`.
+"""The process of verifiers' pool: `python -m gradus.environments.pool_process`
+with the numbers of both pipes and the directory of the sockets.
 
 It imports verifiers first and then reads its settings from stdin, so that it is warm when the
 parent knows that the environment can be loaded. The parent's end of the death pipe closes when the
@@ -18,10 +19,12 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, TextIO
 
 from verifiers.v1.serve import serve_env
 
+from gradus.environments.compat import keep_worker_sockets_in
 from gradus.environments.worker import prepare_worker
 
 WATCH_INTERVAL_SECONDS = 0.25
@@ -64,25 +67,26 @@ class WorkerWatch(threading.Thread):
             return
 
 
-def main(death_fd: int, report_fd: int) -> None:
-    """Serve the environment until the parent dies or ends this process."""
-    settings: dict[str, Any] = json.loads(sys.stdin.readline() or "null") or {}
-    if not settings:
-        return
-    directory = settings.pop("directory")
-    prepare = functools.partial(prepare_worker, settings.pop("name"))
-    watch = WorkerWatch(os.fdopen(report_fd, "w"))
-    watch.start()
+def main(death_fd: int, report_fd: int, directory: Path) -> None:
+    """Serve the environment until the parent dies or ends this process.
+
+    Removes `directory` at the end; the parent does so too, unless it was killed.
+    """
     try:
+        settings: dict[str, Any] = json.loads(sys.stdin.readline() or "null") or {}
+        if not settings:
+            return
+        prepare = functools.partial(prepare_worker, settings.pop("name"))
+        WorkerWatch(os.fdopen(report_fd, "w")).start()
+        keep_worker_sockets_in(directory)
         serve_env(
             death_pipe=Connection(death_fd, writable=False),
             log_setup=prepare,
             **settings,
         )
     finally:
-        # The parent removes it too, unless it was killed.
         shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

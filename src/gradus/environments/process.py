@@ -23,7 +23,7 @@ from gradus.environments.child_environment import child_environment
 from gradus.environments.pool import Pool, PoolSize
 from gradus.environments.task_server import Health, TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks
-from gradus.errors import ConfigError, EnvironmentFailure, GradusError
+from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory, write_json
 
@@ -45,8 +45,17 @@ def serve(config: EnvironmentProcessConfig) -> None:
     Raises ConfigError when the environment cannot work as configured and EnvironmentFailure when
     its code, or a process of its pool, fails.
     """
-    with private_directory() as directory:
-        asyncio.run(_serve(config, directory))
+    # Until the loop takes the signal over, it must still unwind, so that nothing is left behind.
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        with private_directory() as directory:
+            asyncio.run(_serve(config, directory))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(ExitCode.DONE)
 
 
 @contextlib.contextmanager
@@ -72,10 +81,10 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         named={*config.env_var_names, *variables_named_in(config.verifiers)},
         inference_token=_inference_token(run_dir),
     )
-    pool = await Pool.start(variables)
+    pool = await Pool.start(variables, directory)
     try:
         # Blocks on purpose: some environments can only be imported in the main thread, and nothing
-        # is served yet. SIGTERM still ends the process, whose death ends the pool.
+        # is served yet.
         tasks = load_tasks(config.name, config.verifiers)
         await EnvironmentProcess(config, pool, tasks, directory).run()
     finally:
@@ -121,7 +130,6 @@ class EnvironmentProcess:
     async def _start_pool(self, stopped: asyncio.Event) -> None:
         await self._pool.configure(
             self._config.name,
-            self._directory,
             self._run_address,
             self._size,
             self._config.verifiers,

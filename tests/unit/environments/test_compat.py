@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import stat
+import tempfile
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,8 @@ from pydantic import BaseModel, Field
 from pydantic._internal import _fields
 from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
+from verifiers.v1.mcp import launch
+from verifiers.v1.serve import pool
 from verifiers.v1.serve.delta import DeltaStreamer
 
 from gradus.environments import compat
@@ -26,6 +32,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "build_async_openai", build_async_openai)
     monkeypatch.setattr(train.RendererSlot, "run", RUN_ON_THREAD)
     monkeypatch.setattr(DeltaStreamer, "_changed", CHANGED)
+    monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
+    monkeypatch.setattr(pool, "tempfile", tempfile)
     inspect_factory = _fields.takes_validated_data_argument
     monkeypatch.setattr(_fields, "takes_validated_data_argument", inspect_factory)
 
@@ -137,3 +145,35 @@ async def test_changes_close_to_each_other_are_one_flush_and_the_end_flushes_at_
         assert flushes == ["flush"]
         trace.notify()
     assert flushes == ["flush", "flush"]
+
+
+@dataclass(frozen=True)
+class FakeRuntime:
+    """A runtime whose files are read by path."""
+
+    type: str
+
+    async def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "is_left"), [("subprocess", False), ("docker", True)])
+async def test_the_port_file_of_a_local_tool_server_is_removed(
+    tmp_path: Path, kind: str, is_left: bool
+) -> None:
+    compat.remove_port_files()
+    compat.remove_port_files()
+    file = tmp_path / "port"
+    file.write_text("8123\n")
+    assert await launch._read_back_port(FakeRuntime(kind), str(file)) == 8123  # type: ignore[arg-type]
+    assert file.exists() == is_left
+
+
+async def test_the_workers_sockets_lie_in_the_given_directory(tmp_path: Path) -> None:
+    compat.keep_worker_sockets_in(tmp_path)
+    broker = pool.EnvServerPool({}, 2, f"ipc://{tmp_path / 'run'}")
+    folder = Path(broker._worker_path(0)).parent
+    assert folder.parent == tmp_path
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    broker._shutdown()
+    assert not folder.exists()
