@@ -96,7 +96,7 @@ def read_example(trace: Mapping[str, Any]) -> Example:
     replies = [node["message"].get("content") for node in nodes if node["sampled"]]
     rewards = [reward for reward in trace["rewards"].values() if reward is not None]
     return Example(
-        text=next(node["message"]["content"] for node in nodes if not node["sampled"]),
+        text=next(n["message"]["content"] for n in nodes if n["message"]["role"] == "user"),
         reply=replies[-1] if replies and replies[-1] else "",
         reward=sum(reward["score"] * reward["weight"] for reward in rewards),
     )
