@@ -11,6 +11,44 @@ from gradus.config.schema import KeyPath
 
 _VALID_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+PASSED_TO_EVERY_PROCESS = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+        "PYTHONHASHSEED",
+        "PYTHONWARNINGS",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "XDG_CACHE_HOME",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+        "HF_DATASETS_CACHE",
+        "HF_DATASETS_OFFLINE",
+        "HF_ENDPOINT",
+        "TRANSFORMERS_OFFLINE",
+    }
+)
+"""What programs need of the caller's shell; none of it is a secret."""
+
 _EVERYWHERE: Mapping[str, str] = {
     "GRADUS_DEATH_PIPE": "it tells a process that its launcher is gone",
     "GRADUS_INFERENCE_TOKEN": "each process reads the run's token from the run directory",

@@ -9,48 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gradus.config.environment_variables import PASSED_TO_EVERY_PROCESS
+
 INFERENCE_TOKEN_VAR = "GRADUS_INFERENCE_TOKEN"
 """Variable that verifiers' client reads the bearer token from."""
 
-_ALLOWED = frozenset(
-    {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "PYTHONPATH",
-        "PYTHONHASHSEED",
-        "PYTHONWARNINGS",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "XDG_CACHE_HOME",
-        "HF_HOME",
-        "HF_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "HF_DATASETS_CACHE",
-        "HF_DATASETS_OFFLINE",
-        "HF_ENDPOINT",
-        "TRANSFORMERS_OFFLINE",
-        "TOKENIZERS_PARALLELISM",
-        "OMP_NUM_THREADS",
-        "DOCKER_HOST",
-    }
-)
+_ALLOWED = PASSED_TO_EVERY_PROCESS | {"TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "DOCKER_HOST"}
 _ALLOWED_PREFIXES = ("LC_",)
 
 

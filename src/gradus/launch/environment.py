@@ -10,45 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gradus.config.environment_variables import variables_named_in
+from gradus.config.environment_variables import PASSED_TO_EVERY_PROCESS, variables_named_in
 
-_EVERYWHERE = frozenset(
-    {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "VIRTUAL_ENV",
-        "PYTHONPATH",
-        "PYTHONHASHSEED",
-        "PYTHONWARNINGS",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "XDG_CACHE_HOME",
-        "HF_HOME",
-        "HF_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "HF_DATASETS_CACHE",
-        "HF_DATASETS_OFFLINE",
-        "HF_ENDPOINT",
-        "TRANSFORMERS_OFFLINE",
-    }
-)
+_EVERYWHERE = PASSED_TO_EVERY_PROCESS | {"LD_PRELOAD"}
 _HUB = frozenset({"HF_TOKEN", "HF_TOKEN_PATH"})
 _SANDBOXES = frozenset({"DOCKER_HOST"})
 _COMPUTE_PREFIXES = (
