@@ -1,0 +1,157 @@
+"""Groups from the draw of their task to their last record: slots, credit, batches, drops.
+
+Every change of a group's standing goes through here, and each is a line of the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch, StaleDrop
+from gradus.orchestrator.grading import Group, PlayedEpisode, give_up, grade
+from gradus.orchestrator.group_ledger import GroupLedger, Phase
+from gradus.orchestrator.journal import Journal, JournalEvent
+from gradus.orchestrator.metrics import Metrics, Tally, batch_metrics
+from gradus.orchestrator.parts import Source
+from gradus.orchestrator.recorder import Recorder
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
+
+ABANDONED = "abandoned"
+RUN_ENDED = "run_ended"
+STALE = "stale"
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """Groups that were given up, and what of them still runs."""
+
+    group_ids: list[str]
+    running: list[str]
+    """Ids of the episodes to cancel."""
+
+
+@dataclass(frozen=True)
+class OpenGroups:
+    """Owns every group that is not final, and moves it between ledger, batcher and records.
+
+    >>> groups = OpenGroups(...)  # doctest: +SKIP
+    >>> group, episode_ids = groups.open(pointer, task)  # doctest: +SKIP
+    """
+
+    sources: Mapping[str, Source]
+    ledger: GroupLedger
+    batcher: Batcher
+    journal: Journal
+    recorder: Recorder
+    tally: Tally
+    groups: dict[str, Group]
+    """By id."""
+
+    def open(self, pointer: TaskPointer, task: Task, *, number: int) -> tuple[Group, list[str]]:
+        """Take a slot for group `number` of the run; the group and the ids of its episodes."""
+        group = Group(f"g{number:06d}", pointer, task)
+        self.groups[group.id] = group
+        size = self.sources[pointer.source].group_size
+        episode_ids = self.ledger.open(group.id, size=size)
+        self.journal.write(
+            JournalEvent.GROUP_OPENED,
+            group=group.id,
+            source=pointer.source,
+            index=pointer.index,
+            key=task.key,
+            pass_number=pointer.pass_number,
+        )
+        return group, episode_ids
+
+    def start(self, episode_id: str, *, version: int) -> None:
+        """An episode starts while `version` is served."""
+        self.ledger.start(episode_id, version=version)
+        self.journal.write(JournalEvent.EPISODE_STARTED, episode=episode_id, version=version)
+
+    def settle(self, played: PlayedEpisode) -> None:
+        """An episode ended; the last of its group makes it complete, and graded."""
+        group = self.groups[played.group_id]
+        group.played.append(played)
+        is_complete = self.ledger.end(played.id, played.outcome)
+        self.journal.write(
+            JournalEvent.EPISODE_ENDED,
+            episode=played.id,
+            outcome=played.outcome,
+            version=played.versions.newest,
+            error=played.failure.kind if played.failure else None,
+        )
+        if is_complete:
+            self._grade(group)
+        else:
+            self._close_if_abandoned(group)
+
+    def ship(self, batch: SampleBatch) -> Metrics:
+        """The groups of `batch` train; the numbers of all that became final since the last one."""
+        self.ledger.ship(batch.group_ids, step=batch.step)
+        for group_id in batch.group_ids:
+            self._close(self.groups[group_id], batch.step)
+        return self.tally.take() | batch_metrics(batch.samples, step=batch.step)
+
+    def drop_stale(self) -> None:
+        """Take out of the queue what is too old for the batch that fills now."""
+        self._note_stale(self.batcher.drop_stale())
+
+    def abandon_too_old(self, *, max_staleness: int) -> Abandoned:
+        """Give up groups that no batch to come can train, so that their compute is free."""
+        too_old = self.ledger.must_end_too_old(step=self.batcher.step, max_staleness=max_staleness)
+        to_cancel: list[str] = []
+        for group_id in too_old:
+            group = self.groups[group_id]
+            self.journal.write(JournalEvent.GROUP_ABANDONED, group=group_id)
+            self.tally.add_abandoned(group.source)
+            to_cancel += self.ledger.abandon(group_id)
+            self._close_if_abandoned(group)
+        return Abandoned(too_old, to_cancel)
+
+    def drop_leftovers(self) -> None:
+        """What was played for batches that the run does not need any more."""
+        for group in list(self.groups.values()):
+            give_up(group, RUN_ENDED)
+            self.journal.write(
+                JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons)
+            )
+            self._close(group, self.batcher.step)
+
+    def _grade(self, group: Group) -> None:
+        grade(group, self.sources[group.source].grading)
+        if group.samples:
+            self._note_stale(self.batcher.add(ReadyGroup(group.id, tuple(group.samples))))
+            return
+        self._drop(group)
+        self.batcher.reject(group.reasons)
+
+    def _drop(self, group: Group) -> None:
+        """The group trains nothing: free its slot for a replacement."""
+        self.ledger.drop(group.id)
+        self.journal.write(JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons))
+        self._close(group, self.batcher.step)
+
+    def _close(self, group: Group, step: int) -> None:
+        """Count and record a group to which nothing more can happen."""
+        del self.groups[group.id]
+        self.tally.add_group(group)
+        self.recorder.add_group(group, step=step)
+
+    def _close_if_abandoned(self, group: Group) -> None:
+        """An abandoned group is final when its last running episode ended."""
+        if self.ledger.phase(group.id) is Phase.GONE:
+            give_up(group, ABANDONED)
+            self._close(group, self.batcher.step)
+
+    def _note_stale(self, stale: StaleDrop) -> None:
+        """Samples became too old in the queue; a group of which nothing is left goes."""
+        if not stale.samples:
+            return
+        sample_ids = [sample.id for sample in stale.samples]
+        self.journal.write(JournalEvent.SAMPLES_DROPPED, samples=sample_ids, reason=STALE)
+        for sample in stale.samples:
+            self.groups[sample.group_id].dropped[sample.id] = STALE
+        for group_id in stale.group_ids:
+            self._drop(self.groups[group_id])
