@@ -29,6 +29,8 @@ TOP_LEVEL = {
     "log_tail",
     "plugins",
     "process_table",
+    "durable",
+    "checkpoints",
 }
 ROLES = {"orchestrator", "trainer", "inference"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -7,6 +7,7 @@ GradusError            70   something in gradus failed
 ├── ProtocolError      70   another process said something that it must not say
 ├── DeadlineError      75   a wait ended without the awaited event
 ├── ProcessError       70   a process that we started ended or never became ready
+├── StorageError       75   a disk is full, read-only, or failing
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── EmptyBatchError    70   no trainable batch could be made
 └── CorruptStateError  78   a file does not hold what its digest or format promises
@@ -63,6 +64,12 @@ class DeadlineError(GradusError):
 
 class ProcessError(GradusError):
     """A process that gradus started ended or never became ready."""
+
+
+class StorageError(GradusError):
+    """A disk did not keep what it was given: full, read-only, or failing."""
+
+    exit_code = ExitCode.TRY_AGAIN
 
 
 class EnvironmentFailure(GradusError):

@@ -58,6 +58,11 @@ class RunDirectory:
         return self.root / "weights"
 
     @property
+    def checkpoints(self) -> Path:
+        """Committed checkpoints, `step_N/`, and hidden folders of those in the making."""
+        return self.root / "checkpoints"
+
+    @property
     def model(self) -> Path:
         """The final model as a Hugging Face directory."""
         return self.root / "model"

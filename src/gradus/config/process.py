@@ -12,6 +12,7 @@ from pydantic import Field
 
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.base import StrictConfig
+from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import EnvironmentConfig, EnvironmentTimeoutConfig, PoolConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
@@ -46,6 +47,10 @@ class TrainerProcessConfig(StrictConfig):
     """Seed of initialisation."""
     trainer: TrainerConfig
     """The trainer's own section."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When to save."""
+    resume_step: int | None = None
+    """Step of the checkpoint to go on from. None means to start fresh."""
 
 
 class InferenceProcessConfig(StrictConfig):
@@ -123,6 +128,10 @@ class OrchestratorProcessConfig(StrictConfig):
     """Ranks that each batch is packed for."""
     micro_batch_tokens: int
     """Most tokens of one micro batch."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When to save, and what to keep."""
+    resume_step: int | None = None
+    """Step of the checkpoint to go on from. None means to start fresh."""
 
 
 class SftProcessConfig(StrictConfig):
@@ -134,3 +143,5 @@ class SftProcessConfig(StrictConfig):
     """Epoch of the run's lease; 0 when started by hand."""
     sft: SftConfig
     """The user's config."""
+    resume_step: int | None = None
+    """Step of the checkpoint to go on from. None means to start fresh."""

@@ -72,7 +72,9 @@ def environment_process(source: str) -> str:
     return f"env_{source}"
 
 
-def resolve_run(config: RunConfig, *, run_dir: Path, epoch: int) -> ProcessConfigs:
+def resolve_run(
+    config: RunConfig, *, run_dir: Path, epoch: int, resume_step: int | None = None
+) -> ProcessConfigs:
     """The processes of an RL run; refuses a config whose sections contradict each other.
 
     Environment variables may hold secrets, so they stay out of the process configs, which become
@@ -101,8 +103,12 @@ def resolve_run(config: RunConfig, *, run_dir: Path, epoch: int) -> ProcessConfi
             max_steps=config.max_steps,
             seed=config.seed,
             trainer=config.trainer.model_copy(update={"env_vars": {}}),
+            checkpoint=config.checkpoint,
+            resume_step=resume_step,
         ),
-        orchestrator=_orchestrator_process(config, run_dir=root, epoch=epoch),
+        orchestrator=_orchestrator_process(
+            config, run_dir=root, epoch=epoch, resume_step=resume_step
+        ),
         env_vars={
             "inference": config.inference.env_vars,
             **{environment_process(source.unique_name): source.env_vars for source in sources},
@@ -112,11 +118,13 @@ def resolve_run(config: RunConfig, *, run_dir: Path, epoch: int) -> ProcessConfi
     )
 
 
-def resolve_sft(config: SftConfig, *, run_dir: Path, epoch: int) -> SftProcessConfig:
+def resolve_sft(
+    config: SftConfig, *, run_dir: Path, epoch: int, resume_step: int | None = None
+) -> SftProcessConfig:
     """The trainer process of a supervised run."""
     refuse(sft_problems(config))
     sft = config.model_copy(update={"env_vars": {}})
-    return SftProcessConfig(run_dir=str(run_dir), epoch=epoch, sft=sft)
+    return SftProcessConfig(run_dir=str(run_dir), epoch=epoch, sft=sft, resume_step=resume_step)
 
 
 def run_name(config: RunConfig | SftConfig, suffix: str) -> str:
@@ -142,7 +150,7 @@ def _name_part(text: str, max_length: int) -> str:
 
 
 def _orchestrator_process(
-    config: RunConfig, *, run_dir: str, epoch: int
+    config: RunConfig, *, run_dir: str, epoch: int, resume_step: int | None
 ) -> OrchestratorProcessConfig:
     """The orchestrator's config, with complete sources."""
     train = config.orchestrator.train
@@ -160,6 +168,8 @@ def _orchestrator_process(
         orchestrator=orchestrator,
         data_parallel_size=config.trainer.num_processes,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
+        checkpoint=config.checkpoint,
+        resume_step=resume_step,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
+from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import NAME_PATTERN
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
@@ -40,5 +41,7 @@ class RunConfig(StrictConfig):
     """Learning."""
     inference: InferenceConfig = InferenceConfig()
     """Serving."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving what a restart needs."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
+from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import NAME_PATTERN
 from gradus.config.model import ModelConfig
 from gradus.config.trainer import OptimizerConfig
@@ -46,6 +47,10 @@ class SftConfig(StrictConfig):
     """Precision of forward and backward."""
     num_processes: int = Field(1, ge=1)
     """Data-parallel ranks."""
+    max_skipped_steps: int = Field(5, ge=1)
+    """Steps in a row with non-finite gradients after which the run ends."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving what a restart needs."""
     seed: int = 0
     """Seed of shuffling and initialisation."""
     deterministic: bool = False

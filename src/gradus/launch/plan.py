@@ -58,9 +58,16 @@ def config_file(run_dir: RunDirectory, process: str) -> Path:
     return run_dir.config / f"{process}.json"
 
 
-def plan_rl(config: RunConfig, run_dir: RunDirectory, epoch: int, machine: Machine) -> LaunchPlan:
+def plan_rl(
+    config: RunConfig,
+    run_dir: RunDirectory,
+    epoch: int,
+    machine: Machine,
+    *,
+    resume_step: int | None = None,
+) -> LaunchPlan:
     """Inference and the environments together, then the trainer and the orchestrator."""
-    configs = resolve_run(config, run_dir=run_dir.root, epoch=epoch)
+    configs = resolve_run(config, run_dir=run_dir.root, epoch=epoch, resume_step=resume_step)
     caller, own = machine.environment, configs.env_vars
     inference = _spec(
         "inference",
@@ -90,13 +97,21 @@ def plan_rl(config: RunConfig, run_dir: RunDirectory, epoch: int, machine: Machi
     )
 
 
-def plan_sft(config: SftConfig, run_dir: RunDirectory, epoch: int, machine: Machine) -> LaunchPlan:
+def plan_sft(
+    config: SftConfig,
+    run_dir: RunDirectory,
+    epoch: int,
+    machine: Machine,
+    *,
+    resume_step: int | None = None,
+) -> LaunchPlan:
     """One trainer process, or one group of ranks."""
     trainer = _trainer_spec(
         "sft-trainer", config.env_vars, run_dir, machine, num_processes=config.num_processes
     )
+    resolved = resolve_sft(config, run_dir=run_dir.root, epoch=epoch, resume_step=resume_step)
     return LaunchPlan(
-        configs={"trainer": resolve_sft(config, run_dir=run_dir.root, epoch=epoch)},
+        configs={"trainer": resolved},
         stages=((trainer,),),
     )
 

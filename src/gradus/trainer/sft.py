@@ -35,9 +35,6 @@ from gradus.wire.sample import Sample
 
 logger = get_logger(__name__)
 
-MAX_SKIPPED_STEPS = 5
-"""Steps in a row with non-finite gradients after which the run ends."""
-
 
 @dataclass(frozen=True)
 class SupervisedTrainer:
@@ -117,7 +114,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
             policy.named_parameters(),
             sft.optimizer,
             max_steps=sft.max_steps,
-            max_skipped_steps=MAX_SKIPPED_STEPS,
+            max_skipped_steps=sft.max_skipped_steps,
             world=world,
         ),
         monitor=monitor,

@@ -29,6 +29,13 @@ class PolicyPublished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fiel
     digest: str
 
 
+class CheckpointStaged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The trainer's part of checkpoint `step` (= updates applied) lies complete in staging."""
+
+    step: int
+    epoch: int
+
+
 class TrainerDone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The trainer applied all its steps and leaves."""
 
@@ -36,4 +43,4 @@ class TrainerDone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     epoch: int
 
 
-Event = BatchReceived | StepFinished | PolicyPublished | TrainerDone
+Event = BatchReceived | StepFinished | PolicyPublished | CheckpointStaged | TrainerDone

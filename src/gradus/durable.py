@@ -1,0 +1,111 @@
+"""The disk operations whose order decides what survives a crash, in one object that tests replace.
+
+A write is durable after `write` or `sync`; a name after `sync` of its folder. Each operation leaves
+the disk as it was or as it should be, and a crash between two of them is a case that callers plan.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gradus.errors import StorageError
+
+PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
+"""Errors of network disks that another try may not meet."""
+
+_TRIES = 3
+_PAUSE_SECONDS = 0.1
+
+
+class DurableFiles:
+    """The operations of checkpoints on disk; each raises StorageError with path and free space.
+
+    >>> DurableFiles().write(Path("state.json"), b"{}")  # doctest: +SKIP
+    """
+
+    def make_folder(self, folder: Path) -> None:
+        """Create `folder` and its parents; an existing one is fine."""
+        _again(lambda: folder.mkdir(mode=0o700, parents=True, exist_ok=True), folder)
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Make a new file with `content`, durable to the last byte; refuses an existing one."""
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise storage_error(error, path, needed_bytes=len(content)) from error
+
+    def sync(self, path: Path) -> None:
+        """Make the content of a file, or the names in a folder, durable."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                # Never tried again: after a failed sync the system may have dropped the pages,
+                # and a second one would report success for data that is lost.
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` the name `target`, in one step; refuses one that holds something."""
+        _again(lambda: _rename_once(source, target), target)
+
+    def delete(self, folder: Path) -> None:
+        """Delete a folder with everything in it; one that is gone already is fine."""
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(error, folder) from error
+
+
+def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None) -> StorageError:
+    """The error of a disk with what a person needs: path, reason, bytes needed and free."""
+    free = free_bytes(path)
+    needed = "" if needed_bytes is None else f", {needed_bytes:,} bytes needed"
+    space = "" if free is None else f", {free:,} bytes free"
+    reason = error.strerror or type(error).__name__
+    return StorageError(
+        f"cannot keep {path}: {reason}{needed}{space}; make room or look at the disk"
+    )
+
+
+def free_bytes(path: Path) -> int | None:
+    """Free bytes on the disk of `path`, or of its nearest existing parent; None if unknown."""
+    for place in (path, *path.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return None
+
+
+def _rename_once(source: Path, target: Path) -> None:
+    if target.exists() and not source.exists():
+        return  # The try before this one got through, and only its answer was lost.
+    source.rename(target)
+
+
+def _again(action: Callable[[], None], path: Path) -> None:
+    """Run `action`, and again after an error that may pass."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            action()
+            return
+        except OSError as error:
+            if tries_left == 0 or error.errno not in PASSING_ERRORS:
+                raise storage_error(error, path) from error
+            time.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,82 @@
+"""Checkpoints for tests: run directories, staged parts, and a disk that fails on order."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+from gradus.checkpoints import Checkpoint, Checkpoints
+from gradus.durable import DurableFiles, storage_error
+from gradus.lease import MARKER_NAME
+from gradus.run_dir import RunDirectory, write_json
+
+PARTS = ("trainer", "orchestrator")
+
+
+class Crash(BaseException):
+    """The process is gone: nothing after it runs, not even an except clause for errors."""
+
+
+class FaultyFiles(DurableFiles):
+    """A disk on which operation number `at` goes wrong, before or after its effect."""
+
+    def __init__(self, at: int | None = None, *, after: bool = False, full: bool = False) -> None:
+        self.operations: list[str] = []
+        self._at = at
+        self._after = after
+        self._full = full
+
+    def make_folder(self, folder: Path) -> None:
+        self._run("make_folder", folder, lambda: super(FaultyFiles, self).make_folder(folder))
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._run("write", path, lambda: super(FaultyFiles, self).write(path, content))
+
+    def sync(self, path: Path) -> None:
+        self._run("sync", path, lambda: super(FaultyFiles, self).sync(path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._run("rename", target, lambda: super(FaultyFiles, self).rename(source, target))
+
+    def delete(self, folder: Path) -> None:
+        self._run("delete", folder, lambda: super(FaultyFiles, self).delete(folder))
+
+    def _run(self, name: str, path: Path, action: Callable[[], None]) -> None:
+        self.operations.append(name)
+        is_due = len(self.operations) - 1 == self._at
+        if is_due and self._full:
+            raise storage_error(OSError(errno.ENOSPC, "No space left on device"), path)
+        if is_due and not self._after:
+            raise Crash
+        action()
+        if is_due:
+            raise Crash
+
+
+def new_run(folder: Path, name: str = "demo") -> RunDirectory:
+    """A run directory with its marker."""
+    run_dir = RunDirectory(folder / name)
+    run_dir.root.mkdir(parents=True)
+    write_json(run_dir.root / MARKER_NAME, {"run_id": name, "format": 1})
+    return run_dir
+
+
+def stage(checkpoints: Checkpoints, step: int, text: str = "") -> Path:
+    """Both parts of checkpoint `step`, with contents that depend on step and `text`."""
+    folder = checkpoints.staging(step)
+    for part in PARTS:
+        (folder / part).mkdir(exist_ok=True)
+        (folder / part / "weights.bin").write_bytes(f"{part} {step} {text}".encode() * 50)
+    return folder
+
+
+def commit(checkpoints: Checkpoints, step: int, text: str = "") -> Checkpoint:
+    """A committed checkpoint of `step`."""
+    stage(checkpoints, step, text)
+    return checkpoints.commit(step, PARTS)
+
+
+def committed_names(run_dir: RunDirectory) -> list[str]:
+    """Names of the folders that are not hidden."""
+    return sorted(p.name for p in run_dir.checkpoints.iterdir() if not p.name.startswith("."))
