@@ -9,13 +9,13 @@ from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvir
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
+from gradus.config.optimizer import OptimizerConfig, SgdConfig
 from gradus.config.problems import Problem, nearest
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.config.schema import KeyPath
 from gradus.config.sft import SftConfig
 from gradus.config.sources import check_names, source_algo, source_sampling
-from gradus.config.trainer import OptimizerConfig
 
 MAX_SEED = 2**32 - 1
 _ENV: KeyPath = ("orchestrator", "train", "env")
@@ -160,6 +160,8 @@ def _optimizer_problems(
             f"a warm-up of {optimizer.warmup_steps} steps never ends in {max_steps} steps; "
             "lower it, or raise max_steps",
         )
+    if isinstance(optimizer, SgdConfig):
+        return
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         yield Problem((*path, "betas"), f"{list(optimizer.betas)}: each must be in [0, 1)")
 

@@ -8,7 +8,7 @@ from gradus.config.base import StrictConfig
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import NAME_PATTERN
 from gradus.config.model import ModelConfig
-from gradus.config.trainer import OptimizerConfig
+from gradus.config.optimizer import AdamWConfig, OptimizerConfig
 
 
 class SftDataConfig(StrictConfig):
@@ -35,7 +35,7 @@ class SftConfig(StrictConfig):
     """The model to start from."""
     data: SftDataConfig
     """What to learn."""
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-4)
+    optimizer: OptimizerConfig = AdamWConfig(lr=1e-4)
     """Optimizer and schedule."""
     max_steps: int = Field(100, ge=1)
     """Optimizer updates."""

@@ -7,26 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
-
-
-class OptimizerConfig(StrictConfig):
-    """AdamW with a warm-up and a schedule."""
-
-    type: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-5, gt=0)
-    """Peak learning rate."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay on matrices."""
-    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
-    """Decay rates of the first and second moment."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the denominator."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm over all parameters and ranks."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after the warm-up; linear and cosine end at zero."""
-    warmup_steps: int = Field(0, ge=0)
-    """Steps over which the learning rate rises from zero."""
+from gradus.config.optimizer import AdamWConfig, OptimizerConfig
 
 
 class LossConfig(StrictConfig):
@@ -43,7 +24,7 @@ class TrainerConfig(StrictConfig):
 
     loss: LossConfig = LossConfig()
     """Per-token loss of the rl component."""
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and schedule."""
     num_processes: int = Field(1, ge=1)
     """Data-parallel ranks; more than one starts torchrun."""

@@ -1,42 +1,25 @@
-"""AdamW on float32 master weights, with a schedule, clipping over all ranks, and a gate for NaN."""
+"""One optimizer step: the schedule's rate, clipping over all ranks, and a gate for NaN."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from gradus.config.trainer import OptimizerConfig
-from gradus.errors import GradusError
+from gradus.config.optimizer import OptimizerConfig
+from gradus.errors import CorruptStateError, GradusError
 from gradus.log import get_logger
 from gradus.trainer.distributed import World, named_failures
+from gradus.trainer.parameter_kinds import trained_parameters
+from gradus.trainer.schedule import learning_rate
+from gradus.trainer.update_rules import build_update_rules
 
 logger = get_logger(__name__)
-
-
-def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
-    """The rate of step `step` (from 0): up over the warm-up, then along the schedule.
-
-    A function of the step alone, so that a skipped update does not shift it.
-
-        >>> learning_rate(OptimizerConfig(lr=1.0, warmup_steps=2), 0, 10)
-        0.5
-    """
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    remaining = max(1, max_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / remaining)
-    if config.schedule == "linear":
-        return config.lr * (1.0 - progress)
-    return config.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True)
@@ -51,40 +34,31 @@ class Update:
 
 
 class PolicyOptimizer:
-    """Owns the moments of every parameter and the count of skipped updates.
+    """Owns the moments of every trained parameter and the count of skipped updates.
+
+    Made after the model is sharded: moments are split over ranks like their parameters.
 
     >>> update = optimizer.step(step=0)  # doctest: +SKIP
     """
 
     def __init__(
         self,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        policy: torch.nn.Module,
         config: OptimizerConfig,
         *,
         max_steps: int,
         max_skipped_steps: int,
         world: World,
     ) -> None:
-        self._parameters = [p for _, p in named_parameters if p.requires_grad]
+        self._trained = trained_parameters(policy)
+        self._parameters = [trained.parameter for trained in self._trained]
         self._config = config
         self._max_steps = max_steps
         self._max_skipped_steps = max_skipped_steps
         self._world = world
         self._skipped_in_a_row = 0
         self.num_skipped = 0
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self._parameters if p.ndim >= 2]},
-            # Norms and biases have no scale that decay could control.
-            {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW(
-            groups,
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.rules = build_update_rules(config, self._trained)
 
     def step(self, step: int) -> Update:
         """Clip, update and clear the gradients; all ranks skip together when one is not finite.
@@ -97,12 +71,51 @@ class PolicyOptimizer:
         is_finite = self._world.all_agree(math.isfinite(norm))
         if is_finite:
             clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, torch.tensor(norm))
-            for group in self._adamw.param_groups:
-                group["lr"] = lr
-            self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+            self._update(lr)
+        for rule in self.rules:
+            rule.zero_grad(set_to_none=True)
         self._count(is_skipped=not is_finite, step=step, norm=norm)
         return Update(grad_norm=norm, lr=lr, is_skipped=not is_finite)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on, as tensors by name.
+
+        Moments are the live tensors, split over ranks, so that `torch.distributed.checkpoint.load`
+        can read into them in place. Rates and decays are not state: they come from the config.
+        """
+        state = {
+            f"{trained.name}.{key}": value
+            for trained in self._trained
+            for rule in self.rules
+            for key, value in rule.state.get(trained.parameter, {}).items()
+        }
+        return state | {
+            "num_skipped": torch.tensor(self.num_skipped),
+            "skipped_in_a_row": torch.tensor(self._skipped_in_a_row),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state_dict` gave; CorruptStateError when an entry is missing or odd."""
+        present = self.state_dict()
+        odd = sorted(present.keys() ^ state.keys())
+        if odd:
+            raise CorruptStateError(
+                f"optimizer state: {odd[0]!r} ({len(odd)} in all) is missing or unexpected; "
+                "resume with the optimizer and the trained parameters of the checkpoint"
+            )
+        for name, value in present.items():
+            if value is not state[name]:
+                value.copy_(state[name])
+        self.num_skipped = int(state["num_skipped"])
+        self._skipped_in_a_row = int(state["skipped_in_a_row"])
+
+    def _update(self, lr: float) -> None:
+        for rule in self.rules:
+            for group in rule.param_groups:
+                group["lr"] = lr
+            with named_failures("update the weights"):
+                rule.step()
 
     def _total_norm(self, gradients: list[Tensor]) -> float:
         with named_failures("add up the gradient norm"):

@@ -111,7 +111,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         ),
         gradients=GradientStep(policy, build_loss(LossConfig()), world),
         optimizer=PolicyOptimizer(
-            policy.named_parameters(),
+            policy,
             sft.optimizer,
             max_steps=sft.max_steps,
             max_skipped_steps=sft.max_skipped_steps,

@@ -163,7 +163,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
         ),
         gradients=GradientStep(policy, build_loss(config.trainer.loss), world),
         optimizer=PolicyOptimizer(
-            policy.named_parameters(),
+            policy,
             config.trainer.optimizer,
             max_steps=config.max_steps,
             max_skipped_steps=config.trainer.max_skipped_steps,

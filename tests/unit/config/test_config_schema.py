@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from gradus.config.arguments import BareFlag
 from gradus.config.base import StrictConfig
+from gradus.config.optimizer import OptimizerConfig
 from gradus.config.problems import Problem, nearest, refuse, shown
 from gradus.config.run import RunConfig
 from gradus.config.schema import (
@@ -21,7 +22,6 @@ from gradus.config.schema import (
     type_text,
 )
 from gradus.config.text import flag_value, text_value
-from gradus.config.trainer import OptimizerConfig
 from gradus.errors import ConfigError
 
 ENV: KeyPath = ("orchestrator", "train", "env")

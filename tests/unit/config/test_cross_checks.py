@@ -53,6 +53,16 @@ BORDERS = [
     (optimizer(warmup_steps=19), optimizer(warmup_steps=20), "trainer.optimizer.warmup_steps"),
     (optimizer(betas=[0.0, 0.999]), optimizer(betas=[0.5, 1.0]), "trainer.optimizer.betas"),
     (
+        optimizer(type="sgd", warmup_steps=19),
+        optimizer(type="sgd", warmup_steps=20),
+        "trainer.optimizer.warmup_steps",
+    ),
+    (
+        optimizer(type="muon", betas=[0.0, 0.999]),
+        optimizer(type="muon", betas=[0.5, 1.0]),
+        "trainer.optimizer.betas",
+    ),
+    (
         {"trainer": {"micro_batch_tokens": 2048}},
         {"trainer": {"micro_batch_tokens": 2047}},
         "trainer.micro_batch_tokens",

@@ -7,17 +7,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradus.config.load import load_config
+from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import SftProcessConfig
 from gradus.config.renames import translate
 from gradus.config.resolve import resolve_run, resolve_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
-from gradus.testing.configs import build_run_values, build_sft_config
+from gradus.testing.configs import build_run_config, build_run_values, build_sft_config
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -163,3 +165,16 @@ def test_supervised_config_survives_dump_and_load(tmp_path: Path) -> None:
     process = resolve_sft(config, run_dir=tmp_path, epoch=1)
     path.write_text(process.model_dump_json())
     assert load_config(SftProcessConfig, ["@", str(path)]) == process
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "sgd"])
+def test_each_optimizer_survives_the_round_trip(kind: str) -> None:
+    config = build_run_config({"trainer": {"optimizer": {"type": kind, "lr": 3e-3}}})
+    again = RunConfig.model_validate(config.model_dump())
+    assert again == config
+    assert again.trainer.optimizer.type == kind
+
+
+def test_an_optimizer_without_a_type_is_adamw() -> None:
+    config = build_run_config({"trainer": {"optimizer": {"lr": 3e-3}}})
+    assert config.trainer.optimizer == AdamWConfig(lr=3e-3)

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.config.model import ModelConfig
+from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import SftProcessConfig
 from gradus.config.sft import SftConfig, SftDataConfig
-from gradus.config.trainer import OptimizerConfig
 from gradus.errors import ConfigError
 from gradus.run_dir import RunDirectory
 from gradus.trainer.sft import run
@@ -40,7 +40,7 @@ def build_config(root: Path, model: Path, data: Path, **options: Any) -> SftProc
         **{
             "model": ModelConfig(name=str(model), max_length_tokens=64),
             "data": SftDataConfig(path=str(data)),
-            "optimizer": OptimizerConfig(lr=1e-2, warmup_steps=3),
+            "optimizer": AdamWConfig(lr=1e-2, warmup_steps=3),
             "max_steps": 30,
             "batch_conversations": 4,
             "micro_batch_tokens": 64,

@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from gradus.config.model import ModelConfig
+from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import TrainerProcessConfig
-from gradus.config.trainer import OptimizerConfig, TrainerConfig
+from gradus.config.trainer import TrainerConfig
 from gradus.errors import DeadlineError, GradusError
 from gradus.run_dir import RunDirectory
 from gradus.testing.builders import build_sample
@@ -47,7 +48,7 @@ def build_config(root: Path, model: Path, **trainer: Any) -> TrainerProcessConfi
         trainer=TrainerConfig(
             **{
                 "compute_dtype": "float32",
-                "optimizer": OptimizerConfig(lr=1e-3),
+                "optimizer": AdamWConfig(lr=1e-3),
                 "deterministic": True,
                 "receive_timeout_seconds": 0.2,
                 **trainer,
