@@ -92,4 +92,5 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.mT  # [..., m, m]
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if is_tall else x).to(matrix.dtype)
+    result: Tensor = (x.mT if is_tall else x).to(matrix.dtype)
+    return result
