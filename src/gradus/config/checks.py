@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvironmentConfig
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.inference import InferenceConfig
+from gradus.config.loss_options import LOSS_OPTIONS, option_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
 from gradus.config.problems import Problem, nearest
@@ -27,7 +28,7 @@ GROUP_BASELINES = frozenset({"grpo"})
 ALGORITHMS = frozenset({"grpo"})
 """Registered names for `algo.type`."""
 
-LOSSES = frozenset({"dppo"})
+LOSSES = frozenset(LOSS_OPTIONS)
 """Registered names for `trainer.loss.type`."""
 
 OWNED_SAMPLING = {
@@ -78,6 +79,9 @@ def run_problems(config: RunConfig) -> list[Problem]:
         ),
         *_inference_problems(config.inference),
         *_plugin_problems(("trainer", "loss"), "loss", config.trainer.loss.type, LOSSES),
+        *option_problems(
+            ("trainer", "loss", "options"), config.trainer.loss.type, config.trainer.loss.options
+        ),
         *_plugin_problems(
             ("orchestrator", "train", "algo"),
             "algorithm",

@@ -14,9 +14,9 @@ class LossConfig(StrictConfig):
     """The loss of the rl component; ce and ref_kl have none to choose."""
 
     type: str = "dppo"
-    """`dppo`, or "package.module:Class"."""
+    """`dppo`, `ipo`, `ppo_clip`, `dapo`, `cispo`, `gspo`, or "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the loss."""
+    """Keyword arguments of the loss; docs/algorithms.md lists those of each."""
 
 
 class TrainerConfig(StrictConfig):
