@@ -28,6 +28,9 @@ GROUP_BASELINES = frozenset({"grpo"})
 ALGORITHMS = frozenset({"grpo"})
 """Registered names for `algo.type`."""
 
+CURRICULA = frozenset({"difficulty", "uniform"})
+"""Registered names for `curriculum.type` of a source."""
+
 LOSSES = frozenset(LOSS_OPTIONS)
 """Registered names for `trainer.loss.type`."""
 
@@ -223,6 +226,9 @@ def _source_problems(
         )
     if source.algo is not None:
         yield from _plugin_problems((*path, "algo"), "algorithm", algo.type, ALGORITHMS)
+    yield from _plugin_problems(
+        (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
+    )
     yield from _length_problems(config, source, path)
     yield from _extra_body_problems((*path, "sampling"), source.sampling)
     yield from _harness_problems((*path, "harness"), source.harness)

@@ -184,7 +184,15 @@ def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
         timeout=source.timeout,
         address=source.address,
         state_columns=source.state_columns,
+        curriculum=source.curriculum,
+        is_frozen=is_frozen(source),
     )
+
+
+def is_frozen(source: EnvironmentConfig) -> bool:
+    """Whether every seat is played by another model than the policy."""
+    roles = source.agents.values()
+    return bool(roles) and all(role.base_url is not None for role in roles)
 
 
 def _environment_process(
