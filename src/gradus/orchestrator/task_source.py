@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradus.config.curriculum import CurriculumConfig
@@ -20,7 +20,7 @@ class SourceShare:
     ratio: float
     num_tasks: int | None
     """None means endless: task n of the source has index n."""
-    curriculum: CurriculumConfig = CurriculumConfig()
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
 
 
 @dataclass(frozen=True)
