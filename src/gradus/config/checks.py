@@ -11,6 +11,7 @@ from gradus.config.inference import InferenceConfig
 from gradus.config.loss_options import LOSS_OPTIONS, option_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
+from gradus.config.parallel import data_parallel_size, parallel_problems
 from gradus.config.problems import Problem, nearest
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
@@ -80,6 +81,9 @@ def run_problems(config: RunConfig) -> list[Problem]:
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
         ),
+        *parallel_problems(
+            ("trainer", "parallel"), config.trainer.parallel, config.trainer.num_processes
+        ),
         *_inference_problems(config.inference),
         *_plugin_problems(("trainer", "loss"), "loss", config.trainer.loss.type, LOSSES),
         *option_problems(
@@ -114,7 +118,12 @@ def sft_problems(config: SftConfig) -> list[Problem]:
         *_seed_problems(config.seed),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
-        *_rank_problems(("batch_conversations",), config.batch_conversations, config.num_processes),
+        *parallel_problems(("parallel",), config.parallel, config.num_processes),
+        *_rank_problems(
+            ("batch_conversations",),
+            config.batch_conversations,
+            data_parallel_size(config.num_processes, config.parallel),
+        ),
         *env_vars_problems("trainer", ("env_vars",), config.env_vars),
     ]
 
@@ -145,15 +154,15 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _rank_problems(
         ("orchestrator", "groups_per_batch"),
         orchestrator.groups_per_batch * smallest,
-        config.trainer.num_processes,
+        data_parallel_size(config.trainer.num_processes, config.trainer.parallel),
     )
 
 
-def _rank_problems(path: KeyPath, num_samples: int, num_processes: int) -> Iterator[Problem]:
-    if num_samples < num_processes:
+def _rank_problems(path: KeyPath, num_samples: int, num_ranks: int) -> Iterator[Problem]:
+    if num_samples < num_ranks:
         yield Problem(
             path,
-            f"a batch of {num_samples} gives {num_processes} ranks nothing to share; "
+            f"a batch of {num_samples} gives {num_ranks} ranks nothing to share; "
             "make the batch larger or lower num_processes",
         )
 

@@ -16,6 +16,7 @@ from gradus.config.environment import (
     HarnessChoice,
     TrainEnvironmentConfig,
 )
+from gradus.config.parallel import data_parallel_size
 from gradus.config.problems import refuse
 from gradus.config.process import (
     EnvironmentProcessConfig,
@@ -166,7 +167,9 @@ def _orchestrator_process(
         seed=config.seed,
         sources=[_source(config, source) for source in train.env],
         orchestrator=orchestrator,
-        data_parallel_size=config.trainer.num_processes,
+        data_parallel_size=data_parallel_size(
+            config.trainer.num_processes, config.trainer.parallel
+        ),
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         checkpoint=config.checkpoint,
         resume_step=resume_step,

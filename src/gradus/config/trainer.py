@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gradus.config.base import StrictConfig
 from gradus.config.optimizer import AdamWConfig, OptimizerConfig
+from gradus.config.parallel import ParallelConfig
 
 
 class LossConfig(StrictConfig):
@@ -27,7 +28,9 @@ class TrainerConfig(StrictConfig):
     optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and schedule."""
     num_processes: int = Field(1, ge=1)
-    """Data-parallel ranks; more than one starts torchrun."""
+    """Processes, one per device; more than one start under torchrun."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the processes share the model and the sequences."""
     micro_batch_tokens: int = Field(8192, ge=8)
     """Most tokens of one forward on one rank."""
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"

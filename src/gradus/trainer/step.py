@@ -21,6 +21,7 @@ from gradus.trainer.losses.base import LossInputs, LossOutput, TokenLoss
 from gradus.trainer.losses.components import cross_entropy, reference_kl
 from gradus.trainer.losses.rule import clamped_exp
 from gradus.trainer.model.policy_model import PolicyModel, TokenScores
+from gradus.trainer.model.shard import GradientSync, expect_backward
 from gradus.trainer.tensors import TrainTensors, count_members
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import LOSS_NAMES
@@ -45,9 +46,17 @@ class GradientStep:
     >>> result = GradientStep(policy, Dppo(), world).run(micro_batches)  # doctest: +SKIP
     """
 
-    def __init__(self, policy: PolicyModel, rl_loss: TokenLoss, world: World) -> None:
+    def __init__(
+        self,
+        policy: PolicyModel,
+        rl_loss: TokenLoss,
+        world: World,
+        *,
+        sync: GradientSync = "last",
+    ) -> None:
         self._policy = policy
         self._world = world
+        self._sync = sync
         self._losses: dict[str, Callable[[LossInputs], LossOutput]] = {
             "rl": rl_loss,
             "ce": cross_entropy,
@@ -77,7 +86,8 @@ class GradientStep:
         `members` counts each component over all ranks, so that shares only need to be added.
         """
         sums: defaultdict[str, float] = defaultdict(float)
-        for micro_batch in micro_batches:
+        for remaining, micro_batch in enumerate(micro_batches, 1 - len(micro_batches)):
+            expect_backward(self._policy, is_last=remaining == 0, sync=self._sync)
             tensors = TrainTensors.build(micro_batch, self._world.device)
             with named_failures("run a micro batch"):
                 loss, parts = self._forward(tensors, members)

@@ -124,9 +124,10 @@ def learning_metrics(
 
 def run(config: TrainerProcessConfig) -> None:
     """Train all steps of a run; under torchrun, as one of its ranks."""
-    with join_world(deterministic=config.trainer.deterministic) as world:
+    trainer = config.trainer
+    with join_world(deterministic=trainer.deterministic, parallel=trainer.parallel) as world:
         torch.manual_seed(config.seed)
-        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.rank)
+        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.data_rank)
         try:
             _train(config, world, receiver)
         finally:
@@ -148,7 +149,8 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     dtype = serving_dtype(config.trainer.compute_dtype)
     model = load_model(config.model, world.device)
     files = model_files(model, load_tokenizer(config.model), dtype)
-    policy = shard_model(PolicyModel(model), world.mesh, dtype)
+    parallel = config.trainer.parallel
+    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, parallel)
     weights = _build_weights(config, run_dir, files) if world.is_first else None
     trainer = Trainer(
         world=world,
@@ -161,7 +163,9 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
             vocabulary=vocabulary_size(model),
             timeout_seconds=config.trainer.receive_timeout_seconds,
         ),
-        gradients=GradientStep(policy, build_loss(config.trainer.loss), world),
+        gradients=GradientStep(
+            policy, build_loss(config.trainer.loss), world, sync=parallel.gradient_sync
+        ),
         optimizer=PolicyOptimizer(
             policy,
             config.trainer.optimizer,
