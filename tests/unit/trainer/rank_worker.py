@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from gradus.config.model import ModelConfig
+from gradus.config.optimizer import AdamWConfig
 from gradus.config.parallel import ParallelConfig
-from gradus.config.trainer import OptimizerConfig
 from gradus.errors import GradusError
 from gradus.trainer.distributed import World, build_world, join_world
 from gradus.trainer.losses.trust_region import Dppo
@@ -71,8 +71,8 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
         arrays = gradients_of(policy)
     else:
         optimizer = PolicyOptimizer(
-            policy.named_parameters(),
-            OptimizerConfig(lr=command["lr"]),
+            policy,
+            AdamWConfig(lr=command["lr"]),
             max_steps=command["steps"],
             max_skipped_steps=1,
             world=world,

@@ -112,7 +112,7 @@ class PackedLayout:
         return PaddedRows.build(self.lengths, self.boundaries.device)
 
     def shared(self, padding: int, context: ContextGroup) -> PackedLayout:
-        """The same row, shared by the ranks of `context`, with `padding` tokens as a last sample."""
+        """The same row, shared by ranks, with `padding` tokens as a last sample."""
         lengths = (*self.lengths, padding) if padding else self.lengths
         return PackedLayout.build(lengths, self.boundaries.device, context)
 
