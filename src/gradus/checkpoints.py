@@ -174,12 +174,12 @@ class Checkpoints:
 
     def load(self, step: int) -> Checkpoint:
         """Checkpoint `step`, verified; ConfigError when there is none of that step."""
-        found = self._committed()
-        for committed in found:
-            if committed.step == step:
-                return self._verify(committed)
-        steps = sorted({committed.step for committed in found})
-        raise ConfigError(f"{self._root} has no checkpoint of step {step}; there are {steps}")
+        return self._verify(self._find(step))
+
+    def locate(self, step: int) -> Checkpoint:
+        """Checkpoint `step` unchecked, for a rank beside one that has loaded it."""
+        folder = self._find(step).folder
+        return Checkpoint(folder, read_manifest(folder))
 
     def prune(self, keep_last: int, keep_interval_steps: int | None = None) -> None:
         """Delete old checkpoints; never one of the newest two that verify.
@@ -222,6 +222,14 @@ class Checkpoints:
         matches = [match for name in names if (match := _COMMITTED.fullmatch(name))]
         found = [_Committed(int(m[1]), int(m[2] or 0), self._root / m[0]) for m in matches]
         return sorted(found, reverse=True)
+
+    def _find(self, step: int) -> _Committed:
+        found = self._committed()
+        for committed in found:
+            if committed.step == step:
+                return committed
+        steps = sorted({committed.step for committed in found})
+        raise ConfigError(f"{self._root} has no checkpoint of step {step}; there are {steps}")
 
     def _verify(self, committed: _Committed) -> Checkpoint:
         manifest = verify_checkpoint(committed.folder)

@@ -43,6 +43,14 @@ class DurableFiles:
         except OSError as error:
             raise storage_error(error, path, needed_bytes=len(content)) from error
 
+    def write_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
+        """Let `writer` make the file `path`, and make it durable."""
+        try:
+            writer(path)
+        except OSError as error:
+            raise storage_error(error, path, needed_bytes=num_bytes) from error
+        self.sync(path)
+
     def sync(self, path: Path) -> None:
         """Make the content of a file, or the names in a folder, durable."""
         try:
@@ -75,7 +83,7 @@ def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None
     free = free_bytes(path)
     needed = "" if needed_bytes is None else f", {needed_bytes:,} bytes needed"
     space = "" if free is None else f", {free:,} bytes free"
-    reason = error.strerror or type(error).__name__
+    reason = error.strerror or str(error) or type(error).__name__
     return StorageError(
         f"cannot keep {path}: {reason}{needed}{space}; make room or look at the disk"
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterator
 
+from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvironmentConfig
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.inference import InferenceConfig
-from gradus.config.loss_options import LOSS_OPTIONS, option_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
-from gradus.config.parallel import data_parallel_size, parallel_problems
 from gradus.config.problems import Problem, nearest
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
@@ -29,10 +28,7 @@ GROUP_BASELINES = frozenset({"grpo"})
 ALGORITHMS = frozenset({"grpo"})
 """Registered names for `algo.type`."""
 
-CURRICULA = frozenset({"difficulty", "uniform"})
-"""Registered names for `curriculum.type` of a source."""
-
-LOSSES = frozenset(LOSS_OPTIONS)
+LOSSES = frozenset({"dppo"})
 """Registered names for `trainer.loss.type`."""
 
 OWNED_SAMPLING = {
@@ -76,19 +72,14 @@ def run_problems(config: RunConfig) -> list[Problem]:
     """Everything that keeps an RL run with this config from working."""
     return [
         *_seed_problems(config.seed),
+        *_checkpoint_problems(config.checkpoint),
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), config.trainer.optimizer, config.max_steps),
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
         ),
-        *parallel_problems(
-            ("trainer", "parallel"), config.trainer.parallel, config.trainer.num_processes
-        ),
         *_inference_problems(config.inference),
         *_plugin_problems(("trainer", "loss"), "loss", config.trainer.loss.type, LOSSES),
-        *option_problems(
-            ("trainer", "loss", "options"), config.trainer.loss.type, config.trainer.loss.options
-        ),
         *_plugin_problems(
             ("orchestrator", "train", "algo"),
             "algorithm",
@@ -116,14 +107,10 @@ def sft_problems(config: SftConfig) -> list[Problem]:
     """Everything that keeps a supervised run with this config from working."""
     return [
         *_seed_problems(config.seed),
+        *_checkpoint_problems(config.checkpoint),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
-        *parallel_problems(("parallel",), config.parallel, config.num_processes),
-        *_rank_problems(
-            ("batch_conversations",),
-            config.batch_conversations,
-            data_parallel_size(config.num_processes, config.parallel),
-        ),
+        *_rank_problems(("batch_conversations",), config.batch_conversations, config.num_processes),
         *env_vars_problems("trainer", ("env_vars",), config.env_vars),
     ]
 
@@ -131,6 +118,20 @@ def sft_problems(config: SftConfig) -> list[Problem]:
 def _seed_problems(seed: int) -> Iterator[Problem]:
     if not 0 <= seed <= MAX_SEED:
         yield Problem(("seed",), f"{seed} is out of range; it must lie between 0 and {MAX_SEED}")
+
+
+def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
+    """Checkpoints that are kept must be made."""
+    interval, kept = config.interval_steps, config.keep_interval_steps
+    if kept is None:
+        return
+    if interval is None or kept % interval:
+        made = "none is made" if interval is None else f"they are made every {interval} steps"
+        yield Problem(
+            ("checkpoint", "keep_interval_steps"),
+            f"{kept} keeps checkpoints that do not exist: {made}; use a multiple of "
+            "checkpoint.interval_steps",
+        )
 
 
 def _batch_problems(config: RunConfig) -> Iterator[Problem]:
@@ -154,15 +155,15 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _rank_problems(
         ("orchestrator", "groups_per_batch"),
         orchestrator.groups_per_batch * smallest,
-        data_parallel_size(config.trainer.num_processes, config.trainer.parallel),
+        config.trainer.num_processes,
     )
 
 
-def _rank_problems(path: KeyPath, num_samples: int, num_ranks: int) -> Iterator[Problem]:
-    if num_samples < num_ranks:
+def _rank_problems(path: KeyPath, num_samples: int, num_processes: int) -> Iterator[Problem]:
+    if num_samples < num_processes:
         yield Problem(
             path,
-            f"a batch of {num_samples} gives {num_ranks} ranks nothing to share; "
+            f"a batch of {num_samples} gives {num_processes} ranks nothing to share; "
             "make the batch larger or lower num_processes",
         )
 
@@ -235,9 +236,6 @@ def _source_problems(
         )
     if source.algo is not None:
         yield from _plugin_problems((*path, "algo"), "algorithm", algo.type, ALGORITHMS)
-    yield from _plugin_problems(
-        (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
-    )
     yield from _length_problems(config, source, path)
     yield from _extra_body_problems((*path, "sampling"), source.sampling)
     yield from _harness_problems((*path, "harness"), source.harness)

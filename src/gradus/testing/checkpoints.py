@@ -33,6 +33,12 @@ class FaultyFiles(DurableFiles):
     def write(self, path: Path, content: bytes) -> None:
         self._run("write", path, lambda: super(FaultyFiles, self).write(path, content))
 
+    def write_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
+        def action() -> None:
+            super(FaultyFiles, self).write_by(path, writer, num_bytes=num_bytes)
+
+        self._run("write_by", path, action)
+
     def sync(self, path: Path) -> None:
         self._run("sync", path, lambda: super(FaultyFiles, self).sync(path))
 

@@ -56,9 +56,9 @@ class SupervisedTrainer:
             ranks = pack(
                 samples,
                 max_tokens=self.config.micro_batch_tokens,
-                num_ranks=self.world.data_size,
+                num_ranks=self.world.size,
             )
-            micro_batches = ranks[self.world.data_rank]
+            micro_batches = ranks[self.world.rank]
             for micro_batch in micro_batches:
                 check_trainable(micro_batch, self.vocabulary)
         with watch.measure("forward_backward"):
@@ -79,7 +79,7 @@ class SupervisedTrainer:
 
 def run(config: SftProcessConfig) -> None:
     """Train all steps of a supervised run; under torchrun, as one of its ranks."""
-    with join_world(deterministic=config.sft.deterministic, parallel=config.sft.parallel) as world:
+    with join_world(deterministic=config.sft.deterministic) as world:
         torch.manual_seed(config.sft.seed)
         run_dir = run_directory(config.run_dir)
         monitor = _build_monitor(config.sft, run_dir, world)
@@ -97,7 +97,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     model = load_model(sft.model, world.device)
     files = model_files(model, tokenizer, dtype)
     vocabulary = vocabulary_size(model)
-    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, sft.parallel)
+    policy = shard_model(PolicyModel(model), world.mesh, dtype)
     trainer = SupervisedTrainer(
         config=sft,
         world=world,
@@ -109,9 +109,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
             seed=sft.seed,
             shuffle=sft.data.shuffle,
         ),
-        gradients=GradientStep(
-            policy, build_loss(LossConfig()), world, sync=sft.parallel.gradient_sync
-        ),
+        gradients=GradientStep(policy, build_loss(LossConfig()), world),
         optimizer=PolicyOptimizer(
             policy,
             sft.optimizer,

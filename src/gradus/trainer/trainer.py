@@ -1,11 +1,13 @@
-"""The trainer: receive → forward_backward → optimize → publish → record, once per step.
+"""The trainer: receive → forward_backward → optimize → publish → record → checkpoint, per step.
 
 consumes: batch v, for v from 0                 waits for: the orchestrator's batch, the other ranks
 produces: version v + 1 and the events below    unblocked by: the orchestrator's ship loop
 
 Events of step v, in order: BatchReceived(v) when every rank holds the batch,
-PolicyPublished(v + 1), StepFinished(v) with the metrics of all ranks. TrainerDone follows the last
-step, after the final model lies in the run directory.
+PolicyPublished(v + 1), StepFinished(v) with the metrics of all ranks. CheckpointStaged(v) follows
+some time after the step that made version v. TrainerDone follows the last step, after the final
+model lies in the run directory. A resumed run first publishes the version of its checkpoint again:
+inference starts from the initial weights.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from pathlib import Path
 
 import torch
 
+from gradus.checkpoints import Checkpoints
 from gradus.config.process import TrainerProcessConfig
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory, write_json
 from gradus.trainer.batch_stream import BatchStream
+from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, resume
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model, load_tokenizer
@@ -30,11 +34,12 @@ from gradus.trainer.optimizer import PolicyOptimizer, Update
 from gradus.trainer.publish import PolicyPublisher, model_files
 from gradus.trainer.step import GradientStep, StepLoss
 from gradus.trainer.throughput import Stopwatch
+from gradus.trainer.training_state import TrainingState
 from gradus.transport.base import BatchReceiver
 from gradus.transport.build import build_receiver
 from gradus.weights.base import Published, WeightPublisher
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.wire.events import PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import CheckpointStaged, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import MicroBatch
 
 logger = get_logger(__name__)
@@ -51,6 +56,7 @@ class Trainer:
     gradients: GradientStep
     optimizer: PolicyOptimizer
     publisher: PolicyPublisher
+    saver: CheckpointSaver
 
     def train_step(self, step: int) -> None:
         """Train version `step` on batch `step` and publish version `step + 1`."""
@@ -60,6 +66,13 @@ class Trainer:
         update = self.optimize(step, watch)
         published = self.publish(step + 1, watch)
         self.record(step, loss, update, published, watch)
+        self.checkpoint(step + 1)
+
+    def publish_again(self, version: int) -> None:
+        """Make the version of a checkpoint available before the first batch is waited for."""
+        published = self.publish(version, Stopwatch())
+        if published is not None:
+            self._announce(published)
 
     def receive(self, step: int, watch: Stopwatch) -> list[MicroBatch]:
         """Wait for this rank's part of the batch."""
@@ -96,6 +109,14 @@ class Trainer:
             "weights/version": float(published.version),
             "weights/publish_seconds": watch.seconds("publish"),
         }
+        self._announce(published)
+        self.receiver.send_event(StepFinished(step=step, epoch=self.epoch, metrics=metrics))
+
+    def checkpoint(self, version: int) -> None:
+        """Save the trainer's part of checkpoint `version`, when one is due."""
+        self.saver.after_step(version)
+
+    def _announce(self, published: Published) -> None:
         self.receiver.send_event(
             PolicyPublished(
                 version=published.version,
@@ -104,7 +125,6 @@ class Trainer:
                 digest=published.digest,
             )
         )
-        self.receiver.send_event(StepFinished(step=step, epoch=self.epoch, metrics=metrics))
 
 
 def learning_metrics(
@@ -124,10 +144,9 @@ def learning_metrics(
 
 def run(config: TrainerProcessConfig) -> None:
     """Train all steps of a run; under torchrun, as one of its ranks."""
-    trainer = config.trainer
-    with join_world(deterministic=trainer.deterministic, parallel=trainer.parallel) as world:
+    with join_world(deterministic=config.trainer.deterministic) as world:
         torch.manual_seed(config.seed)
-        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.data_rank)
+        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.rank)
         try:
             _train(config, world, receiver)
         finally:
@@ -149,9 +168,16 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     dtype = serving_dtype(config.trainer.compute_dtype)
     model = load_model(config.model, world.device)
     files = model_files(model, load_tokenizer(config.model), dtype)
-    parallel = config.trainer.parallel
-    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, parallel)
+    policy = shard_model(PolicyModel(model), world.mesh, dtype)
     weights = _build_weights(config, run_dir, files) if world.is_first else None
+    optimizer = PolicyOptimizer(
+        policy,
+        config.trainer.optimizer,
+        max_steps=config.max_steps,
+        max_skipped_steps=config.trainer.max_skipped_steps,
+        world=world,
+    )
+    state = TrainingState(policy, optimizer, world)
     trainer = Trainer(
         world=world,
         epoch=config.epoch,
@@ -163,26 +189,47 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
             vocabulary=vocabulary_size(model),
             timeout_seconds=config.trainer.receive_timeout_seconds,
         ),
-        gradients=GradientStep(
-            policy, build_loss(config.trainer.loss), world, sync=parallel.gradient_sync
-        ),
-        optimizer=PolicyOptimizer(
-            policy,
-            config.trainer.optimizer,
-            max_steps=config.max_steps,
-            max_skipped_steps=config.trainer.max_skipped_steps,
-            world=world,
-        ),
+        gradients=GradientStep(policy, build_loss(config.trainer.loss), world),
+        optimizer=optimizer,
         publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights),
+        saver=_build_saver(config, state, receiver),
     )
     if world.is_first:
         write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})
     logger.info("trainer is ready: %d ranks on %s", world.size, world.device.type)
-    for step in range(config.max_steps):
-        trainer.train_step(step)
+    with trainer.saver:
+        _train_steps(config, trainer)
     trainer.publisher.save(run_dir.model, files)
     if world.is_first:
         receiver.send_event(TrainerDone(step=config.max_steps - 1, epoch=config.epoch))
+
+
+def _train_steps(config: TrainerProcessConfig, trainer: Trainer) -> None:
+    """All steps that are left, from the checkpoint to go on from or from the first."""
+    if config.resume_step is not None:
+        resume(trainer.saver.state, trainer.saver.checkpoints, config.resume_step)
+        trainer.publish_again(config.resume_step)
+    for step in range(config.resume_step or 0, config.max_steps):
+        trainer.train_step(step)
+
+
+def _build_saver(
+    config: TrainerProcessConfig, state: TrainingState, receiver: BatchReceiver
+) -> CheckpointSaver:
+    """Saves only the trainer's part; the orchestrator adds its own and commits both."""
+    run_dir = run_directory(config.run_dir)
+    check_space(state, run_dir, config.checkpoint)
+
+    def announce(step: int) -> None:
+        receiver.send_event(CheckpointStaged(step=step, epoch=config.epoch))
+
+    return CheckpointSaver(
+        state=state,
+        checkpoints=Checkpoints(run_dir, config.epoch),
+        config=config.checkpoint,
+        max_steps=config.max_steps,
+        handover=Handover(announce=announce),
+    )
 
 
 def _build_weights(

@@ -13,11 +13,17 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gradus.errors import RunDirectoryError
+from gradus.errors import CorruptStateError, RunDirectoryError
 from gradus.lease import check_epoch
 from gradus.run_dir import RunDirectory
 from gradus.weights.base import Published
-from gradus.weights.manifest import MANIFEST_NAME, build_manifest, file_entry, manifest_digest
+from gradus.weights.manifest import (
+    MANIFEST_NAME,
+    build_manifest,
+    file_entry,
+    manifest_digest,
+    read_manifest,
+)
 
 SHARD_BYTES = 4 << 30
 """Most bytes of tensors in one file; more are split over several files with an index."""
@@ -48,6 +54,7 @@ class FilesystemWeights:
         self._keep_published = keep_published
         run_dir.weights.mkdir(parents=True, exist_ok=True)
         _delete_abandoned(run_dir.weights, epoch)
+        _delete_void(run_dir.weights, epoch)
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Write `version` and forget old ones; FencedError when a newer owner took the run."""
@@ -152,6 +159,23 @@ def _delete_abandoned(weights: Path, epoch: int) -> None:
     for path in weights.iterdir():
         match = _TEMPORARY_NAME.fullmatch(path.name)
         if match and int(match[1]) <= epoch and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+
+
+def _delete_void(weights: Path, epoch: int) -> None:
+    """Delete what older epochs published: a resumed run starts again from a checkpoint.
+
+    No engine of this epoch serves those versions, and this epoch will publish others of the same
+    numbers.
+    """
+    for path in weights.iterdir():
+        if not _VERSION_NAME.fullmatch(path.name) or path.is_symlink():
+            continue
+        try:
+            is_void = read_manifest(path).epoch < epoch
+        except CorruptStateError:
+            is_void = True
+        if is_void:
             shutil.rmtree(path)
 
 

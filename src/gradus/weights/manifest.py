@@ -73,6 +73,11 @@ def verify(directory: Path, digest: str) -> Manifest:
     return manifest
 
 
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of `directory` as it stands there, without a look at the files it names."""
+    return _decode(_read_manifest(directory), directory)
+
+
 def file_entry(path: Path) -> FileEntry:
     """Size and SHA-256 of a regular file; refuses links and anything else."""
     digest = hashlib.sha256()

@@ -39,6 +39,16 @@ def optimizer(**values: Any) -> dict[str, Any]:
 ENV = "orchestrator.train.env.0"
 BORDERS = [
     ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
+    (
+        {"checkpoint": {"interval_steps": 5, "keep_interval_steps": 10}},
+        {"checkpoint": {"interval_steps": 5, "keep_interval_steps": 12}},
+        "checkpoint.keep_interval_steps",
+    ),
+    (
+        {"checkpoint": {"interval_steps": 10, "keep_interval_steps": 10}},
+        {"checkpoint": {"keep_interval_steps": 10}},
+        "checkpoint.keep_interval_steps",
+    ),
     (orchestrator(max_lag=8), orchestrator(max_lag=9), "orchestrator.max_lag"),
     (
         orchestrator(max_in_flight_episodes=8),

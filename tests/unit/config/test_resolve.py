@@ -249,16 +249,3 @@ def test_supervised_run_is_named_after_data_and_model() -> None:
 def test_supervised_run_with_contradictions_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot hold the longest sample"):
         resolve_sft(build_sft_config({"micro_batch_tokens": 8}), run_dir=RUN_DIR, epoch=0)
-
-
-def test_a_source_that_the_policy_never_plays_is_frozen() -> None:
-    other = {"model": "judge", "base_url": "http://127.0.0.1:1"}
-    configs = resolve(
-        with_env(
-            {"name": "a", "agents": {"solver": other}},
-            {"name": "b", "agents": {"solver": {}, "judge": other}},
-            {"name": "c"},
-        )
-    )
-    frozen = [source.is_frozen for source in configs.orchestrator.sources]
-    assert frozen == [True, False, False]

@@ -132,3 +132,17 @@ def test_many_bytes_are_split_over_shards_with_an_index(tmp_path: Path) -> None:
 def test_published_files_are_plain_and_readable(run_dir: RunDirectory) -> None:
     directory = build_weights(run_dir).publish(1, TENSORS).directory
     assert all(path.is_file() and os.access(path, os.R_OK) for path in directory.iterdir())
+
+
+def test_versions_of_older_epochs_make_room_for_those_of_a_resumed_run(
+    run_dir: RunDirectory,
+) -> None:
+    old = build_weights(run_dir, epoch=1)
+    for version in (3, 4):
+        old.publish(version, TENSORS)
+    (run_dir.version(4) / "manifest.json").write_bytes(b"")
+    (run_dir.weights / "version_00000007").symlink_to(run_dir.root)
+    published = build_weights(run_dir, epoch=2).publish(3, TENSORS)
+    assert verify(published.directory, published.digest).epoch == 2
+    names = sorted(path.name for path in run_dir.weights.iterdir())
+    assert names == ["version_00000003", "version_00000007"]

@@ -1,0 +1,206 @@
+"""Saving while training goes on: copy, write in the background, agree, hand over.
+
+The copy is taken between two steps, so a checkpoint is of exactly one step. Each rank then writes
+its own file without a word to the others; that all of them succeeded is agreed at the end of a
+later step. A save that fails is reported, what it wrote is deleted, and training goes on, until
+`max_failed_saves` in a row have failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from gradus.checkpoints import Checkpoints
+from gradus.config.checkpoint import CheckpointConfig
+from gradus.durable import DurableFiles, free_bytes
+from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageError
+from gradus.log import get_logger
+from gradus.run_dir import RunDirectory
+from gradus.trainer.distributed import World
+from gradus.trainer.training_state import PART, Progress, Snapshot, TrainingState
+
+logger = get_logger(__name__)
+
+SPARE_FACTOR = 2
+"""A disk with less room than this many checkpoints is worth a warning."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What becomes of a checkpoint whose trainer part lies complete; both run on rank 0 alone."""
+
+    announce: Callable[[int], None]
+    """Says so, between two steps."""
+    seal: Callable[[int], None] | None = None
+    """Commits it before, in the background; None when another role does."""
+
+
+@dataclass
+class _Save:
+    """A save in progress: every rank's write, then rank 0's seal."""
+
+    step: int
+    running: Future[None]
+    is_sealing: bool = False
+
+
+@dataclass
+class CheckpointSaver:
+    """Owns the saves of one rank; every method but `close` is called by all ranks together.
+
+    >>> saver.after_step(10)  # doctest: +SKIP
+    """
+
+    state: TrainingState
+    checkpoints: Checkpoints
+    config: CheckpointConfig
+    max_steps: int
+    handover: Handover
+    counters: Callable[[], dict[str, int]] = dict
+    """What the caller wants back after a resume."""
+    files: DurableFiles = field(default_factory=DurableFiles)
+    num_failed: int = 0
+    """Saves that failed since the last one that did not."""
+    _save: _Save | None = None
+    _background: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    )
+
+    @property
+    def world(self) -> World:
+        return self.state.world
+
+    def after_step(self, version: int) -> None:
+        """Look after the save in progress, and start one when `version` is due.
+
+        A save waits for the one before. The last one is complete when this returns.
+        """
+        self._look(wait_for_it=False)
+        if not self._is_due(version):
+            return
+        self._look(wait_for_it=True)
+        snapshot = self.state.snapshot(version, self.counters())
+        self._save = _Save(version, self._background.submit(self._write, snapshot))
+        if version == self.max_steps or not self.config.asynchronous:
+            self._look(wait_for_it=True)
+
+    def close(self) -> None:
+        """End the background thread; a save that is not agreed on stays hidden for ever."""
+        self._background.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> CheckpointSaver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _is_due(self, version: int) -> bool:
+        interval = self.config.interval_steps
+        if interval is None:
+            return False
+        return version % interval == 0 or version == self.max_steps
+
+    def _write(self, snapshot: Snapshot) -> None:
+        folder = self.checkpoints.staging(snapshot.progress.step)
+        snapshot.write(folder, self.world.rank, self.files)
+
+    def _look(self, *, wait_for_it: bool) -> None:
+        """Bring the save in progress as far as all ranks are, or to its end."""
+        while (save := self._save) is not None:
+            if wait_for_it:
+                wait([save.running])
+            if not self.world.all_agree(save.running.done()):
+                return
+            if self._is_failed(save):
+                return
+            if save.is_sealing or self.handover.seal is None:
+                self._finish(save)
+            else:
+                self._save = _Save(save.step, self._background.submit(self._seal, save.step), True)
+
+    def _seal(self, step: int) -> None:
+        if self.world.is_first and self.handover.seal is not None:
+            self.handover.seal(step)
+
+    def _finish(self, save: _Save) -> None:
+        self._save = None
+        self.num_failed = 0
+        if self.world.is_first:
+            self.handover.announce(save.step)
+
+    def _is_failed(self, save: _Save) -> bool:
+        """Whether the save failed on any rank; then it is cleaned up and counted.
+
+        Only a disk that does not take a save may fail; any other error ends all ranks.
+        """
+        error = save.running.exception()
+        if self.world.all_agree(error is None):
+            return False
+        self._save = None
+        is_bearable = self.world.all_agree(error is None or isinstance(error, StorageError))
+        if error is not None and not is_bearable:
+            raise error
+        if not is_bearable:
+            raise ProcessError("another rank failed to save; its own message says why")
+        self.num_failed += 1
+        if error is not None:
+            logger.error(
+                "checkpoint %d is not saved (%d of at most %d in a row): %s",
+                save.step,
+                self.num_failed,
+                self.config.max_failed_saves,
+                error,
+            )
+        if self.world.is_first:
+            self.checkpoints.discard(save.step)
+        if self.num_failed >= self.config.max_failed_saves:
+            raise StorageError(
+                f"{self.num_failed} checkpoints in a row were not saved, the last of them of step "
+                f"{save.step}; make room, then go on with --resume"
+            ) from error
+        return True
+
+
+def resume(state: TrainingState, checkpoints: Checkpoints, step: int) -> Progress:
+    """Load checkpoint `step` into all ranks, after the first of them has verified every byte."""
+    state.world.first_rank_does(lambda: _verified(checkpoints, step))
+    progress = state.load(checkpoints.locate(step).part(PART))
+    if progress.step != step:
+        raise CorruptStateError(f"checkpoint {step} holds the trainer's state of {progress.step}")
+    logger.info("goes on with step %d, saved by %d ranks", step, progress.num_ranks)
+    return progress
+
+
+def _verified(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.load(step)
+
+
+def check_space(state: TrainingState, run_dir: RunDirectory, config: CheckpointConfig) -> None:
+    """Refuse a disk that cannot hold one checkpoint; warn when it cannot hold two more."""
+    if config.interval_steps is None:
+        return
+    needed, free = state.num_bytes(), free_bytes(run_dir.checkpoints)
+    if free is None:
+        return
+    if needed > free:
+        raise ConfigError(
+            f"{run_dir.checkpoints}: one checkpoint needs about {needed:,} bytes, {free:,} are "
+            "free; make room, choose another output_dir, or unset checkpoint.interval_steps"
+        )
+    kept = config.keep_last + 1
+    if needed * max(SPARE_FACTOR, kept) > free:
+        logger.warning(
+            "%s: %d checkpoints of about %s bytes do not fit into the %s bytes that are free",
+            run_dir.checkpoints,
+            kept,
+            f"{needed:,}",
+            f"{free:,}",
+        )

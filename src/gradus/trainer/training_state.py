@@ -1,0 +1,140 @@
+"""Everything that a restart of the trainer would lose, as tensors and a few numbers.
+
+Weights and moments are float32 masters, saved as they are; learning rates follow from the step and
+the config. Frozen weights are not saved: they come from the model that the config names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from gradus.durable import DurableFiles
+from gradus.errors import CorruptStateError, ProtocolError
+from gradus.trainer.distributed import World
+from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.parameter_kinds import trained_parameters
+from gradus.trainer.shards import Piece, num_bytes, open_shards, own_pieces, write_shard
+
+PART = "trainer"
+"""Name of the trainer's part of a checkpoint."""
+
+_PROGRESS_FILE = "progress.json"
+_WEIGHTS = "weights."
+_OPTIMIZER = "optimizer."
+
+
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where training stands."""
+
+    step: int
+    """Updates applied; training goes on with this step."""
+    num_ranks: int
+    """Ranks that wrote the state; any other number can read it."""
+    counters: dict[str, int]
+    """What else counts up, by name: conversations read, for example."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of this rank's part of the state; training may go on while it is written."""
+
+    progress: Progress
+    pieces: Mapping[str, Piece]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size on disk, about."""
+        return num_bytes(self.pieces)
+
+    def write(self, folder: Path, rank: int, files: DurableFiles) -> None:
+        """Write this rank's files into the trainer's part; StorageError when the disk refuses."""
+        part = folder / PART
+        files.make_folder(part)
+        write_shard(part, rank, self.pieces, files)
+        if rank == 0:
+            files.write(part / _PROGRESS_FILE, msgspec.json.encode(self.progress))
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The live state of one rank: weights, moments, random numbers.
+
+    >>> snapshot = state.snapshot(step=10, counters={})  # doctest: +SKIP
+    >>> state.load(checkpoint.part("trainer")).step  # doctest: +SKIP
+    10
+    """
+
+    policy: torch.nn.Module
+    optimizer: PolicyOptimizer
+    world: World
+
+    def snapshot(self, step: int, counters: Mapping[str, int]) -> Snapshot:
+        """A copy on the CPU of what this rank has to save after `step` updates."""
+        shared = {_WEIGHTS + name: tensor for name, tensor in self._weights().items()}
+        moments = self.optimizer.state_dict()
+        shared |= {_OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        pieces = own_pieces(shared, self._random(), is_first=self.world.is_first)
+        return Snapshot(Progress(step, self.world.size, dict(counters)), pieces)
+
+    def load(self, part: Path) -> Progress:
+        """Put the state of a verified checkpoint in place, whatever number of ranks wrote it.
+
+        With another number of ranks each rank keeps the random numbers that its seed gave it.
+        """
+        progress = read_progress(part)
+        with open_shards(part) as reader:
+            for name, tensor in self._weights().items():
+                reader.fill(_WEIGHTS + name, tensor)
+            moments = self.optimizer.state_dict()
+            for name, tensor in moments.items():
+                reader.fill(_OPTIMIZER + name, tensor)
+            self.optimizer.load_state_dict(moments)
+            if progress.num_ranks == self.world.size:
+                self._restore_random({name: reader.whole(name) for name in self._random()})
+        return progress
+
+    def num_bytes(self) -> int:
+        """Bytes of the whole state over all ranks."""
+        tensors = [*self._weights().values(), *self.optimizer.state_dict().values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {it.name: it.parameter.detach() for it in trained_parameters(self.policy)}
+
+    def _random(self) -> dict[str, Tensor]:
+        """The states of torch's generators on this rank, under names of its own."""
+        states = {self._name_of_random("cpu"): torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            states[self._name_of_random("cuda")] = torch.cuda.get_rng_state(self.world.device)
+        return states
+
+    def _restore_random(self, states: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(states[self._name_of_random("cpu")])
+        if self.world.device.type == "cuda":
+            torch.cuda.set_rng_state(states[self._name_of_random("cuda")], self.world.device)
+
+    def _name_of_random(self, device: str) -> str:
+        return f"random.{self.world.rank}.{device}"
+
+
+def load_weights(policy: torch.nn.Module, part: Path) -> Progress:
+    """Put only the weights of a verified checkpoint in place, to export or to evaluate them."""
+    with open_shards(part) as reader:
+        for it in trained_parameters(policy):
+            reader.fill(_WEIGHTS + it.name, it.parameter.detach())
+    return read_progress(part)
+
+
+def read_progress(part: Path) -> Progress:
+    """Where training stood when the part was saved."""
+    path = part / _PROGRESS_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Progress)
+    except (OSError, msgspec.DecodeError, ProtocolError) as error:
+        raise CorruptStateError(f"{path} does not say where training stood: {error}") from error

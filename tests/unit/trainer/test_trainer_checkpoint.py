@@ -1,0 +1,419 @@
+"""Saves of the trainer: complete or gone, exact on resume, for one rank and for two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gradus.checkpoints import Checkpoints
+from gradus.config.checkpoint import CheckpointConfig
+from gradus.config.model import ModelConfig
+from gradus.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
+from gradus.config.process import TrainerProcessConfig
+from gradus.config.trainer import TrainerConfig
+from gradus.durable import DurableFiles
+from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProtocolError, StorageError
+from gradus.run_dir import RunDirectory
+from gradus.testing.builders import build_sample
+from gradus.testing.checkpoints import FaultyFiles, new_run
+from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.distributed import World
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.trainer import run
+from gradus.trainer.training_state import TrainingState, read_progress
+from gradus.transport.build import build_sender
+from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
+from gradus.wire.micro_batch import Batch
+from gradus.wire.packing import pack
+from gradus.wire.policy import VersionSpan
+
+pytestmark = pytest.mark.torch
+
+BuildPolicy = Callable[[torch.dtype], PolicyModel]
+ADAMW = AdamWConfig(lr=1e-3)
+
+
+class SlowFiles(DurableFiles):
+    """A disk that writes nothing before `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def write_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
+        assert self.go.wait(10)
+        super().write_by(path, writer, num_bytes=num_bytes)
+
+
+class FullFiles(DurableFiles):
+    """A disk that is full for the first `num_failures` shards."""
+
+    def __init__(self, num_failures: int) -> None:
+        self.left = num_failures
+
+    def write_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
+        if self.left:
+            self.left -= 1
+            path.write_bytes(b"half of")
+            raise StorageError(f"cannot keep {path}: No space left on device")
+        super().write_by(path, writer, num_bytes=num_bytes)
+
+
+def build_state(
+    build_policy: BuildPolicy, world: World, optimizer: OptimizerConfig = ADAMW
+) -> TrainingState:
+    policy = build_policy(torch.float32)
+    rule = PolicyOptimizer(policy, optimizer, max_steps=10, max_skipped_steps=5, world=world)
+    return TrainingState(policy, rule, world)
+
+
+def train(state: TrainingState, steps: range) -> None:
+    """Updates with gradients that depend on the step and on torch's random numbers."""
+    for step in steps:
+        for parameter in state.policy.parameters():
+            parameter.grad = torch.full_like(parameter, 0.01 * (step + 1))
+            parameter.grad.to_local().add_(torch.randn(parameter.to_local().shape) * 0.01)
+        state.optimizer.step(step)
+
+
+def contents(state: TrainingState) -> dict[str, torch.Tensor]:
+    """Everything that a snapshot would hold."""
+    return {name: piece.values for name, piece in state.snapshot(0, {}).pieces.items()}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDirectory:
+    return new_run(tmp_path)
+
+
+@pytest.fixture
+def build_saver(
+    build_policy: BuildPolicy, world: World, run_dir: RunDirectory
+) -> Iterator[Callable[..., CheckpointSaver]]:
+    savers: list[CheckpointSaver] = []
+
+    def build(files: DurableFiles | None = None, **config: object) -> CheckpointSaver:
+        checkpoints = Checkpoints(run_dir, 1)
+
+        def seal(step: int) -> None:
+            checkpoints.commit(step, ["trainer"])
+
+        announced: list[int] = []
+        saver = CheckpointSaver(
+            state=build_state(build_policy, world),
+            checkpoints=checkpoints,
+            config=CheckpointConfig.model_validate({"interval_steps": 2, **config}),
+            max_steps=5,
+            handover=Handover(announced.append, seal),
+            files=files or DurableFiles(),
+        )
+        savers.append(saver)
+        return saver
+
+    yield build
+    for saver in savers:
+        saver.close()
+
+
+def committed_steps(run_dir: RunDirectory) -> list[int]:
+    found = run_dir.checkpoints.glob("step_*") if run_dir.checkpoints.exists() else []
+    return sorted(int(path.name.removeprefix("step_")) for path in found)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [ADAMW, MuonConfig(lr=1e-3), SgdConfig(lr=1e-3, momentum=0.9), SgdConfig(lr=1e-3)]
+)
+def test_training_goes_on_bit_by_bit_with_every_optimizer(
+    build_policy: BuildPolicy, world: World, run_dir: RunDirectory, optimizer: OptimizerConfig
+) -> None:
+    torch.manual_seed(3)
+    state = build_state(build_policy, world, optimizer)
+    train(state, range(3))
+    checkpoints = Checkpoints(run_dir, 1)
+    snapshot = state.snapshot(3, {"conversations": 12})
+    snapshot.write(checkpoints.staging(3), 0, DurableFiles())
+    checkpoints.commit(3, ["trainer"])
+    train(state, range(3, 5))
+    restarted = build_state(build_policy, world, optimizer)
+    torch.manual_seed(99)
+    progress = resume(restarted, Checkpoints(run_dir, 2), 3)
+    assert (progress.step, progress.num_ranks, progress.counters) == (3, 1, {"conversations": 12})
+    train(restarted, range(3, 5))
+    expected, found = contents(state), contents(restarted)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_saves_come_at_multiples_and_at_the_last_step(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    saver = build_saver()
+    for version in range(1, 6):
+        train(saver.state, range(version - 1, version))
+        saver.after_step(version)
+    assert committed_steps(run_dir) == [2, 4, 5]
+
+
+def test_without_an_interval_nothing_is_saved(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    saver = build_saver(interval_steps=None)
+    for version in range(1, 6):
+        saver.after_step(version)
+    assert not run_dir.checkpoints.exists()
+
+
+def test_training_goes_on_while_a_save_is_written(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    files = SlowFiles()
+    saver = build_saver(files)
+    before = contents(saver.state)
+    saver.after_step(2)
+    train(saver.state, range(2, 3))
+    saver.after_step(3)
+    assert committed_steps(run_dir) == []
+    files.go.set()
+    saver.after_step(4)
+    saver.after_step(5)
+    assert committed_steps(run_dir) == [2, 4, 5]
+    resume(saver.state, Checkpoints(run_dir, 2), 2)
+    after = contents(saver.state)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_synchronous_save_is_complete_at_once(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    build_saver(asynchronous=False).after_step(2)
+    assert committed_steps(run_dir) == [2]
+
+
+def test_a_full_disk_is_reported_and_the_next_save_succeeds(
+    build_saver: Callable[..., CheckpointSaver],
+    run_dir: RunDirectory,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    saver = build_saver(FullFiles(1), asynchronous=False)
+    saver.after_step(2)
+    assert saver.num_failed == 1
+    assert "checkpoint 2 is not saved (1 of at most 3 in a row)" in caplog.text
+    assert list(run_dir.checkpoints.iterdir()) == []
+    saver.after_step(4)
+    assert saver.num_failed == 0
+    assert committed_steps(run_dir) == [4]
+
+
+def test_a_disk_that_stays_full_ends_the_run_as_to_be_tried_again(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    saver = build_saver(FullFiles(9), asynchronous=False, max_failed_saves=2)
+    saver.after_step(2)
+    with pytest.raises(StorageError, match="2 checkpoints in a row") as failure:
+        saver.after_step(4)
+    assert failure.value.exit_code is ExitCode.TRY_AGAIN
+    assert list(run_dir.checkpoints.iterdir()) == []
+
+
+def test_a_seal_that_finds_the_disk_full_leaves_the_checkpoints_before(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    saver = build_saver(asynchronous=False)
+    saver.after_step(2)
+    rename = FaultyFiles()
+    saver.checkpoints._files = rename
+    saver.after_step(4)
+    assert committed_steps(run_dir) == [2, 4]
+    saver.checkpoints._files = FaultyFiles(rename.operations.index("rename"), full=True)
+    saver.after_step(5)
+    assert saver.num_failed == 1
+    assert committed_steps(run_dir) == [2, 4]
+
+
+def test_an_error_that_is_not_the_disks_ends_the_run(
+    build_saver: Callable[..., CheckpointSaver],
+) -> None:
+    saver = build_saver(asynchronous=False)
+    (saver.checkpoints.staging(2) / "stray").mkdir()
+    with pytest.raises(ProtocolError, match="stray"):
+        saver.after_step(2)
+
+
+def test_a_state_of_another_step_than_its_checkpoint_is_refused(
+    build_policy: BuildPolicy, world: World, run_dir: RunDirectory
+) -> None:
+    state = build_state(build_policy, world)
+    checkpoints = Checkpoints(run_dir, 1)
+    state.snapshot(3, {}).write(checkpoints.staging(4), 0, DurableFiles())
+    checkpoints.commit(4, ["trainer"])
+    with pytest.raises(CorruptStateError, match="trainer's state of 3"):
+        resume(state, checkpoints, 4)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(
+    build_policy: BuildPolicy, world: World, run_dir: RunDirectory
+) -> None:
+    checkpoints = Checkpoints(run_dir, 1)
+    state = build_state(build_policy, world)
+    state.snapshot(3, {}).write(checkpoints.staging(3), 0, DurableFiles())
+    checkpoints.commit(3, ["trainer"])
+    other = build_state(build_policy, world, SgdConfig(lr=1e-3, momentum=0.9))
+    with pytest.raises(ConfigError, match="momentum_buffer"):
+        resume(other, checkpoints, 3)
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_refused_at_the_start(
+    build_policy: BuildPolicy,
+    world: World,
+    run_dir: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state, config = build_state(build_policy, world), CheckpointConfig(interval_steps=1)
+    monkeypatch.setattr("gradus.trainer.checkpoint.free_bytes", lambda _: state.num_bytes() - 1)
+    with pytest.raises(ConfigError, match="one checkpoint needs about"):
+        check_space(state, run_dir, config)
+    check_space(state, run_dir, CheckpointConfig())
+    monkeypatch.setattr("gradus.trainer.checkpoint.free_bytes", lambda _: state.num_bytes() * 2)
+    check_space(state, run_dir, config)
+    assert "3 checkpoints of about" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"step": "x"}'])
+def test_a_progress_file_that_says_nothing_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "progress.json").write_bytes(content)
+    with pytest.raises(CorruptStateError, match="where training stood"):
+        read_progress(tmp_path)
+
+
+# ------------------------------------------------------------------ whole runs
+STEPS = 4
+
+
+def build_config(
+    root: Path, model: Path, *, epoch: int = 0, num_processes: int = 1, **fields: object
+) -> TrainerProcessConfig:
+    return TrainerProcessConfig.model_validate(
+        {
+            "run_dir": str(root),
+            "epoch": epoch,
+            "model": ModelConfig(name=str(model)),
+            "max_steps": STEPS,
+            "seed": 0,
+            "trainer": TrainerConfig(
+                compute_dtype="float32",
+                optimizer=ADAMW,
+                deterministic=True,
+                receive_timeout_seconds=5,
+                num_processes=num_processes,
+            ),
+            "checkpoint": CheckpointConfig(interval_steps=2),
+            **fields,
+        }
+    )
+
+
+async def send_batches(root: Path, *, num_ranks: int = 1, epoch: int = 0, first: int = 0) -> object:
+    """Lay all batches into the spool before the trainer starts; gives the sender."""
+    sender = build_sender(RunDirectory(root), epoch, capacity=STEPS + 1)
+    for step in range(first, STEPS):
+        samples = [build_sample(5 + i, seed=10 * step + i, id=f"{step}-{i}") for i in range(6)]
+        ranks = pack(samples, max_tokens=40, num_ranks=num_ranks)
+        await sender.send(Batch(step, epoch, VersionSpan(0, step), ranks))
+    return sender
+
+
+async def events_of(sender: object) -> list[Event]:
+    events: list[Event] = []
+    while not events or not isinstance(events[-1], TrainerDone):
+        events.append(await sender.receive_event())  # type: ignore[attr-defined]
+    await sender.close()  # type: ignore[attr-defined]
+    return events
+
+
+def commit_staged(root: Path, epoch: int, step: int) -> None:
+    """What the orchestrator does with a staged part, less its own."""
+    Checkpoints(RunDirectory(root), epoch).commit(step, ["trainer"])
+
+
+async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the_same(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    sender = await send_batches(tmp_path)
+    run(build_config(tmp_path, tiny_model))
+    staged = [e.step for e in await events_of(sender) if isinstance(e, CheckpointStaged)]
+    assert staged == [2, 4]
+    commit_staged(tmp_path, 0, 2)
+    expected = (tmp_path / "model/model.safetensors").read_bytes()
+    (tmp_path / "model/model.safetensors").unlink()
+    sender = await send_batches(tmp_path, epoch=1, first=2)
+    run(build_config(tmp_path, tiny_model, epoch=1, resume_step=2))
+    events = await events_of(sender)
+    first = events[0]
+    assert isinstance(first, PolicyPublished)
+    assert first.version == 2
+    published = [event.version for event in events if isinstance(event, PolicyPublished)]
+    assert published == [2, 3, 4]
+    assert (tmp_path / "model/model.safetensors").read_bytes() == expected
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+from gradus.config.process import TrainerProcessConfig
+from gradus.trainer.trainer import run
+
+run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
+"""
+
+
+def run_two_ranks(config: TrainerProcessConfig, folder: Path) -> None:
+    script, file = folder / "program.py", folder / "trainer.json"
+    script.write_text(PROGRAM)
+    file.write_text(config.model_dump_json())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script), str(file)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+async def test_another_number_of_ranks_goes_on_with_the_same_weights(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """One rank saves, two go on and save, one goes on; the weights are those of one throughout."""
+    sender = await send_batches(tmp_path)
+    run(build_config(tmp_path, tiny_model))
+    await events_of(sender)
+    commit_staged(tmp_path, 0, 2)
+    undisturbed = load_file(tmp_path / "model/model.safetensors")
+    at_two = load_file(tmp_path / "weights/version_00000003/model.safetensors")
+    sender = await send_batches(tmp_path, epoch=1, first=2, num_ranks=2)
+    resumed = build_config(tmp_path, tiny_model, epoch=1, resume_step=2, num_processes=2)
+    run_two_ranks(resumed, tmp_path)
+    await events_of(sender)
+    commit_staged(tmp_path, 1, 4)
+    two_ranks = load_file(tmp_path / "model/model.safetensors")
+    part = Checkpoints(RunDirectory(tmp_path), 1).load(4).part("trainer")
+    assert len(list(part.glob("rank_*.safetensors"))) == 2
+    run(build_config(tmp_path, tiny_model, epoch=2, resume_step=4, max_steps=4))
+    back = load_file(tmp_path / "model/model.safetensors")
+    for name, weight in back.items():
+        assert torch.equal(weight, two_ranks[name]), name
+        moved = float((undisturbed[name] - at_two[name]).abs().max())
+        difference = float((undisturbed[name] - two_ranks[name]).abs().max())
+        assert difference <= 1e-2 * max(moved, 1e-6), name
