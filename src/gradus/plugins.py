@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, cast
 
 from gradus.errors import ConfigError
 
@@ -26,13 +28,29 @@ def find_plugin(kind: str, name: str, registry: Mapping[str, str | type]) -> typ
             f"{kind} {name!r} is not known. Use one of: {known}; "
             "or your own as 'package.module:Class'"
         )
+    found = getattr(_import(kind, name, module_name), class_name, None)
+    if not isinstance(found, type):
+        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no class {class_name!r}")
+    return found
+
+
+def find_function(kind: str, path: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names; refuses everything else."""
+    module_name, separator, function_name = path.partition(":")
+    if not separator:
+        raise ConfigError(f"{kind} {path!r} must be given as 'package.module:function'")
+    found = getattr(_import(kind, path, module_name), function_name, None)
+    if not callable(found):
+        raise ConfigError(
+            f"{kind} {path!r}: module {module_name!r} has no function {function_name!r}"
+        )
+    return cast("Callable[..., Any]", found)
+
+
+def _import(kind: str, name: str, module_name: str) -> ModuleType:
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{kind} {name!r}: cannot import {module_name!r} ({error}). Install it or fix the path"
         ) from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no class {class_name!r}")
-    return found

@@ -13,6 +13,6 @@ class AlgorithmConfig(StrictConfig):
     """A registered algorithm or a class of your own."""
 
     type: str = "grpo"
-    """`grpo`, or "package.module:Class"."""
+    """`grpo`, `max_rl`, `hierarchical_grpo`, `rae`, `echo`, or "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the algorithm, e.g. {scale_by_std = true}."""

@@ -22,10 +22,10 @@ MAX_SEED = 2**32 - 1
 _ENV: KeyPath = ("orchestrator", "train", "env")
 _ADDRESS_FORMS = ("tcp://", "ipc://")
 
-GROUP_BASELINES = frozenset({"grpo"})
+GROUP_BASELINES = frozenset({"grpo", "max_rl", "hierarchical_grpo", "echo"})
 """Algorithms that compare the episodes of one group, and learn nothing from a group of one."""
 
-ALGORITHMS = frozenset({"grpo"})
+ALGORITHMS = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo"})
 """Registered names for `algo.type`."""
 
 LOSSES = frozenset({"dppo"})
@@ -228,7 +228,9 @@ def _source_problems(
 ) -> Iterator[Problem]:
     """Conflicts inside one source, and between it and the model."""
     algo = source_algo(config, source)
-    if source.group_size < 2 and algo.type in GROUP_BASELINES:
+    # Agents that are compared within one episode need no second one.
+    is_within_episode = bool(algo.options.get("episode_agents"))
+    if source.group_size < 2 and algo.type in GROUP_BASELINES and not is_within_episode:
         yield Problem(
             (*path, "group_size"),
             f"{source.group_size} gives {algo.type} no baseline to compare with; "

@@ -14,6 +14,10 @@ from verifiers.v1.trace import Error, WireTrace
 
 from gradus.orchestrator.algorithms.base import trainable_traces
 
+QUARANTINED_TURNS = "quarantined_turns"
+"""Key in a trace's `info` under which an environment lists the turns that it could not read, by
+their number among the sampled turns of the trace, from 0."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -38,12 +42,18 @@ def find_failure(episode: WireEpisode) -> Failure | None:
         return _reported_error(episode)
     traces = trainable_traces([episode])
     for trace in traces:
-        failure = _check_reward(trace) or _check_tokens(trace)
+        failure = _check_reward(trace) or _check_tokens(trace) or _check_quarantine(trace)
         if failure is not None:
             return failure
     if not any(any(node.mask) for trace in traces for node in trace.nodes):
         return Failure("no_sampled_tokens", "no trainable trace holds a sampled token")
     return None
+
+
+def quarantined_nodes(trace: WireTrace) -> list[MessageNode]:
+    """The sampled messages that the environment could not read; they train nothing."""
+    turns = [node for node in trace.nodes if node.sampled]
+    return [turns[number] for number in trace.info.get(QUARANTINED_TURNS, ())]
 
 
 def _reported_error(episode: WireEpisode) -> Failure:
@@ -77,6 +87,20 @@ def _check_tokens(trace: WireTrace) -> Failure | None:
         if problem:
             return Failure("invalid_tokens", f"message {number} of the trace: {problem}")
     return None
+
+
+def _check_quarantine(trace: WireTrace) -> Failure | None:
+    numbers = trace.info.get(QUARANTINED_TURNS, [])
+    is_valid = isinstance(numbers, list) and all(
+        type(number) is int and 0 <= number < trace.num_turns for number in numbers
+    )
+    if is_valid:
+        return None
+    return Failure(
+        "invalid_quarantine",
+        f"info.{QUARANTINED_TURNS} of agent {trace.agent.name!r} is {numbers!r}; it must list "
+        f"numbers of its {trace.num_turns} turns, counted from 0",
+    )
 
 
 def _node_problem(node: MessageNode) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.orchestrator.algorithms.base import Algorithm
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext
 from gradus.orchestrator.batcher import ERROR_PREFIX
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.filters import Filter, dropped_by
@@ -34,6 +34,11 @@ class PlayedEpisode:
     failure: Failure | None = None
 
     @property
+    def number(self) -> int:
+        """Which episode of its group this is, in the order of their starts, from 0."""
+        return int(self.id.rpartition(".")[2])
+
+    @property
     def outcome(self) -> Outcome:
         """Exactly one of the three."""
         if self.failure is not None:
@@ -53,6 +58,8 @@ class Group:
     """Samples that may train."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Reason per id of a sample, or of an episode that gave none."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """What the algorithm recorded about this group."""
 
     @property
     def source(self) -> str:
@@ -63,6 +70,12 @@ class Group:
     def finished(self) -> list[tuple[PlayedEpisode, WireEpisode]]:
         """The episodes that count for credit."""
         return [(p, p.episode) for p in self.played if p.episode is not None and p.failure is None]
+
+    @property
+    def credit_context(self) -> CreditContext:
+        """What an algorithm may know of this group beside its finished episodes."""
+        failed = [p.episode for p in self.played if p.episode is not None and p.failure is not None]
+        return CreditContext(self.source, self.task.key, failed, self.numbers)
 
     @property
     def reasons(self) -> Counter[str]:
@@ -82,7 +95,10 @@ class Grading:
 
 def grade(group: Group, grading: Grading) -> None:
     """Credit the finished episodes against each other and fill `samples` and `dropped`."""
-    grading.algorithm.score_group([episode for _, episode in group.finished])
+    # In the order of their starts: which episode ended first must not change the credit.
+    group.played.sort(key=lambda played: played.number)
+    finished = [episode for _, episode in group.finished]
+    grading.algorithm.score_group(finished, group.credit_context)
     for played in group.played:
         if played.failure is not None:
             group.dropped[played.id] = f"{ERROR_PREFIX}{played.failure.kind}"

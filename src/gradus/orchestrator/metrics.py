@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gradus.monitor.reduce import Mean
 from gradus.orchestrator.algorithms.base import trainable_traces
 from gradus.orchestrator.grading import Group
 from gradus.orchestrator.group_ledger import Outcome
@@ -75,10 +76,14 @@ class Tally:
     def __init__(self) -> None:
         self._episodes: dict[str, EpisodeCounts] = {}
         self._counts: Counter[str] = Counter()
+        self._numbers: dict[str, Mean] = {}
 
     def add_group(self, group: Group) -> None:
         """Count the episodes of a group that will get nothing more, and what was dropped of it."""
         self._episodes.setdefault(group.source, EpisodeCounts()).add(group)
+        for name, value in group.numbers.items():
+            metric = f"group/{group.source}/{name}/mean"
+            self._numbers[metric] = self._numbers.get(metric, Mean(0.0, 0.0)).merge(Mean(value))
         finished = {played.id for played in group.played if played.outcome is Outcome.FINISHED}
         for dropped_id, reason in group.dropped.items():
             # Failures are counted as errors of episodes, not as dropped samples.
@@ -100,8 +105,10 @@ class Tally:
             found |= counts.metrics(f"episode/{source}")
         found |= total.metrics("episode")
         found |= {name: float(count) for name, count in self._counts.items()}
+        found |= {name: mean.total / mean.weight for name, mean in self._numbers.items()}
         self._episodes = {}
         self._counts = Counter()
+        self._numbers = {}
         return found
 
 

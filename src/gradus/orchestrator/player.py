@@ -59,7 +59,7 @@ class EpisodePlayer:
             return PlayedEpisode(episode_id, group.id, self._span(version), failure=failed.failure)
         failure = find_failure(episode)
         if failure is None:
-            await source.grading.algorithm.score_episode(episode)
+            await source.grading.algorithm.score_episode(episode, group.credit_context)
         return PlayedEpisode(
             episode_id, group.id, self._span(version), episode=episode, failure=failure
         )

@@ -1,7 +1,8 @@
 """An episode becomes samples: one per branch of every trace that may train (pure).
 
 A sampled turn that several branches share trains in the first of them only; the others carry it as
-context, with weight 0.
+context, with weight 0. So does a quarantined turn, one whose text the environment could not read:
+nobody answered it, so the outcome says nothing about it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
+from gradus.orchestrator.episode_check import quarantined_nodes
 from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import LOSS_NAMES, BoolArray, FloatArray, Sample
 
@@ -42,7 +44,8 @@ def build_samples(episode: WireEpisode, origin: SampleOrigin) -> list[Sample]:
 
 def _trace_samples(trace: WireTrace, index: int, origin: SampleOrigin) -> list[Sample]:
     samples: list[Sample] = []
-    trained: set[int] = set()
+    # By identity: the same message node stands in every branch that holds it.
+    trained = {id(node) for node in quarantined_nodes(trace)}
     for branch in trace.branches:
         if not branch.trainable:
             continue

@@ -47,6 +47,18 @@ class World:
             dist.all_reduce(vector)
         return dict(zip(names, vector.tolist(), strict=True))
 
+    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The largest of each value over all ranks, which must pass the same names."""
+        if not values:
+            return {}
+        names = sorted(values)
+        vector = torch.tensor(
+            [values[name] for name in names], dtype=torch.float64, device=self.device
+        )
+        with named_failures("compare numbers over ranks"):
+            dist.all_reduce(vector, op=dist.ReduceOp.MAX)
+        return dict(zip(names, vector.tolist(), strict=True))
+
     def all_agree(self, condition: bool) -> bool:
         """True when the condition holds on every rank."""
         vote = torch.tensor(int(condition), dtype=torch.int32, device=self.device)

@@ -1,8 +1,10 @@
 """From micro batches to gradients; the only place that divides a loss by a number of tokens.
 
 L = Σ rl / N_rl + Σ ce / N_ce + Σ ref_kl / N_ref. Each N counts the members of that component over
-all ranks and micro batches of the step, and is at least 1. Packing, micro-batching and splitting
-over ranks therefore change neither the loss nor the gradient. Shapes: T tokens of a micro batch.
+all ranks and micro batches of the step, and is at least 1. Members of ce_batch have the loss of ce,
+and count and divide with rl: (Σ rl + Σ ce_batch) / (N_rl + N_ce_batch). Packing, micro-batching and
+splitting over ranks therefore change neither the loss nor the gradient. Shapes: T tokens of a micro
+batch.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ from gradus.trainer.model.policy_model import PolicyModel, TokenScores
 from gradus.trainer.tensors import TrainTensors, count_members
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import LOSS_NAMES
+
+_JOINT = ("rl", "ce_batch")
+"""Components that share one denominator."""
+_OBSERVED = ("ce", "ce_batch")
+"""Components whose members the policy shall predict."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class GradientStep:
             "rl": rl_loss,
             "ce": cross_entropy,
             "ref_kl": reference_kl,
+            "ce_batch": cross_entropy,
         }
 
     def run(self, micro_batches: Sequence[MicroBatch]) -> StepLoss:
@@ -66,8 +74,9 @@ class GradientStep:
                 # FSDP averages gradients over ranks; the denominators are global already.
                 (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
             for name, part in parts.items():
-                sums[name] += part
-        totals = self._world.sums(sums)
+                sums[name] = max(sums[name], part) if _is_peak(name) else sums[name] + part
+        peaks = {name: sums.pop(name) for name in [*sums] if _is_peak(name)}
+        totals = self._world.sums(sums) | self._world.maxima(peaks)
         return StepLoss(
             total=totals.pop("total"),
             members={name: members[name] for name in LOSS_NAMES},
@@ -94,14 +103,22 @@ class GradientStep:
             output = self._losses[name](_loss_inputs(tensors, scores, name))
             weights = tensors.weights[name]
             weighted = torch.where(weights != 0, weights * output.per_token, 0.0)
-            denominator = max(1, members[name])
-            component = weighted.sum() / denominator
+            component = weighted.sum() / _denominator(name, members)
             loss = loss + component
             if members[name]:
                 shares[f"{name}/mean"] = component.item()
-                shares |= _means(output.metrics, tensors.members(name), denominator)
+                shares |= _means(output.metrics, tensors.members(name), members[name])
+                if name in _OBSERVED:
+                    shares |= _surprise(name, tensors, scores, members[name])
         shares |= _policy_means(tensors, scores, members)
         return loss, shares | {"total": loss.item()}
+
+
+def _denominator(name: str, members: Mapping[str, int]) -> int:
+    """How many tokens a component is divided by."""
+    if name in _JOINT:
+        return max(1, sum(members[joint] for joint in _JOINT))
+    return max(1, members[name])
 
 
 def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossInputs:
@@ -114,6 +131,25 @@ def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossI
         mask=tensors.members(name),
         sample_index=tensors.sample_index,
     )
+
+
+@torch.no_grad()
+def _surprise(
+    name: str, tensors: TrainTensors, scores: TokenScores, num_members: int
+) -> dict[str, float]:
+    """-policy logprob of the members, unweighted: its mean, its largest value, their number."""
+    mask = tensors.members(name)
+    surprise = torch.where(mask, -scores.logprobs, 0.0)
+    return {
+        f"{name}/nll/mean": surprise.sum(dtype=torch.float64).item() / num_members,
+        f"{name}/nll/max": surprise.max().item(),
+        f"{name}/tokens/sum": float(mask.sum().item()),
+    }
+
+
+def _is_peak(metric: str) -> bool:
+    """Whether parts of a metric are merged by taking the largest; all others are added up."""
+    return metric.endswith("/max")
 
 
 def _policy_means(

@@ -15,8 +15,9 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 
-LOSS_NAMES = ("rl", "ce", "ref_kl")
-"""The loss components; the trainer refuses a loss weight with another name."""
+LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch")
+"""The loss components; the trainer refuses a loss weight with another name. `ce_batch` is the loss
+of `ce`, divided together with `rl` by the tokens of both; the others have a count of their own."""
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

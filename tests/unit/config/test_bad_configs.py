@@ -132,7 +132,12 @@ WRONG_CHOICES = [
     bad("floor above the peak", "[trainer.optimizer]\nmin_lr_ratio = 1.5", "must be at most 1"),
     bad("pool", env("pool = {type = 'elastik'}"), "pool.type: 'elastik'", "mean 'elastic'?"),
     bad("loss", "[trainer.loss]\ntype = 'dpo'", "loss 'dpo' is not known; did you mean 'dppo'?"),
-    bad("algorithm", "[orchestrator.train.algo]\ntype = 'xx'", "use grpo, or name your own as"),
+    bad(
+        "algorithm",
+        "[orchestrator.train.algo]\ntype = 'xx'",
+        "use echo or grpo or",
+        "or name your own as",
+    ),
     bad("algorithm of a source", env("algo = {type = 'grpp'}"), "env.0.algo.type", "mean 'grpo'?"),
     bad("name of the run", "name = '../x'", "is not a name", NAMES),
     bad("name of a source", env("name = 'a/b'"), "env.0.name: 'a/b' is not a name", NAMES),

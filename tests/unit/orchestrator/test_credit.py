@@ -8,7 +8,7 @@ import pytest
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import build_algorithm
-from gradus.orchestrator.algorithms.base import trainable_traces
+from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
 from gradus.orchestrator.algorithms.credit import (
     centre,
     centre_leave_one_out,
@@ -17,6 +17,8 @@ from gradus.orchestrator.algorithms.credit import (
 )
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.testing.episodes import build_episode, build_group, build_trace
+
+CONTEXT = CreditContext("words", task_key=0)
 
 
 def advantages_of(episodes: list) -> list[float]:
@@ -70,25 +72,27 @@ def test_length_penalty_of_a_group_without_tokens_divides_by_nothing() -> None:
 
 def test_grpo_writes_one_advantage_on_every_sampled_token() -> None:
     episodes = build_group([1.0, 0.0])
-    GroupRelative().score_group(episodes)
+    GroupRelative().score_group(episodes, CONTEXT)
     assert episodes[0].traces[0].nodes[1].advantages == [0.5] * 4
     assert episodes[0].traces[0].nodes[0].advantages is None
 
 
 def test_a_single_finished_episode_has_no_advantage() -> None:
     episodes = build_group([1.0])
-    GroupRelative().score_group(episodes)
+    GroupRelative().score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == [0.0]
 
 
 def test_a_group_without_finished_episodes_is_no_error() -> None:
-    GroupRelative(scale_by_std=True, leave_one_out=True, length_penalty=True).score_group([])
+    GroupRelative(scale_by_std=True, leave_one_out=True, length_penalty=True).score_group(
+        [], CONTEXT
+    )
 
 
 def test_traces_of_other_agents_do_not_move_the_baseline() -> None:
     judge = build_trace(reward=100.0, agent="judge", trainable=False)
     episodes = [build_episode([build_trace(reward=1.0), judge]), build_episode(reward=0.0)]
-    GroupRelative().score_group(episodes)
+    GroupRelative().score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == [0.5, -0.5]
     assert judge.nodes[1].advantages is None
 
@@ -98,14 +102,14 @@ def test_shorter_of_two_good_replies_is_better_under_the_length_penalty() -> Non
         build_episode([build_trace(reward=1.0, turns=1)]),
         build_episode([build_trace(reward=1.0, turns=3)]),
     ]
-    GroupRelative(length_penalty=True).score_group(episodes)
+    GroupRelative(length_penalty=True).score_group(episodes, CONTEXT)
     short, long = advantages_of(episodes)
     assert short > 0 > long
 
 
 async def test_grpo_needs_nothing_between_groups() -> None:
     algorithm = GroupRelative()
-    await algorithm.score_episode(build_episode())
+    await algorithm.score_episode(build_episode(), CONTEXT)
     algorithm.load_state(algorithm.state())
     assert algorithm.state() == {}
 
@@ -113,7 +117,7 @@ async def test_grpo_needs_nothing_between_groups() -> None:
 def test_algorithm_is_built_from_its_config() -> None:
     config = AlgorithmConfig(type="grpo", options={"leave_one_out": True})
     episodes = build_group([1.0, 0.0])
-    build_algorithm(config).score_group(episodes)
+    build_algorithm(config).score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == [1.0, -1.0]
 
 

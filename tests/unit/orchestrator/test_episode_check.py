@@ -109,3 +109,19 @@ def test_ragged_or_impossible_tokens_are_refused_never_padded(
 
 def test_a_failure_tells_its_kind_first() -> None:
     assert str(EpisodeFailed(Failure("ProviderError", "refused"))) == "ProviderError: refused"
+
+
+@pytest.mark.parametrize("numbers", [[1], [-1], ["0"], [True], 0, None])
+def test_a_quarantine_of_turns_that_there_are_not_is_invalid(numbers: object) -> None:
+    trace = build_trace()
+    trace.info["quarantined_turns"] = numbers
+    failure = find_failure(build_episode([trace]))
+    assert failure is not None
+    assert failure.kind == "invalid_quarantine"
+    assert "it must list numbers of its 1 turns" in failure.message
+
+
+def test_a_quarantined_turn_is_no_failure() -> None:
+    trace = build_trace(turns=2)
+    trace.info["quarantined_turns"] = [0]
+    assert find_failure(build_episode([trace])) is None

@@ -12,6 +12,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.filters import build_filters
 from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, give_up, grade
@@ -20,7 +21,7 @@ from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
 from gradus.orchestrator.record import EpisodeWriter, encode_record, episode_record
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer
-from gradus.testing.episodes import build_episode, build_group
+from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.policy import VersionSpan
 
 GRADING = Grading(GroupRelative(), build_filters(["zero_advantage"]), 1.0, 64)
@@ -51,6 +52,25 @@ def test_grading_compares_the_finished_and_names_the_failed() -> None:
     grade(group, GRADING)
     assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
     assert group.dropped == {"g0.2": "error:ProviderError"}
+
+
+def test_credit_does_not_depend_on_which_episode_ended_first() -> None:
+    group = group_of(*build_group([1.0, 0.0]))
+    group.played.reverse()
+    grade(group, Grading(RoleAdvantageEstimation(momentum=0.5), [], 1.0, 64))
+    assert [p.id for p in group.played] == ["g0.0", "g0.1"]
+    assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
+    assert group.samples[1].advantages.min() == -0.25
+    assert group.numbers == {"rae_baseline/agent": 0.25}
+
+
+def test_an_algorithm_sees_the_task_and_what_failed() -> None:
+    failed = build_episode([build_trace(error="ProviderError")])
+    group = group_of(build_episode())
+    failure = Failure("ProviderError", "refused")
+    group.played.append(PlayedEpisode("g0.1", "g0", VersionSpan(0, 0), failed, failure))
+    context = group.credit_context
+    assert (context.environment, context.task_key, context.failed) == ("words", "key-3", [failed])
 
 
 def test_grading_drops_equal_rewards_by_the_name_of_the_filter() -> None:

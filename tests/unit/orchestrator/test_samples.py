@@ -200,3 +200,32 @@ def test_unsampled_tokens_have_no_logprob_no_credit_and_temperature_one(
         assert not sample.sampling_logprobs[unsampled].any()
         assert not sample.advantages[unsampled].any()
         assert (sample.temperatures[unsampled] == 1.0).all()
+
+
+def quarantined(episode: WireEpisode, *turns: int) -> WireEpisode:
+    episode.traces[0].info["quarantined_turns"] = list(turns)
+    return episode
+
+
+def test_a_quarantined_turn_masks_only_its_own_tokens() -> None:
+    whole = build_samples(credited(build_episode([build_trace(turns=3)])), ORIGIN)[0]
+    (sample,) = build_samples(
+        quarantined(credited(build_episode([build_trace(turns=3)])), 1), ORIGIN
+    )
+    assert sample.loss_mask.tolist() == [
+        is_trained and not 8 <= position < 16
+        for position, is_trained in enumerate(whole.loss_mask.tolist())
+    ]
+    assert sample.token_ids.tolist() == whole.token_ids.tolist()
+    assert sample.sampling_logprobs.tolist() == whole.sampling_logprobs.tolist()
+    assert sample.temperatures.tolist() == whole.temperatures.tolist()
+
+
+def test_a_quarantined_turn_that_branches_share_trains_in_none_of_them() -> None:
+    first, second = build_samples(quarantined(shared_turn(), 0), ORIGIN)
+    assert first.loss_mask.tolist() == [False] * 7 + [True]
+    assert second.loss_mask.tolist() == [False] * 7 + [True, True]
+
+
+def test_a_trace_whose_every_turn_is_quarantined_gives_no_sample() -> None:
+    assert build_samples(quarantined(credited(build_episode()), 0), ORIGIN) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradus.errors import ConfigError
-from gradus.plugins import find_plugin
+from gradus.plugins import find_function, find_plugin
 
 REGISTRY: dict[str, str | type] = {
     "fraction": "fractions:Fraction",
@@ -40,3 +40,23 @@ def test_an_unusable_plugin_says_what_is_wrong(name: str, message: str) -> None:
         find_plugin("loss", name, REGISTRY)
     assert message in str(caught.value)
     assert f"loss {name!r}" in str(caught.value)
+
+
+def test_a_function_of_the_user_is_found_by_its_path() -> None:
+    assert find_function("echo filter", "math:isfinite")(1.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("isfinite", "must be given as 'package.module:function'"),
+        ("no_such_module_here:f", "cannot import 'no_such_module_here'"),
+        ("math:nothing", "has no function 'nothing'"),
+        ("math:pi", "has no function 'pi'"),
+    ],
+)
+def test_an_unusable_function_says_what_is_wrong(path: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_function("echo filter", path)
+    assert message in str(caught.value)
+    assert f"echo filter {path!r}" in str(caught.value)

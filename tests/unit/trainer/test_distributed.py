@@ -15,6 +15,8 @@ pytestmark = pytest.mark.torch
 def test_a_world_of_one_needs_no_torchrun(world: World) -> None:
     assert (world.rank, world.size, world.is_first) == (0, 1, True)
     assert world.sums({"b": 2.5, "a": 1.0}) == {"a": 1.0, "b": 2.5}
+    assert world.maxima({"b": 2.5, "a": 1.0}) == {"a": 1.0, "b": 2.5}
+    assert world.maxima({}) == {}
     assert world.all_agree(True)
     assert not world.all_agree(False)
 

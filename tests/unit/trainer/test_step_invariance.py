@@ -51,7 +51,7 @@ def test_members_are_counted_over_all_micro_batches(bench: Any) -> None:
     samples = [build_sample(6, prompt_length=2), build_sample(9, prompt_length=3, seed=1)]
     result = bench.step.run([build_micro_batch([s]) for s in samples])
     bench.take_gradients()
-    assert result.members == {"rl": 4 + 6, "ce": 0, "ref_kl": 0}
+    assert result.members == {"rl": 4 + 6, "ce": 0, "ref_kl": 0, "ce_batch": 0}
     assert result.tokens == 15
 
 

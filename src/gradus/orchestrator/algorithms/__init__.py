@@ -5,10 +5,19 @@ from __future__ import annotations
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import Algorithm
-from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.algorithms.echo import Echo
+from gradus.orchestrator.algorithms.group_relative import GroupRelative, MaxRl
+from gradus.orchestrator.algorithms.hierarchical import HierarchicalGroupRelative
+from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.plugins import find_plugin
 
-ALGORITHMS: dict[str, type] = {"grpo": GroupRelative}
+ALGORITHMS: dict[str, type] = {
+    "grpo": GroupRelative,
+    "max_rl": MaxRl,
+    "hierarchical_grpo": HierarchicalGroupRelative,
+    "rae": RoleAdvantageEstimation,
+    "echo": Echo,
+}
 """Registered names; anything else is "package.module:Class"."""
 
 

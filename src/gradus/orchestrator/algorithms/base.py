@@ -1,27 +1,56 @@
 """An algorithm writes credit onto the traces of finished episodes.
 
-Credit lives on verifiers' own message nodes, one value per sampled token, and `samples.py` lays it
-out: `advantages` feed the rl loss, `loss_weights["ce"]` and `loss_weights["ref_kl"]` the other
-components, `reference_logprobs` the reference loss. A node without credit trains nothing.
+Credit lives on verifiers' own message nodes, and `samples.py` lays it out. `advantages`, one value
+per sampled token, feed the rl loss; `reference_logprobs`, laid out the same, the reference loss;
+`loss_weights[name]`, one value per token, weigh the other components ("ce", "ce_batch", "ref_kl").
+A node without credit trains nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
 
-class Algorithm(Protocol):
-    """Turns outcomes into credit. Built with the `options` of its config as keyword arguments."""
+@dataclass(frozen=True)
+class CreditContext:
+    """Where the episodes come from that an algorithm scores, and where it leaves its numbers.
 
-    async def score_episode(self, episode: WireEpisode) -> None:
-        """Credit that needs one episode only; may ask a frozen model."""
+    >>> context = CreditContext("words", task_key="a1b2")
+    >>> context.record("baseline", 0.5)
+    """
+
+    environment: str
+    """Name of the source."""
+    task_key: str | int
+    """Identity of the task; the same text or number in every pass and after a restart."""
+    failed: Sequence[WireEpisode] = ()
+    """Episodes of the group that came back with an error. They train nothing, whatever an
+    algorithm writes on them; a baseline may count what was rewarded in them."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Averaged over groups and recorded as `group/<source>/<name>/mean`."""
+
+    def record(self, name: str, value: float) -> None:
+        """Leave a number about this group; the last one of a name counts."""
+        self.numbers[name] = value
+
+
+class Algorithm(Protocol):
+    """Turns outcomes into credit. Built with the `options` of its config as keyword arguments.
+
+    Each source has its own object. `score_episode` runs once for every finished episode, while
+    other episodes still play; `score_group` once for every group whose last episode ended.
+    """
+
+    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
+        """Credit that needs one episode only; may wait for a frozen model."""
         ...
 
-    def score_group(self, episodes: Sequence[WireEpisode]) -> None:
+    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
         """Credit that compares the finished episodes of one task; there may be one or none."""
         ...
 
@@ -30,7 +59,7 @@ class Algorithm(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state()` of an earlier run."""
+        """Go on from `state()` of an earlier run; CorruptStateError when it is another's."""
         ...
 
 

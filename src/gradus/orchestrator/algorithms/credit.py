@@ -35,6 +35,13 @@ def divide_by_std(advantages: Floats, rewards: Floats) -> Floats:
     return np.asarray(advantages / rewards.std())
 
 
+def divide_by_mean(advantages: Floats, rewards: Floats) -> Floats:
+    """A_i / mean(r); zero where the mean is not positive."""
+    if rewards.size == 0 or rewards.mean() <= 0:
+        return np.zeros_like(advantages)
+    return np.asarray(advantages / rewards.mean())
+
+
 def penalise_length(
     rewards: Floats,
     *,

@@ -1,0 +1,153 @@
+"""`echo`: grpo on what the policy says, and cross-entropy on what the world answers.
+
+Learning to predict the outputs of tools teaches how they behave, also in groups whose rewards are
+all equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.trace import WireTrace
+from verifiers.v1.types import AssistantMessage, ToolMessage
+
+from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.plugins import find_function
+
+Normalize = Literal["own", "batch"]
+ObservationFilter = Callable[[WireTrace, MessageNode], bool | Sequence[bool]]
+"""A user's choice among observations: of the whole message, or token by token."""
+
+DEFAULT_ROLES: Mapping[str, float] = {"tool": 0.1}
+_ROLES = ("system", "user", "tool", "assistant")
+_COMPONENTS: dict[str, str] = {"own": "ce", "batch": "ce_batch"}
+
+
+class Echo:
+    """`grpo`, and cross-entropy with weight alpha on observation tokens.
+
+    A token is an observation when it follows the first sampled turn, was not sampled itself, is
+    part of a message's body, its role has an alpha, and its tool is among `tool_names`. A message
+    whose body the renderer does not mark has none; that is no error.
+
+    >>> algorithm = Echo(roles={"tool": 0.1}, tool_names=["search"], scale_by_std=True)
+    """
+
+    def __init__(
+        self,
+        *,
+        roles: Mapping[str, float] = DEFAULT_ROLES,
+        tool_names: Sequence[str] | None = None,
+        filter: str | None = None,
+        normalize: Normalize = "own",
+        **grpo: Any,
+    ) -> None:
+        """`roles` maps roles to their alpha; `tool_names` None means any tool; `filter` is a
+        function `module:function` of trace and message; `normalize` says whose token count
+        divides: the component's `own`, or that of the `batch`'s rl tokens and observations
+        together. Everything else goes to `grpo`."""
+        if normalize not in get_args(Normalize):
+            raise ConfigError(f"echo: normalize = {normalize!r} must be 'own' or 'batch'")
+        if isinstance(tool_names, str):
+            raise ConfigError(f"echo: tool_names = {tool_names!r} must be a list of names")
+        for role, alpha in roles.items():
+            _check_alpha(role, alpha)
+        self._roles = dict(roles)
+        self._tool_names = None if tool_names is None else frozenset(tool_names)
+        self._filter: ObservationFilter | None = None
+        if filter is not None:
+            self._filter = find_function("echo filter", filter)
+        self._component = _COMPONENTS[normalize]
+        self._grpo = GroupRelative(**grpo)
+
+    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
+        """Weigh the observations; they need no comparison."""
+        for trace in trainable_traces([episode]):
+            for node in _nodes_after_first_turn(trace):
+                weights = self._weights(trace, node)
+                if any(weights):
+                    node.loss_weights = {**(node.loss_weights or {}), self._component: weights}
+
+    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
+        """Advantages as in `grpo`."""
+        self._grpo.score_group(episodes, context)
+        weighed = [
+            weight
+            for trace in trainable_traces(episodes)
+            for node in trace.nodes
+            for weight in (node.loss_weights or {}).get(self._component, ())
+        ]
+        context.record("echo_tokens", float(sum(weight > 0 for weight in weighed)))
+
+    def state(self) -> dict[str, Any]:
+        """Nothing outlives a group."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def _weights(self, trace: WireTrace, node: MessageNode) -> list[float]:
+        """The alpha of each token of one message, 0 where it is no observation."""
+        alpha = self._roles.get(node.message.role, 0.0)
+        if alpha == 0.0 or node.sampled or len(node.is_content) != len(node.token_ids):
+            return []
+        if self._tool_names is not None and isinstance(node.message, ToolMessage):
+            name = tool_name(trace, node)
+            if name not in self._tool_names:
+                return []
+        chosen = self._chosen(trace, node)
+        return [
+            alpha if is_body and is_chosen else 0.0
+            for is_body, is_chosen in zip(node.is_content, chosen, strict=True)
+        ]
+
+    def _chosen(self, trace: WireTrace, node: MessageNode) -> Sequence[bool]:
+        verdict = True if self._filter is None else self._filter(trace, node)
+        if isinstance(verdict, bool):
+            return [verdict] * len(node.token_ids)
+        if len(verdict) != len(node.token_ids):
+            raise ConfigError(
+                f"echo: the filter chose among {len(verdict)} tokens of a message of "
+                f"{len(node.token_ids)}; return one bool for each token, or one for the message"
+            )
+        return verdict
+
+
+def tool_name(trace: WireTrace, node: MessageNode) -> str | None:
+    """Name of the tool that a message answers for: its own, else that of the call it answers."""
+    message = node.message
+    if not isinstance(message, ToolMessage):
+        return None
+    if message.name is not None:
+        return str(message.name)
+    parent = node.parent
+    while parent is not None:
+        caller = trace.nodes[parent]
+        if isinstance(caller.message, AssistantMessage):
+            for call in caller.message.tool_calls or ():
+                if call.id == message.tool_call_id:
+                    return str(call.name)
+        parent = caller.parent
+    return None
+
+
+def _nodes_after_first_turn(trace: WireTrace) -> list[MessageNode]:
+    """The messages with a sampled turn among those before them."""
+    follows: list[bool] = []
+    for node in trace.nodes:
+        parent = node.parent
+        follows.append(parent is not None and (trace.nodes[parent].sampled or follows[parent]))
+    return [node for node, is_later in zip(trace.nodes, follows, strict=True) if is_later]
+
+
+def _check_alpha(role: str, alpha: float) -> None:
+    if role not in _ROLES:
+        raise ConfigError(f"echo: role {role!r} is not known; use {', '.join(_ROLES)}")
+    if not math.isfinite(alpha) or alpha < 0:
+        raise ConfigError(f"echo: the weight of role {role!r} is {alpha}; use 0 or more")

@@ -1,0 +1,107 @@
+"""`rae`: role-conditioned advantage estimation, each role against its own past.
+
+SPIRAL, arXiv 2506.24119, algorithm 1, lines 20-21. In self-play the rewards of an episode's roles
+depend on each other, so peers of one episode or group are no baseline; a running mean per role is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.trace import WireTrace
+
+from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
+from gradus.orchestrator.algorithms.base import CreditContext, assign_advantage
+
+Order = Literal["update_first", "subtract_first"]
+Key = Literal["environment/task/agent", "environment/agent"]
+Baseline = tuple[str | int, ...]
+
+
+class RoleAdvantageEstimation:
+    """One running baseline b per key, cold at 0; b ← m·b + (1 - m)·R and A = R - b.
+
+    >>> algorithm = RoleAdvantageEstimation(momentum=0.9, key="environment/agent")
+    """
+
+    def __init__(
+        self,
+        *,
+        momentum: float = 0.95,
+        order: Order = "update_first",
+        key: Key = "environment/task/agent",
+    ) -> None:
+        """`momentum` m is the share of the past; `order` says whether R enters the baseline before
+        or after it is compared with it; `key` says what has a baseline of its own."""
+        if not 0 <= momentum < 1:
+            raise ConfigError(f"rae: momentum = {momentum} must lie in [0, 1)")
+        if order not in get_args(Order):
+            raise ConfigError(f"rae: order = {order!r} is not known; use {_choices(Order)}")
+        if key not in get_args(Key):
+            raise ConfigError(f"rae: key = {key!r} is not known; use {_choices(Key)}")
+        self._momentum = momentum
+        self._is_update_first = order == "update_first"
+        self._key: Key = key
+        self._baselines: dict[Baseline, float] = {}
+
+    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
+        """Episodes enter the baselines in the order of their groups, not of their ends."""
+
+    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
+        """Trace by trace: move the baseline of its agent, and write the advantage.
+
+        Traces that failed and were rewarded all the same, usually with 0, move the baseline too.
+        EnvironmentFailure when a finished trace has no reward.
+        """
+        for trace in _trained(episodes):
+            if not is_rewarded(trace):
+                raise EnvironmentFailure(
+                    f"environment {context.environment!r}, task {context.task_key!r}: agent "
+                    f"{trace.agent.name!r} has no reward; `rae` needs one for every trace"
+                )
+            assign_advantage(trace, self._compare(trace, context))
+        for trace in _trained(context.failed):
+            if is_rewarded(trace):
+                self._compare(trace, context)
+
+    def state(self) -> dict[str, Any]:
+        """The baselines, as rows of their key and their value."""
+        return {"key": self._key, "baselines": [[*k, b] for k, b in self._baselines.items()]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over the baselines; refuses those of another `key`."""
+        key, rows = state.get("key"), state.get("baselines")
+        if key != self._key or not isinstance(rows, list):
+            raise CorruptStateError(
+                f"rae: the stored baselines are per {key!r}, this run keeps them per "
+                f"{self._key!r}; resume with the same `key`"
+            )
+        self._baselines = {tuple(row[:-1]): float(row[-1]) for row in rows}
+
+    def _compare(self, trace: WireTrace, context: CreditContext) -> float:
+        """The trace's advantage; its reward enters the baseline."""
+        agent = trace.agent.name
+        key: Baseline = (context.environment, context.task_key, agent)
+        if self._key == "environment/agent":
+            key = (context.environment, agent)
+        reward: float = trace.reward
+        before = self._baselines.get(key, 0.0)
+        after = self._momentum * before + (1 - self._momentum) * reward
+        self._baselines[key] = after
+        context.record(f"rae_baseline/{agent}", after)
+        return reward - (after if self._is_update_first else before)
+
+
+def is_rewarded(trace: WireTrace) -> bool:
+    """Whether scoring ran and gave every named reward."""
+    return bool(trace.rewards) and all(reward is not None for reward in trace.rewards.values())
+
+
+def _trained(episodes: Iterable[WireEpisode]) -> list[WireTrace]:
+    return [t for episode in episodes for t in episode.traces if t.agent.trainable]
+
+
+def _choices(kind: object) -> str:
+    return " or ".join(map(repr, get_args(kind)))

@@ -1,0 +1,136 @@
+"""What every registered algorithm promises, and one of a user's own too."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+import pytest
+from verifiers.v1.episode import WireEpisode
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
+from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.testing.episodes import build_episode, build_trace
+from gradus.wire.policy import VersionSpan
+
+
+class RewardAsAdvantage:
+    """An algorithm as a user writes it: no base class, no registration."""
+
+    def __init__(self, *, scale: float = 1.0) -> None:
+        self._scale = scale
+
+    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
+        for trace in episode.traces:
+            if trace.ok and trace.agent.trainable:
+                assign_advantage(trace, self._scale * trace.reward)
+
+    def score_group(self, episodes: Any, context: CreditContext) -> None:
+        context.record("episodes", len(episodes))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=100)
+
+
+@pytest.fixture(params=[*sorted(ALGORITHMS), "own"])
+def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Algorithm:
+    if request.param != "own":
+        return build_algorithm(AlgorithmConfig(type=request.param))
+    module = type("module", (), {"RewardAsAdvantage": RewardAsAdvantage})
+    monkeypatch.setitem(sys.modules, "my_algorithms", module)
+    return build_algorithm(
+        AlgorithmConfig(type="my_algorithms:RewardAsAdvantage", options={"scale": 2.0})
+    )
+
+
+def build_games() -> list[WireEpisode]:
+    """Two agents that train, a judge that does not, in three episodes."""
+    return [
+        build_episode(
+            [
+                build_trace(reward=reward, agent="white", seed=number),
+                build_trace(reward=-reward, agent="black", seed=10 + number),
+                build_trace(reward=99.0, agent="judge", trainable=False),
+            ]
+        )
+        for number, reward in enumerate([1.0, 0.0, 0.5])
+    ]
+
+
+def credit_of(episode: WireEpisode) -> list[Any]:
+    return [(n.advantages, n.loss_weights) for trace in episode.traces for n in trace.nodes]
+
+
+async def score(algorithm: Algorithm, episodes: list[WireEpisode]) -> CreditContext:
+    context = CreditContext("words", task_key="a")
+    for episode in episodes:
+        await algorithm.score_episode(episode, context)
+    algorithm.score_group(episodes, context)
+    return context
+
+
+async def test_credit_is_finite_and_on_trainable_traces_only(algorithm: Algorithm) -> None:
+    games = build_games()
+    await score(algorithm, games)
+    for episode in games:
+        *players, judge = episode.traces
+        assert all(math.isfinite(a) for t in players for a in t.nodes[1].advantages)
+        assert all(node.advantages is None and not node.loss_weights for node in judge.nodes)
+
+
+async def test_credited_episodes_become_valid_samples(algorithm: Algorithm) -> None:
+    games = build_games()
+    await score(algorithm, games)
+    samples = [sample for episode in games for sample in build_samples(episode, ORIGIN)]
+    assert len(samples) == 6
+    for sample in samples:
+        sample.check()
+
+
+async def test_better_than_its_role_means_more_advantage(algorithm: Algorithm) -> None:
+    games = build_games()
+    await score(algorithm, games)
+    best, worst, _ = (episode.traces[0].nodes[1].advantages[0] for episode in games)
+    assert best > worst or best == worst == 0.0
+
+
+async def test_the_credit_of_a_group_is_the_same_every_time(algorithm: Algorithm) -> None:
+    state = json.loads(json.dumps(algorithm.state()))
+    first, second = build_games(), build_games()
+    await score(algorithm, first)
+    algorithm.load_state(state)
+    await score(algorithm, second)
+    assert [credit_of(e) for e in first] == [credit_of(e) for e in second]
+
+
+async def test_state_survives_json_and_a_restart(algorithm: Algorithm) -> None:
+    await score(algorithm, build_games())
+    state = json.loads(json.dumps(algorithm.state()))
+    algorithm.load_state(state)
+    assert algorithm.state() == state
+
+
+async def test_a_group_without_finished_episodes_is_no_error(algorithm: Algorithm) -> None:
+    await score(algorithm, [])
+
+
+async def test_numbers_about_a_group_are_finite(algorithm: Algorithm) -> None:
+    context = await score(algorithm, build_games())
+    assert all(math.isfinite(value) for value in context.numbers.values())
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_unknown_option_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="no_such_option"):
+        build_algorithm(AlgorithmConfig(type=name, options={"no_such_option": 1}))
