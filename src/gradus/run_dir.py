@@ -68,6 +68,11 @@ class RunDirectory:
         return self.root / "model"
 
     @property
+    def adapter(self) -> Path:
+        """The final adapter in PEFT's format, when one was trained; `model` has it merged."""
+        return self.root / "adapter"
+
+    @property
     def ready(self) -> Path:
         """`<process>.json`, written by each process when it can serve."""
         return self.root / "ready"

@@ -9,6 +9,7 @@ from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvironmentConfig
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.inference import InferenceConfig
+from gradus.config.lora import lora_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
 from gradus.config.problems import Problem, nearest
@@ -64,6 +65,11 @@ OWNED_ENGINE_ARGS = {
     "logprobs_mode": "the trainer needs the logprobs of the sampled distribution",
     "worker_extension_cls": "gradus loads weights with it",
     "seed": "write seed",
+    "enable_lora": "write trainer.lora",
+    "max_lora_rank": "write trainer.lora.rank",
+    "max_loras": "gradus serves one adapter, the newest",
+    "max_cpu_loras": "gradus serves one adapter, the newest",
+    "lora_modules": "gradus serves the adapter that it trains",
 }
 """Keys of `inference.extra_args` that have another owner."""
 
@@ -75,6 +81,7 @@ def run_problems(config: RunConfig) -> list[Problem]:
         *_checkpoint_problems(config.checkpoint),
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), config.trainer.optimizer, config.max_steps),
+        *lora_problems(("trainer", "lora"), config.trainer.lora),
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
         ),
@@ -109,6 +116,7 @@ def sft_problems(config: SftConfig) -> list[Problem]:
         *_seed_problems(config.seed),
         *_checkpoint_problems(config.checkpoint),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
+        *lora_problems(("lora",), config.lora),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
         *_rank_problems(("batch_conversations",), config.batch_conversations, config.num_processes),
         *env_vars_problems("trainer", ("env_vars",), config.env_vars),

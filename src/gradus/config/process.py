@@ -64,6 +64,8 @@ class InferenceProcessConfig(StrictConfig):
     """Weights of version 0."""
     seed: int
     """Seed of the engine."""
+    lora_rank: int | None = None
+    """Rank of the adapters that are served beside the model. None means whole weights."""
     inference: InferenceConfig
     """The inference server's own section."""
 

@@ -16,6 +16,7 @@ from gradus.config.environment import (
     HarnessChoice,
     TrainEnvironmentConfig,
 )
+from gradus.config.lora import ServedLoraConfig
 from gradus.config.problems import refuse
 from gradus.config.process import (
     EnvironmentProcessConfig,
@@ -89,6 +90,7 @@ def resolve_run(
             epoch=epoch,
             model=config.model,
             seed=config.seed,
+            lora_rank=_served_rank(config.trainer.lora),
             inference=config.inference.model_copy(update={"env_vars": {}}),
         ),
         environments=tuple(
@@ -116,6 +118,11 @@ def resolve_run(
             "orchestrator": config.orchestrator.env_vars,
         },
     )
+
+
+def _served_rank(lora: ServedLoraConfig | None) -> int | None:
+    """Rank of the adapters that reach inference as adapters."""
+    return lora.rank if lora is not None and lora.serve == "adapter" else None
 
 
 def resolve_sft(

@@ -7,6 +7,7 @@ from pydantic import Field
 from gradus.config.base import StrictConfig
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import NAME_PATTERN
+from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig, OptimizerConfig
 
@@ -37,6 +38,8 @@ class SftConfig(StrictConfig):
     """What to learn."""
     optimizer: OptimizerConfig = AdamWConfig(lr=1e-4)
     """Optimizer and schedule."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters beside frozen weights. None means to train every weight."""
     max_steps: int = Field(100, ge=1)
     """Optimizer updates."""
     batch_conversations: int = Field(64, ge=1)

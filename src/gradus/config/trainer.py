@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
+from gradus.config.lora import ServedLoraConfig
 from gradus.config.optimizer import AdamWConfig, OptimizerConfig
 
 
@@ -26,6 +27,8 @@ class TrainerConfig(StrictConfig):
     """Per-token loss of the rl component."""
     optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and schedule."""
+    lora: ServedLoraConfig | None = None
+    """Train low-rank adapters beside frozen weights. None means to train every weight."""
     num_processes: int = Field(1, ge=1)
     """Data-parallel ranks; more than one starts torchrun."""
     micro_batch_tokens: int = Field(8192, ge=8)

@@ -6,24 +6,35 @@ import copy
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gradus.trainer.distributed import World
+from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
 from gradus.trainer.model.serving_names import serving_tensors
 from gradus.weights.base import Published, WeightPublisher
 from gradus.weights.filesystem import write_tensors
 
 
+class TensorSource(Protocol):
+    """Gathers named tensors of a model from all ranks; see `serving_tensors`."""
+
+    def __call__(
+        self, model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The tensors on ranks that keep them, nothing on the others."""
+        ...
+
+
 class PolicyPublisher:
     """Gathers the policy from all ranks and hands it to a weight transfer or to a model directory.
 
-    `weights` is None on every rank but the first.
+    `weights` is None on every rank but the first; `served` is what of the model is published.
 
         >>> published = publisher.publish(version=1)  # doctest: +SKIP
     """
@@ -35,11 +46,13 @@ class PolicyPublisher:
         *,
         dtype: torch.dtype,
         weights: WeightPublisher | None,
+        served: TensorSource = serving_tensors,
     ) -> None:
         self._model = model
         self._world = world
         self._dtype = dtype
         self._weights = weights
+        self._served = served
 
     def publish(self, version: int) -> Published | None:
         """Publish the present weights as `version`; what was published on rank 0, else None."""
@@ -49,27 +62,38 @@ class PolicyPublisher:
             assert self._weights is not None
             published.append(self._weights.publish(version, tensors))
 
-        self._gather(write)
+        self._gather(write, self._served)
         return published[0] if published else None
 
     def save(self, directory: Path, extra_files: dict[str, bytes]) -> None:
-        """Write a Hugging Face model directory that replaces `directory`."""
+        """Write a Hugging Face model directory that replaces `directory`, adapters merged."""
+        self._save(directory, extra_files, serving_tensors, "model")
+
+    def save_adapter(self, directory: Path, extra_files: dict[str, bytes]) -> None:
+        """Write a PEFT adapter directory that replaces `directory`."""
+        self._save(directory, extra_files, adapter_tensors, ADAPTER_STEM)
+
+    def _save(
+        self, directory: Path, extra_files: dict[str, bytes], source: TensorSource, stem: str
+    ) -> None:
 
         def write(tensors: Iterable[tuple[str, Tensor]]) -> None:
             temporary = directory.with_name(f".{directory.name}.tmp")
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            write_tensors(temporary, tensors)
+            write_tensors(temporary, tensors, stem=stem)
             for name, content in extra_files.items():
                 (temporary / name).write_bytes(content)
             shutil.rmtree(directory, ignore_errors=True)
             temporary.rename(directory)
 
-        self._gather(write)
+        self._gather(write, source)
 
-    def _gather(self, write: Callable[[Iterable[tuple[str, Tensor]]], None]) -> None:
+    def _gather(
+        self, write: Callable[[Iterable[tuple[str, Tensor]]], None], source: TensorSource
+    ) -> None:
         """Let rank 0 write while all ranks gather; a failed write ends all of them, named."""
-        tensors = serving_tensors(self._model, self._dtype, keep=self._world.is_first)
+        tensors = source(self._model, self._dtype, keep=self._world.is_first)
 
         def write_and_drain() -> None:
             try:

@@ -22,6 +22,7 @@ from gradus.trainer.conversations import load_conversations
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model, load_tokenizer
+from gradus.trainer.model.lora import adapter_files, add_adapters
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer import PolicyOptimizer
@@ -97,6 +98,8 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     model = load_model(sft.model, world.device)
     files = model_files(model, tokenizer, dtype)
     vocabulary = vocabulary_size(model)
+    if sft.lora is not None:
+        add_adapters(model, sft.lora, dtype)
     policy = shard_model(PolicyModel(model), world.mesh, dtype)
     trainer = SupervisedTrainer(
         config=sft,
@@ -124,7 +127,11 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     logger.info("%d conversations, %d ranks on %s", len(conversations), world.size, world.device)
     for step in range(sft.max_steps):
         trainer.train_step(step)
-    PolicyPublisher(model, world, dtype=dtype, weights=None).save(run_dir.model, files)
+    publisher = PolicyPublisher(model, world, dtype=dtype, weights=None)
+    publisher.save(run_dir.model, files)
+    if sft.lora is not None:
+        adapter = adapter_files(model, sft.lora, sft.model.name)
+        publisher.save_adapter(run_dir.adapter, adapter)
 
 
 def _build_monitor(config: SftConfig, run_dir: RunDirectory, world: World) -> MonitorGroup:

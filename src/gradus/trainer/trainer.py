@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from gradus.checkpoints import Checkpoints
 from gradus.config.process import TrainerProcessConfig
@@ -28,7 +29,14 @@ from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, re
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model, load_tokenizer
+from gradus.trainer.model.lora import (
+    ADAPTER_STEM,
+    adapter_files,
+    adapter_tensors,
+    add_adapters,
+)
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer import PolicyOptimizer, Update
 from gradus.trainer.publish import PolicyPublisher, model_files
@@ -37,7 +45,7 @@ from gradus.trainer.throughput import Stopwatch
 from gradus.trainer.training_state import TrainingState
 from gradus.transport.base import BatchReceiver
 from gradus.transport.build import build_receiver
-from gradus.weights.base import Published, WeightPublisher
+from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.wire.events import CheckpointStaged, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import MicroBatch
@@ -168,8 +176,11 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     dtype = serving_dtype(config.trainer.compute_dtype)
     model = load_model(config.model, world.device)
     files = model_files(model, load_tokenizer(config.model), dtype)
+    lora = config.trainer.lora
+    if lora is not None:
+        add_adapters(model, lora, dtype)
     policy = shard_model(PolicyModel(model), world.mesh, dtype)
-    weights = _build_weights(config, run_dir, files) if world.is_first else None
+    adapter = {} if lora is None else adapter_files(model, lora, config.model.name)
     optimizer = PolicyOptimizer(
         policy,
         config.trainer.optimizer,
@@ -191,7 +202,9 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
         ),
         gradients=GradientStep(policy, build_loss(config.trainer.loss), world),
         optimizer=optimizer,
-        publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights),
+        publisher=_build_publisher(
+            config, model, world, adapter if _serves_adapter(config) else files
+        ),
         saver=_build_saver(config, state, receiver),
     )
     if world.is_first:
@@ -200,6 +213,8 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     with trainer.saver:
         _train_steps(config, trainer)
     trainer.publisher.save(run_dir.model, files)
+    if lora is not None:
+        trainer.publisher.save_adapter(run_dir.adapter, adapter)
     if world.is_first:
         receiver.send_event(TrainerDone(step=config.max_steps - 1, epoch=config.epoch))
 
@@ -232,12 +247,33 @@ def _build_saver(
     )
 
 
-def _build_weights(
-    config: TrainerProcessConfig, run_dir: RunDirectory, files: Mapping[str, bytes]
-) -> WeightPublisher:
-    return FilesystemWeights(
-        run_dir,
-        epoch=config.epoch,
-        extra_files=files,
-        keep_published=config.trainer.keep_published,
+def _build_publisher(
+    config: TrainerProcessConfig,
+    model: PreTrainedModel,
+    world: World,
+    files: Mapping[str, bytes],
+) -> PolicyPublisher:
+    """Publishes whole weights or adapters, with `files` beside them."""
+    serves_adapter = _serves_adapter(config)
+    weights = None
+    if world.is_first:
+        weights = FilesystemWeights(
+            run_directory(config.run_dir),
+            epoch=config.epoch,
+            extra_files=files,
+            keep_published=config.trainer.keep_published,
+            stem=ADAPTER_STEM if serves_adapter else "model",
+        )
+    return PolicyPublisher(
+        model,
+        world,
+        dtype=serving_dtype(config.trainer.compute_dtype),
+        weights=weights,
+        served=adapter_tensors if serves_adapter else serving_tensors,
     )
+
+
+def _serves_adapter(config: TrainerProcessConfig) -> bool:
+    """Whether versions are adapters; otherwise they are whole weights."""
+    lora = config.trainer.lora
+    return lora is not None and lora.serve == "adapter"

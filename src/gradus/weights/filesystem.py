@@ -47,11 +47,13 @@ class FilesystemWeights:
         epoch: int,
         extra_files: Mapping[str, bytes],
         keep_published: int = 2,
+        stem: str = "model",
     ) -> None:
         self._run_dir = run_dir
         self._epoch = epoch
         self._extra_files = dict(extra_files)
         self._keep_published = keep_published
+        self._stem = stem
         run_dir.weights.mkdir(parents=True, exist_ok=True)
         _delete_abandoned(run_dir.weights, epoch)
         _delete_void(run_dir.weights, epoch)
@@ -61,7 +63,10 @@ class FilesystemWeights:
         check_epoch(self._run_dir, self._epoch)
         target = self._run_dir.version(version)
         temporary = target.with_name(f".{target.name}.tmp-{self._epoch}")
-        digest = _write_version(temporary, version, self._epoch, tensors, self._extra_files)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        files = write_tensors(temporary, tensors, stem=self._stem)
+        digest = _seal_version(temporary, version, self._epoch, files, self._extra_files)
         check_epoch(self._run_dir, self._epoch)
         _put_in_place(temporary, target)
         self._forget_old(version)
@@ -79,9 +84,13 @@ class FilesystemWeights:
 
 
 def write_tensors(
-    directory: Path, tensors: Iterable[tuple[str, Tensor]], *, shard_bytes: int = SHARD_BYTES
+    directory: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    stem: str = "model",
+    shard_bytes: int = SHARD_BYTES,
 ) -> list[Path]:
-    """Write the stream as `model.safetensors`, or as shards with their index; gives the files."""
+    """Write the stream as `<stem>.safetensors`, or as shards with their index; gives the files."""
     shards: list[tuple[Path, list[str]]] = []
     total_bytes = 0
     for shard in _in_shards(tensors, shard_bytes):
@@ -90,14 +99,14 @@ def write_tensors(
         total_bytes += sum(tensor.nbytes for tensor in shard.values())
         shards.append((path, list(shard)))
     if len(shards) == 1:
-        return [shards[0][0].rename(directory / "model.safetensors")]
+        return [shards[0][0].rename(directory / f"{stem}.safetensors")]
     files: list[Path] = []
     weight_map: dict[str, str] = {}
     for number, (path, names) in enumerate(shards, start=1):
-        file = path.rename(directory / f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+        file = path.rename(directory / f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors")
         files.append(file)
         weight_map |= dict.fromkeys(names, file.name)
-    index = directory / "model.safetensors.index.json"
+    index = directory / f"{stem}.safetensors.index.json"
     index.write_text(
         json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
     )
@@ -118,18 +127,10 @@ def _in_shards(
     yield shard
 
 
-def _write_version(
-    directory: Path,
-    version: int,
-    epoch: int,
-    tensors: Iterable[tuple[str, Tensor]],
-    extra_files: Mapping[str, bytes],
+def _seal_version(
+    directory: Path, version: int, epoch: int, files: list[Path], extra_files: Mapping[str, bytes]
 ) -> str:
-    """Fill `directory`, durable to the last byte; gives the digest of its manifest."""
-    if directory.exists():
-        shutil.rmtree(directory)
-    directory.mkdir()
-    files = write_tensors(directory, tensors)
+    """Complete `directory`, durable to the last byte; gives the digest of its manifest."""
     for name, content in extra_files.items():
         path = directory / name
         path.write_bytes(content)

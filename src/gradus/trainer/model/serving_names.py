@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from gradus.trainer.model.lora import adapted_layers, is_adapter_tensor
+
 
 def serving_tensors(
     model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
@@ -17,7 +19,8 @@ def serving_tensors(
     """Every parameter and saved buffer, whole and on the CPU, as `save_pretrained` names them.
 
     A collective: all ranks must exhaust it. Ranks with `keep` false take part and yield nothing.
-    Tied parameters come once, under the name that Hugging Face keeps.
+    Tied parameters come once, under the name that Hugging Face keeps; adapters are added to the
+    weights that they stand beside.
     """
     gathered = _whole_tensors(model, dtype, keep=keep)
     if not getattr(model, "_weight_conversions", None):
@@ -33,10 +36,14 @@ def _whole_tensors(
     model: PreTrainedModel, dtype: torch.dtype, *, keep: bool
 ) -> Iterator[tuple[str, Tensor]]:
     tied = set(model.all_tied_weights_keys)
+    adapted = adapted_layers(model)
     for name, value in model.state_dict(keep_vars=True).items():
-        if name in tied:
+        if name in tied or is_adapter_tensor(name):
             continue
         whole = value.full_tensor() if isinstance(value, DTensor) else value
+        layer = adapted.get(name.removesuffix(".weight"))
+        if layer is not None and name.endswith(".weight"):
+            whole = whole.float() + layer.delta()
         if keep:
             kind = dtype if whole.is_floating_point() else whole.dtype
             yield name, whole.detach().to(device="cpu", dtype=kind).contiguous()

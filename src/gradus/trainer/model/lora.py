@@ -1,0 +1,154 @@
+"""Low-rank adapters: y = W x + (alpha / rank) B A x, with W frozen (Hu et al., arXiv:2106.09685).
+
+Our own layers, in the format of PEFT on disk. A layer stays a linear layer with the same weight
+under the same name, so that FSDP, the serving names and checkpoints of the base do not change.
+Shapes: W [out, in], A [rank, in], B [out, rank].
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from gradus.config.lora import LoraConfig
+from gradus.errors import ConfigError
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_STEM = "adapter_model"
+"""PEFT's names of an adapter's files; the second without its suffix."""
+
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+"""Linear layers that choose experts; adapted only when they are named."""
+
+
+class LoraLinear(torch.nn.Linear):
+    """A frozen linear layer with a trained adapter beside it.
+
+    >>> layer = LoraLinear(torch.nn.Linear(4, 3), rank=2, alpha=4)
+    >>> sorted(name for name, p in layer.named_parameters() if p.requires_grad)
+    ['lora_A', 'lora_B']
+    """
+
+    def __init__(self, base: torch.nn.Linear, *, rank: int, alpha: int) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False, device="meta")
+        self.weight = base.weight
+        self.bias = base.bias
+        self.scale = alpha / rank
+        device = base.weight.device
+        # As PEFT starts: A random, B zero, so that the first policy is the base model.
+        a = torch.empty(rank, base.in_features, dtype=torch.float32, device=device)
+        torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+        self.lora_A = torch.nn.Parameter(a)
+        self.lora_B = torch.nn.Parameter(torch.zeros(base.out_features, rank, device=device))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] → [..., out]."""
+        low = functional.linear(functional.linear(input, self.lora_A), self.lora_B)
+        return functional.linear(input, self.weight, self.bias) + self.scale * low
+
+    def delta(self) -> Tensor:
+        """What merging adds to W, float32 [out, in]; a collective."""
+        product: Tensor = self.scale * (_whole(self.lora_B).float() @ _whole(self.lora_A).float())
+        return product.detach()
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torch.dtype) -> None:
+    """Freeze `model` and put an adapter beside every target layer, in place.
+
+    Frozen weights are kept in the compute dtype: without updates they need no float32 master.
+    ConfigError when a target names no linear layer.
+    """
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(compute_dtype)
+    targets = _targets(model, config)
+    for name in targets:
+        owner_name, _, leaf = name.rpartition(".")
+        owner, base = model.get_submodule(owner_name), model.get_submodule(name)
+        assert isinstance(base, torch.nn.Linear)
+        setattr(owner, leaf, LoraLinear(base, rank=config.rank, alpha=config.alpha))
+
+
+def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLinear]:
+    """Every adapted layer by its name."""
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)
+    }
+
+
+def is_adapter_tensor(name: str) -> bool:
+    """Whether a state dict entry belongs to an adapter, not to the base model."""
+    return name.endswith((".lora_A", ".lora_B"))
+
+
+def adapter_tensors(
+    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """Every adapter factor, whole and on the CPU, under PEFT's names.
+
+    A collective: all ranks must exhaust it. Ranks with `keep` false take part and yield nothing.
+    """
+    for name, layer in adapted_layers(model).items():
+        for factor in ("lora_A", "lora_B"):
+            whole = _whole(getattr(layer, factor))
+            if keep:
+                tensor = whole.detach().to(device="cpu", dtype=dtype).contiguous()
+                yield f"base_model.model.{_plain(name)}.{factor}.weight", tensor
+
+
+def adapter_files(model: PreTrainedModel, config: LoraConfig, base_model: str) -> dict[str, bytes]:
+    """PEFT's config, which stands beside the adapter's tensors; `base_model` is its name or path.
+
+    vLLM fuses q, k, v and gate, up itself: it wants PEFT's separate names.
+    """
+    leaves = sorted({name.rpartition(".")[2] for name in adapted_layers(model)})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "modules_to_save": None,
+        "target_modules": leaves,
+    }
+    return {ADAPTER_CONFIG: json.dumps(settings, indent=1).encode()}
+
+
+def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """Names of the linear layers to adapt, inside decoder layers only."""
+    blocks = set(model._no_split_modules or ())
+    linear = [
+        f"{block}.{name}"
+        for block, layer in model.named_modules()
+        if type(layer).__name__ in blocks
+        for name, module in layer.named_modules()
+        if type(module) is torch.nn.Linear
+    ]
+    found = {name.rpartition(".")[2] for name in linear}
+    wanted = found - _ROUTERS if config.target_modules is None else set(config.target_modules)
+    unknown = sorted(wanted - found)
+    if unknown or not wanted:
+        raise ConfigError(
+            f"lora.target_modules: no linear layer is named {unknown or 'anything'}; "
+            f"this model has {', '.join(sorted(found)) or 'none'}"
+        )
+    return [name for name in linear if name.rpartition(".")[2] in wanted]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _plain(name: str) -> str:
+    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
