@@ -6,11 +6,14 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from gradus.inference.adapter_check import ADAPTER_CONFIG
 from gradus.wire.inference import EngineStatus
 
 TOKENS_ONLY_PREFIX = "generate-tokens-"
@@ -73,15 +76,19 @@ class PolicyEngine(AsyncLLM):
     """
 
     served_version = 0
+    adapter: LoRARequest | None = None
+    """The adapter of every request; None where whole weights are served."""
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As AsyncLLM.generate, with a cache salt on every request."""
+        """As AsyncLLM.generate, with a cache salt and the served adapter on every request."""
         if isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": f"served-v{self.served_version}"}
         if request_id.startswith(TOKENS_ONLY_PREFIX) and not sampling_params.stop:
             sampling_params.detokenize = False
+        if self.adapter is not None:
+            options["lora_request"] = self.adapter
         async for output in super().generate(prompt, sampling_params, request_id, **options):
             yield output
 
@@ -119,3 +126,31 @@ class VllmControl:
     async def get_version(self) -> int:
         """Asked from the engine's process."""
         return int(await self._engine.get_weight_version())
+
+
+ADAPTER_ID = 1
+"""Of the one adapter slot; a version replaces what is in it, under a name of its own."""
+
+
+class AdapterControl(VllmControl):
+    """`EngineControl` whose versions are adapters beside the base model, which never changes.
+
+    Each version has a new name and the same slot: vLLM's prefix cache is keyed by the name, and
+    running requests go on with the new adapter, as they do with whole weights.
+    """
+
+    async def load(self, directory: Path) -> None:
+        """Put the adapter in `directory` into the slot; a directory without one means zero."""
+        has_adapter = (directory / ADAPTER_CONFIG).is_file()
+        request = LoRARequest(
+            lora_name=f"policy-{directory.name}", lora_int_id=ADAPTER_ID, lora_path=str(directory)
+        )
+        if has_adapter:
+            # A copy: the flag would make each running request load the adapter anew.
+            await self._engine.add_lora(msgspec.structs.replace(request, load_inplace=True))
+        else:
+            await self._engine.collective_rpc("gradus_zero_adapter", args=(ADAPTER_ID,))
+        counts = await self._engine.collective_rpc("gradus_adapted_layers", args=(ADAPTER_ID,))
+        if len(set(counts)) != 1 or counts[0] == 0:
+            raise RuntimeError(f"workers adapted {counts} layers from {directory}")
+        self._engine.adapter = request

@@ -20,10 +20,14 @@ CPU_KV_CACHE_SHARE = 1 / 8
 OWNED_ARGUMENTS = frozenset(
     {
         "api_key",
+        "enable_lora",
         "enable_scale_out",
         "generation_config",
         "host",
         "logprobs_mode",
+        "max_cpu_loras",
+        "max_lora_rank",
+        "max_loras",
         "model",
         "port",
         "served_model_name",
@@ -32,6 +36,9 @@ OWNED_ARGUMENTS = frozenset(
     }
 )
 """vLLM arguments that gradus sets itself; `extra_args` may not change them."""
+
+VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks for which vLLM can reserve room; a smaller adapter is padded with zeros."""
 
 
 def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> dict[str, Any]:
@@ -64,7 +71,15 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         settings |= _cpu_settings(own.kv_cache_gib, available_bytes)
     else:
         settings["gpu_memory_utilization"] = own.gpu_memory_utilization
+    if config.lora_rank is not None:
+        settings |= _adapter_settings(config.lora_rank)
     return settings | _extra_settings(own.extra_args)
+
+
+def _adapter_settings(rank: int) -> dict[str, Any]:
+    """One slot: a new version replaces the adapter in place, also under running requests."""
+    allowed = next(size for size in VLLM_LORA_RANKS if size >= rank)
+    return {"enable_lora": True, "max_lora_rank": allowed, "max_loras": 1, "max_cpu_loras": 1}
 
 
 def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str, Any]:

@@ -29,15 +29,21 @@ from vllm.v1.executor.abstract import Executor
 
 from gradus.config.process import InferenceProcessConfig
 from gradus.errors import ConfigError, ProcessError
+from gradus.inference.adapter_check import build_check
 from gradus.inference.admin import WeightAdmin
 from gradus.inference.compat import worker_forked_into_engine
 from gradus.inference.guard import Guard, Tokens
 from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped
-from gradus.inference.policy_engine import EngineCounters, PolicyEngine, VllmControl
+from gradus.inference.policy_engine import (
+    AdapterControl,
+    EngineCounters,
+    PolicyEngine,
+    VllmControl,
+)
 from gradus.inference.routes import PolicyRoutes
 from gradus.inference.settings import engine_settings
 from gradus.inference.warm_up import warm_up
-from gradus.inference.weights_check import WeightsCheck, find_initial_weights
+from gradus.inference.weights_check import find_initial_weights
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory, write_json
 from gradus.wire.inference import ServedPolicy
@@ -79,6 +85,8 @@ async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens
     try:
         await engine.collective_rpc("gradus_die_with_parent")
         await engine.update_weight_version("0")
+        if config.lora_rank is not None:
+            await AdapterControl(engine).load(Path("version_0"))
         app = await build_policy_app(engine, args)
         PolicyRoutes(engine, build_admin(config, engine, stop), counters).add_to(app)
         server = build_http_server(Guard(app, tokens))
@@ -141,11 +149,12 @@ def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop
     served = ServedPolicy(
         run_id=run_dir.root.resolve().name, epoch=config.epoch, version=0, digest=None
     )
+    has_adapter = config.lora_rank is not None
     return WeightAdmin(
-        VllmControl(engine),
+        AdapterControl(engine) if has_adapter else VllmControl(engine),
         served=served,
         initial_weights=initial,
         weights_root=run_dir.weights,
-        verify=WeightsCheck.of(initial),
+        verify=build_check(initial, config.lora_rank),
         on_broken=lambda reason: stop.fail(ProcessError(f"inference server: {reason}")),
     )

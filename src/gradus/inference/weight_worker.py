@@ -34,6 +34,19 @@ class WeightWorker:
         self.model_runner.reload_weights(weights_iterator=counted)
         return counted.number
 
+    def gradus_zero_adapter(self, adapter_id: int) -> None:
+        """Put an adapter that changes nothing into the slot, as version 0 is the base model."""
+        manager = self.model_runner.lora_manager
+        manager.remove_adapter(adapter_id)
+        zero = manager._adapter_manager.create_dummy_lora(adapter_id, 1, manager.embedding_modules)
+        manager._adapter_manager.add_adapter(zero)
+        manager._adapter_manager.activate_adapter(adapter_id)
+
+    def gradus_adapted_layers(self, adapter_id: int) -> int:
+        """Number of layers that the adapter in the slot changes; 0 when the slot is empty."""
+        adapter = self.model_runner.lora_manager._adapter_manager.get_adapter(adapter_id)
+        return 0 if adapter is None else len(adapter.loras)
+
     def gradus_served_tensors(self) -> dict[str, dict[str, Any]]:
         """Shape, dtype and SHA-256 of every tensor that this rank computes with."""
         model = self.model_runner.get_model()
@@ -70,12 +83,15 @@ def served_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     On CPU vLLM packs the weight of a linear layer into its kernel's own format and empties the
     parameter; multiplying the identity gives the weight back exactly (but for the sign of a zero).
     Where a parameter stays beside the packed copy (`lm_head`), the copy is told as
-    `<module>.packed_weight`.
+    `<module>.packed_weight`. The slots of adapters are `<module>.lora_a_stacked.<n>` and `lora_b`.
     """
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.numel() > 0:
                 yield f"{module_name}.{name}", parameter
+        for name in ("lora_a_stacked", "lora_b_stacked"):
+            for number, slot in enumerate(getattr(module, name, ())):
+                yield f"{module_name}.{name}.{number}", slot
         if hasattr(module, "cpu_linear"):
             is_emptied = module.weight.numel() == 0
             suffix = "weight" if is_emptied else "packed_weight"

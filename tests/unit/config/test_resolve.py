@@ -249,3 +249,14 @@ def test_supervised_run_is_named_after_data_and_model() -> None:
 def test_supervised_run_with_contradictions_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot hold the longest sample"):
         resolve_sft(build_sft_config({"micro_batch_tokens": 8}), run_dir=RUN_DIR, epoch=0)
+
+
+@pytest.mark.parametrize(
+    ("lora", "rank"),
+    [(None, None), ({"rank": 4}, 4), ({"rank": 4, "serve": "merged"}, None)],
+)
+def test_inference_makes_room_for_adapters_that_are_served_as_such(
+    lora: dict[str, Any] | None, rank: int | None
+) -> None:
+    config = build_run_config({"trainer": {"lora": lora}})
+    assert resolve_run(config, run_dir=RUN_DIR, epoch=1).inference.lora_rank == rank

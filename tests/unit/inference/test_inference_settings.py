@@ -106,3 +106,15 @@ def test_nothing_is_reported_anywhere_and_no_development_route_opens() -> None:
 def test_a_model_on_disk_is_never_looked_up_on_the_hub(tmp_path: Path) -> None:
     assert environment(model=str(tmp_path))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in environment(model="org/name")
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 1), (6, 8), (8, 8), (300, 320), (512, 512)])
+def test_one_adapter_slot_has_room_for_the_rank(rank: int, room: int) -> None:
+    given = config().model_copy(update={"lora_rank": rank})
+    settings = engine_settings(given, available_bytes=0)
+    assert (settings["enable_lora"], settings["max_lora_rank"]) == (True, room)
+    assert (settings["max_loras"], settings["max_cpu_loras"]) == (1, 1)
+
+
+def test_whole_weights_need_no_adapter_slot() -> None:
+    assert "enable_lora" not in engine_settings(config(), available_bytes=0)

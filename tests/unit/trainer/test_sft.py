@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import SftProcessConfig
@@ -71,6 +72,22 @@ def test_a_toy_file_is_learned(tmp_path: Path, tiny_model: Path) -> None:
     with torch.no_grad():
         output = model.generate(**prompt, max_new_tokens=4, do_sample=False)
     assert tokenizer.decode(output[0, prompt["input_ids"].shape[1] :]) == "ccc<|im_end|>"
+
+
+def test_an_adapter_learns_and_is_saved_beside_the_merged_model(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    data = write_greetings(tmp_path / "data.jsonl")
+    run(build_config(tmp_path / "run", tiny_model, data, lora=LoraConfig(), max_steps=12))
+    run_dir = RunDirectory(tmp_path / "run")
+    records = [json.loads(line) for line in run_dir.metrics.read_text().splitlines()]
+    assert records[-1]["loss/ce/mean"] < 0.8 * records[0]["loss/ce/mean"]
+    assert (run_dir.adapter / "adapter_model.safetensors").is_file()
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(run_dir.model, dtype=torch.float32)
+    assert torch.equal(model.lm_head.weight, base.lm_head.weight)
+    layer = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(model.get_parameter(layer), base.get_parameter(layer))
 
 
 def test_the_loss_does_not_depend_on_micro_batches(tmp_path: Path, tiny_model: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gradus.config.lora import ServedLoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import TrainerProcessConfig
@@ -221,3 +222,47 @@ async def test_two_ranks_give_the_weights_of_one_and_skip_together(
     for name in one:
         moved = float((one[name] - start[name]).abs().max())
         assert float((one[name] - two[name]).abs().max()) <= WEIGHT_TOLERANCE * moved, name
+
+
+@pytest.mark.parametrize("serve", ["adapter", "merged"])
+async def test_a_run_with_adapters_publishes_them_or_the_merged_weights(
+    tmp_path: Path, tiny_model: Path, serve: Any
+) -> None:
+    await (await send_batches(tmp_path)).close()
+    run(build_config(tmp_path, tiny_model, lora=ServedLoraConfig(rank=4, serve=serve)))
+    run_dir = RunDirectory(tmp_path)
+    published = {path.name for path in run_dir.version(STEPS).iterdir()}
+    adapter = {"adapter_model.safetensors", "adapter_config.json"}
+    final = load_file(run_dir.model / "model.safetensors")
+    assert {path.name for path in run_dir.adapter.iterdir()} == adapter
+    if serve == "adapter":
+        assert published == adapter | {"manifest.json"}
+        assert (run_dir.version(STEPS) / "adapter_model.safetensors").read_bytes() == (
+            run_dir.adapter / "adapter_model.safetensors"
+        ).read_bytes()
+        return
+    last = load_file(run_dir.version(STEPS) / "model.safetensors")
+    first = load_file(tiny_model / "model.safetensors")
+    assert last.keys() == first.keys()
+    assert all(torch.equal(final[name], last[name]) for name in last)
+    moved = {name for name in first if not torch.equal(last[name], first[name])}
+    assert moved
+    assert all("_proj." in name for name in moved)
+
+
+async def test_two_ranks_train_the_adapter_of_one(tmp_path: Path, tiny_model: Path) -> None:
+    lora = ServedLoraConfig(rank=3)  # does not split evenly
+    await (await send_batches(tmp_path / "one")).close()
+    run(build_config(tmp_path / "one", tiny_model, lora=lora))
+    sender = await send_batches(tmp_path / "two", num_ranks=2)
+    config = build_config(tmp_path / "two", tiny_model, lora=lora, num_processes=2)
+    run_two_ranks(config, tmp_path)
+    await sender.close()
+    one, two = (
+        load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+        for name in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    for name in one:
+        largest = float(one[name].abs().max())
+        assert float((one[name] - two[name]).abs().max()) <= 1e-2 * largest, name

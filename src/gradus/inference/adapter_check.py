@@ -1,0 +1,79 @@
+"""Whether a published adapter is whole, ours, and fits the model that is served."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradus.errors import CorruptStateError
+from gradus.inference.weights_check import Shapes, WeightsCheck, check_finite, tensor_shapes
+from gradus.weights.manifest import verify
+
+ADAPTER_CONFIG = "adapter_config.json"
+_FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+
+
+def build_check(initial: Path | None, lora_rank: int | None) -> Callable[[Path, str], None]:
+    """The check for versions of the model in `initial`: adapters of a rank, or whole weights."""
+    if lora_rank is None:
+        return WeightsCheck.of(initial)
+    return AdapterCheck(base=None if initial is None else tensor_shapes(initial), rank=lora_rank)
+
+
+@dataclass(frozen=True)
+class AdapterCheck:
+    """Verifies a version's digests and that its factors fit the linear layers of the base."""
+
+    base: Shapes | None
+    """Name and shape of the base model's tensors; None when it has no safetensors on disk."""
+    rank: int
+    """The rank that every factor must have."""
+
+    def __call__(self, directory: Path, digest: str) -> None:
+        """CorruptStateError unless `directory` can be served."""
+        verify(directory, digest)
+        self._check_config(directory)
+        factors = _factors(directory)
+        for layer, shapes in factors.items():
+            self._check_layer(directory, layer, shapes)
+        check_finite(directory)
+
+    def _check_config(self, directory: Path) -> None:
+        path = directory / ADAPTER_CONFIG
+        try:
+            rank = json.loads(path.read_bytes())["r"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptStateError(f"{path} is no adapter config: {error!r}") from error
+        if rank != self.rank:
+            raise CorruptStateError(f"{path}: rank {rank}, but the engine serves {self.rank}")
+
+    def _check_layer(self, directory: Path, layer: str, shapes: Shapes) -> None:
+        if shapes.keys() != {"A", "B"}:
+            raise CorruptStateError(f"{directory}: {layer} has only the factor {[*shapes]}")
+        found = (shapes["B"], shapes["A"])
+        if self.base is None:
+            return
+        weight = self.base.get(f"{layer}.weight")
+        if weight is None:
+            raise CorruptStateError(f"{directory}: the base model has no layer {layer!r}")
+        expected = ((weight[0], self.rank), (self.rank, weight[-1]))
+        if found != expected:
+            raise CorruptStateError(
+                f"{directory}: the factors of {layer} have shapes {found}, {expected} are needed"
+            )
+
+
+def _factors(directory: Path) -> dict[str, Shapes]:
+    """Layer → shapes of its factors `A` and `B`."""
+    factors: dict[str, Shapes] = {}
+    for name, shape in tensor_shapes(directory).items():
+        match = _FACTOR.fullmatch(name)
+        if match is None:
+            raise CorruptStateError(f"{directory}: {name!r} is no factor of an adapter")
+        factors.setdefault(match[1], {})[match[2]] = shape
+    if not factors:
+        raise CorruptStateError(f"{directory} holds no tensor")
+    return factors

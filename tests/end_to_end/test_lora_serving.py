@@ -1,0 +1,255 @@
+"""Adapters from the trainer's files to vLLM's logprobs: hot-swapped, confirmed, checked."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.process import InferenceProcessConfig
+from gradus.testing.inference_process import RunningInference
+from gradus.weights.base import Published
+from gradus.weights.filesystem import FilesystemWeights
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+Tensors = dict[str, torch.Tensor]
+PROMPT = [5, 9, 13, 21, 34, 55, 17, 8]
+RANK, ALPHA = 6, 12  # not a rank that vLLM knows: it pads to 8
+LEAVES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[RunningInference]:
+    """A vLLM server with one adapter slot."""
+    config = InferenceProcessConfig(
+        run_dir=str(tmp_path_factory.mktemp("adapter-run")),
+        epoch=0,
+        model=ModelConfig(name=str(tiny_model), max_length_tokens=1024),
+        seed=0,
+        lora_rank=RANK,
+        inference=InferenceConfig(kv_cache_gib=0.2, max_num_seqs=16),
+    )
+    with RunningInference(config) as running:
+        running.wait_ready()
+        yield running
+
+
+def random_adapter(model: Path, *, seed: int) -> Tensors:
+    """Factors large enough to make another policy."""
+    random = torch.Generator().manual_seed(seed)
+    tensors: Tensors = {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        layer = name.removesuffix(".weight")
+        if layer.rpartition(".")[2] in LEAVES:
+            rows, columns = weight.shape
+            a = torch.randn(RANK, columns, generator=random) / columns**0.5
+            b = 0.05 * torch.randn(rows, RANK, generator=random)
+            tensors[f"base_model.model.{layer}.lora_A.weight"] = a.bfloat16()
+            tensors[f"base_model.model.{layer}.lora_B.weight"] = b.bfloat16()
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def publish(server: RunningInference) -> Callable[[int, Tensors], Published]:
+    settings = {"r": RANK, "lora_alpha": ALPHA, "target_modules": LEAVES, "peft_type": "LORA"}
+    weights = FilesystemWeights(
+        server.run_dir,
+        epoch=server.epoch,
+        extra_files={"adapter_config.json": json.dumps(settings).encode()},
+        stem="adapter_model",
+    )
+    return lambda version, tensors: weights.publish(version, tensors.items())
+
+
+async def ask(server: RunningInference, method: str, path: str, body: Any = None) -> Any:
+    """The JSON of one request with the admin token, and its status."""
+    headers = {"Authorization": f"Bearer {server.admin_token}"}
+    async with (
+        aiohttp.ClientSession(server.base_url, headers=headers) as session,
+        session.request(method, path, json=body) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def apply(server: RunningInference, published: Published) -> Any:
+    body = {
+        "run_id": server.run_id,
+        "epoch": server.epoch,
+        "version": published.version,
+        "directory": str(published.directory),
+        "digest": published.digest,
+    }
+    return await ask(server, "POST", "/gradus/apply", body)
+
+
+async def generate(
+    server: RunningInference, *, max_tokens: int = 64
+) -> tuple[list[int], torch.Tensor]:
+    sampling = {"temperature": 1.0, "max_tokens": max_tokens, "logprobs": 1, "ignore_eos": True}
+    body = {"model": "policy", "token_ids": PROMPT, "sampling_params": sampling}
+    code, answer = await ask(server, "POST", "/inference/v1/generate", body)
+    assert code == 200, answer
+    choice = answer["choices"][0]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    return choice["token_ids"], torch.tensor(logprobs)
+
+
+def policy_logprobs(model: Path, adapter: Tensors | None, tokens: list[int]) -> torch.Tensor:
+    """Logprobs of the reply, from a transformers forward of the merged model in float32."""
+    merged = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for name, a in (adapter or {}).items():
+        if ".lora_A." in name:
+            b = adapter[name.replace("lora_A", "lora_B")]
+            layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            weight = merged.get_parameter(f"{layer}.weight")
+            weight.data += ALPHA / RANK * b.float() @ a.float()
+    with torch.no_grad():
+        logits = merged(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def mismatch(policy: torch.Tensor, sampling: torch.Tensor) -> float:
+    log_ratio = policy - sampling
+    return float((log_ratio.exp() - log_ratio - 1).mean())
+
+
+async def test_the_slot_starts_as_the_base_model(server: RunningInference) -> None:
+    assert (await ask(server, "GET", "/gradus/status"))[1]["version"] == 0
+    tokens, sampling = await generate(server)
+    assert mismatch(policy_logprobs(server.model_dir, None, tokens), sampling) < 1e-3
+
+
+async def test_each_of_three_swaps_is_served_and_confirmed(
+    server: RunningInference, publish: Callable[[int, Tensors], Published]
+) -> None:
+    for version in (1, 2, 3):
+        adapter = random_adapter(server.model_dir, seed=version)
+        code, result = await apply(server, publish(version, adapter))
+        assert (code, result["version"]) == (200, version), result
+        assert (await ask(server, "GET", "/gradus/status"))[1]["version"] == version
+        tokens, sampling = await generate(server)
+        assert mismatch(policy_logprobs(server.model_dir, adapter, tokens), sampling) < 1e-3
+        older = random_adapter(server.model_dir, seed=version - 1)
+        assert mismatch(policy_logprobs(server.model_dir, older, tokens), sampling) > 1e-2
+
+
+async def test_the_slots_hold_the_published_factors(
+    server: RunningInference, publish: Callable[[int, Tensors], Published]
+) -> None:
+    adapter = random_adapter(server.model_dir, seed=4)
+    await apply(server, publish(4, adapter))
+    served = (await ask(server, "GET", "/gradus/weights"))[1]
+    slots = {
+        name: tensor
+        for name, tensor in served["workers"][0].items()
+        if ".0.self_attn.o_proj.lora" in name or ".0.self_attn.o_proj.base" in name
+    }
+    prefix = "model.layers.0.self_attn.o_proj"
+    a = adapter[f"base_model.model.{prefix}.lora_A.weight"]
+    found = slots[f"{prefix}.lora_a_stacked.0"]
+    padded = torch.zeros(1, 1, 8, a.shape[1], dtype=torch.bfloat16)
+    padded[0, 0, :RANK] = a
+    assert found["shape"] == list(padded.shape)
+    assert found["sha256"] == digest_of(padded)
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+async def test_running_requests_finish_whole_through_a_swap(
+    server: RunningInference, publish: Callable[[int, Tensors], Published]
+) -> None:
+    published = publish(5, random_adapter(server.model_dir, seed=5))
+    running = [asyncio.create_task(generate(server, max_tokens=500)) for _ in range(4)]
+    async with asyncio.timeout(30):
+        while (await ask(server, "GET", "/gradus/status"))[1]["running"] < 4:
+            pass  # asking takes its own time
+    assert (await apply(server, published))[0] == 200
+    assert not any(task.done() for task in running)
+    assert [len(tokens) for tokens, _ in await asyncio.gather(*running)] == [500] * 4
+
+
+async def test_an_adapter_that_does_not_fit_leaves_the_old_one_serving(
+    server: RunningInference, publish: Callable[[int, Tensors], Published]
+) -> None:
+    before = (await ask(server, "GET", "/gradus/weights"))[1]
+    adapter = random_adapter(server.model_dir, seed=6)
+    name = next(iter(adapter))
+    code, answer = await apply(server, publish(6, adapter | {name: torch.ones(RANK, 3)}))
+    assert code == 422, answer
+    assert (await ask(server, "GET", "/gradus/weights"))[1] == before
+
+
+RL_TOML = """
+name = "lora"
+output_dir = "{root}"
+max_steps = 3
+[model]
+name = "{model}"
+renderer = "qwen3"
+max_length_tokens = 96
+[orchestrator]
+groups_per_batch = 2
+[orchestrator.train.sampling]
+max_completion_tokens = 24
+[[orchestrator.train.env]]
+id = "reverse-text"
+group_size = 4
+pool = {{ type = "static", num_workers = 1 }}
+[trainer.optimizer]
+lr = 1e-2
+[trainer.lora]
+rank = 4
+[inference]
+kv_cache_gib = 0.2
+max_num_seqs = 32
+"""
+
+
+def test_a_run_trains_serves_and_saves_an_adapter(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "rl.toml").write_text(RL_TOML.format(root=tmp_path, model=tiny_model))
+    done = subprocess.run(
+        [sys.executable, "-m", "gradus.cli.main", "rl", "@", str(tmp_path / "rl.toml")],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "lora"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    fresh = [row for row in rows if row["sample/staleness/max"] == 0]
+    assert len(rows) == 3
+    assert fresh
+    assert all(0 <= row["loss/mismatch_kl/mean"] < 0.01 for row in fresh)
+    published = run / "weights" / "version_00000003"
+    assert {path.name for path in published.iterdir()} == {
+        *("adapter_model.safetensors", "adapter_config.json", "manifest.json"),
+    }
+    stored = load_file(run / "adapter" / "adapter_model.safetensors")
+    last = load_file(published / "adapter_model.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in last.items())
+    assert any(stored[name].any() for name in stored if ".lora_B." in name)
+    base = load_file(tiny_model / "model.safetensors")
+    merged = load_file(run / "model" / "model.safetensors")
+    assert base.keys() == merged.keys()
+    assert any(not torch.equal(base[name], merged[name]) for name in base)

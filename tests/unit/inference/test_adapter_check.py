@@ -1,0 +1,143 @@
+"""Which adapters are served, and which are refused before the engine sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gradus.errors import CorruptStateError
+from gradus.inference.adapter_check import AdapterCheck, build_check
+from gradus.inference.weight_worker import WeightWorker, served_tensors
+from gradus.inference.weights_check import WeightsCheck
+from gradus.weights.manifest import build_manifest, file_entry, manifest_digest
+
+pytestmark = pytest.mark.torch
+
+Tensors = dict[str, torch.Tensor]
+A, B = "base_model.model.q.lora_A.weight", "base_model.model.q.lora_B.weight"
+OTHER = "base_model.model.k.lora_A.weight"
+BASE = {"q.weight": (5, 3), "k.weight": (2, 3), "q.bias": (5,)}
+
+
+def adapter(**changes: torch.Tensor | None) -> Tensors:
+    """An adapter of rank 2 for the layer q, with changes; None removes a factor."""
+    tensors: dict[str, Any] = {A: torch.ones(2, 3), B: torch.ones(5, 2)} | changes
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def publish(directory: Path, tensors: Tensors, *, config: Any) -> str:
+    """Write a version; returns its digest."""
+    directory.mkdir(parents=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    if config is not None:
+        (directory / "adapter_config.json").write_text(json.dumps(config))
+    files = {path.name: file_entry(path) for path in directory.iterdir()}
+    manifest = build_manifest(1, 1, files)
+    (directory / "manifest.json").write_bytes(manifest.encode())
+    return manifest_digest(manifest)
+
+
+def check(tmp_path: Path, tensors: Tensors, *, config: Any = None, base: Any = BASE) -> None:
+    digest = publish(tmp_path / "version", tensors, config={"r": 2} if config is None else config)
+    AdapterCheck(base=base, rank=2)(tmp_path / "version", digest)
+
+
+def test_an_adapter_that_fits_passes(tmp_path: Path) -> None:
+    check(tmp_path, adapter())
+
+
+def test_without_the_base_on_disk_only_the_adapter_itself_is_checked(tmp_path: Path) -> None:
+    check(tmp_path, adapter(**{A: torch.ones(2, 9)}), base=None)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({}, "holds no tensor"),
+        (adapter(**{"q.weight": torch.ones(5, 3)}), "no factor of an adapter"),
+        (adapter(**{B: None}), "only the factor"),
+        (adapter(**{A: torch.ones(2, 4)}), "factors of q have shapes"),
+        (adapter(**{A: torch.ones(3, 3), B: torch.ones(5, 3)}), "factors of q have shapes"),
+        (adapter(**{OTHER: torch.ones(2, 3)}), "only the factor"),
+        (adapter(**{A: torch.full((2, 3), torch.nan)}), "not finite"),
+        (
+            {n.replace(".q.", ".z."): t for n, t in adapter().items()},
+            "has no layer 'z'",
+        ),
+    ],
+)
+def test_an_adapter_that_cannot_be_served_is_refused_with_the_reason(
+    tmp_path: Path, tensors: Tensors, words: str
+) -> None:
+    with pytest.raises(CorruptStateError, match=words):
+        check(tmp_path, tensors)
+
+
+@pytest.mark.parametrize("config", [{"r": 4}, {}, [], "r"])
+def test_an_adapter_of_another_rank_or_without_one_is_refused(tmp_path: Path, config: Any) -> None:
+    with pytest.raises(CorruptStateError, match="adapter_config"):
+        check(tmp_path, adapter(), config=config)
+
+
+def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
+    digest = publish(tmp_path / "version", adapter(), config={"r": 2})
+    (tmp_path / "version" / "adapter_config.json").write_text('{"r": 2 }')
+    with pytest.raises(CorruptStateError, match="SHA-256"):
+        AdapterCheck(base=BASE, rank=2)(tmp_path / "version", digest)
+
+
+def test_the_check_follows_what_is_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"q.weight": torch.ones(5, 3)}, tmp_path / "model.safetensors")
+    assert isinstance(build_check(tmp_path, None), WeightsCheck)
+    assert build_check(tmp_path, 8) == AdapterCheck(base={"q.weight": (5, 3)}, rank=8)
+    assert build_check(None, 8) == AdapterCheck(base=None, rank=8)
+
+
+class Slots:
+    """What the worker uses of vLLM's adapter managers."""
+
+    def __init__(self) -> None:
+        self.embedding_modules: dict[str, str] = {}
+        self.adapters: dict[int, Any] = {}
+        self.active: list[int] = []
+        self._adapter_manager = self
+
+    def remove_adapter(self, adapter_id: int) -> None:
+        self.adapters.pop(adapter_id, None)
+        self.active = [other for other in self.active if other != adapter_id]
+
+    def create_dummy_lora(self, adapter_id: int, rank: int, _: Any) -> Any:
+        return type("Zero", (), {"id": adapter_id, "rank": rank, "loras": {"q": 0, "k": 0}})
+
+    def add_adapter(self, adapter: Any) -> None:
+        self.adapters[adapter.id] = adapter
+
+    def activate_adapter(self, adapter_id: int) -> None:
+        self.active.append(adapter_id)
+
+    def get_adapter(self, adapter_id: int) -> Any:
+        return self.adapters.get(adapter_id)
+
+
+def test_a_zero_adapter_takes_the_slot_of_another() -> None:
+    worker, slots = WeightWorker(), Slots()
+    worker.model_runner = type("Runner", (), {"lora_manager": slots})
+    assert worker.gradus_adapted_layers(1) == 0
+    for _ in range(2):
+        worker.gradus_zero_adapter(1)
+    assert slots.active == [1]
+    assert worker.gradus_adapted_layers(1) == 2
+
+
+def test_adapter_slots_are_told_among_the_served_tensors() -> None:
+    layer = torch.nn.Linear(3, 5, bias=False)
+    layer.lora_a_stacked = (torch.zeros(1, 1, 2, 3),)
+    layer.lora_b_stacked = (torch.zeros(1, 1, 5, 2),)
+    names = [name for name, _ in served_tensors(torch.nn.ModuleDict({"q": layer}))]
+    assert names == ["q.weight", "q.lora_a_stacked.0", "q.lora_b_stacked.0"]
