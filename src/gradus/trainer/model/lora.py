@@ -77,9 +77,11 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torc
 
 
 def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLinear]:
-    """Every adapted layer by its name."""
+    """Every adapted layer by its name in the plain model, without wrappers around modules."""
     return {
-        name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)
+        _plain(name): module
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLinear)
     }
 
 
@@ -100,7 +102,7 @@ def adapter_tensors(
             whole = _whole(getattr(layer, factor))
             if keep:
                 tensor = whole.detach().to(device="cpu", dtype=dtype).contiguous()
-                yield f"base_model.model.{_plain(name)}.{factor}.weight", tensor
+                yield f"base_model.model.{name}.{factor}.weight", tensor
 
 
 def adapter_files(model: PreTrainedModel, config: LoraConfig, base_model: str) -> dict[str, bytes]:
