@@ -12,6 +12,7 @@ from gradus.config.inference import InferenceConfig
 from gradus.config.lora import lora_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
+from gradus.config.orchestrator import OrchestratorConfig
 from gradus.config.problems import Problem, nearest
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
@@ -159,12 +160,29 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
             f"{orchestrator.max_in_flight_episodes} episodes at once cannot hold one group of "
             f"{largest}; raise it, or lower group_size",
         )
+    yield from _in_flight_problems(orchestrator)
     smallest = min(source.group_size for source in orchestrator.train.env)
     yield from _rank_problems(
         ("orchestrator", "groups_per_batch"),
         orchestrator.groups_per_batch * smallest,
         config.trainer.num_processes,
     )
+
+
+def _in_flight_problems(orchestrator: OrchestratorConfig) -> Iterator[Problem]:
+    least, most = orchestrator.min_in_flight_episodes, orchestrator.max_in_flight_episodes
+    if least > most:
+        yield Problem(
+            ("orchestrator", "min_in_flight_episodes"),
+            f"{least} is more than max_in_flight_episodes = {most}; lower the first",
+        )
+    initial = orchestrator.initial_in_flight_episodes
+    if initial is not None and not least <= initial <= most and least <= most:
+        yield Problem(
+            ("orchestrator", "initial_in_flight_episodes"),
+            f"{initial} must lie between min_in_flight_episodes = {least} and "
+            f"max_in_flight_episodes = {most}",
+        )
 
 
 def _rank_problems(path: KeyPath, num_samples: int, num_processes: int) -> Iterator[Problem]:

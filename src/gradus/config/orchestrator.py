@@ -34,6 +34,13 @@ class OrchestratorConfig(StrictConfig):
     """Samples older than this many versions when they would train are dropped."""
     max_in_flight_episodes: int = Field(256, ge=1)
     """Most episodes that run at once."""
+    min_in_flight_episodes: int = Field(1, ge=1)
+    """Fewest episodes that the limit may fall to; the same as the most fixes the limit. In
+    between it follows the engine's load."""
+    initial_in_flight_episodes: int | None = Field(None, ge=1)
+    """The limit at the start. None means as many episodes of full length as the KV cache holds."""
+    max_episodes_per_minute: int | None = Field(None, ge=1)
+    """Most training episodes that start in a minute, spread evenly. None means no limit."""
     drop_zero_advantage: bool = True
     """Drop samples whose advantages are all zero, and refill the batch."""
     max_empty_attempts: int = Field(3, ge=1)

@@ -30,6 +30,9 @@ class EngineCounters(StatLoggerBase):
         self.preemptions = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.kv_capacity_tokens = 0
 
     def record(
         self,
@@ -45,6 +48,10 @@ class EngineCounters(StatLoggerBase):
                 scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             )
             self.kv_usage = scheduler_stats.kv_cache_usage
+            prefix = scheduler_stats.prefix_cache_stats
+            if prefix is not None:
+                self.prefix_queries += prefix.queries
+                self.prefix_hits += prefix.hits
         if iteration_stats is not None:
             self.preemptions += iteration_stats.num_preempted_reqs
             self.prompt_tokens += iteration_stats.num_prompt_tokens
@@ -65,6 +72,9 @@ class EngineCounters(StatLoggerBase):
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             is_paused=is_paused,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            prefix_queries=self.prefix_queries,
+            prefix_hits=self.prefix_hits,
         )
 
 
@@ -91,6 +101,11 @@ class PolicyEngine(AsyncLLM):
             options["lora_request"] = self.adapter
         async for output in super().generate(prompt, sampling_params, request_id, **options):
             yield output
+
+
+def kv_capacity_tokens(cache_config: Any) -> int:
+    """Tokens that the KV cache of a started engine holds, all data-parallel ranks together."""
+    return int((cache_config.num_gpu_blocks or 0) * cache_config.block_size)
 
 
 class VllmControl:

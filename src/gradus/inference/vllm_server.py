@@ -39,6 +39,7 @@ from gradus.inference.policy_engine import (
     EngineCounters,
     PolicyEngine,
     VllmControl,
+    kv_capacity_tokens,
 )
 from gradus.inference.routes import PolicyRoutes
 from gradus.inference.settings import engine_settings
@@ -70,6 +71,7 @@ async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens
     args = build_arguments(config)
     counters = EngineCounters()
     engine = start_engine(args, counters)
+    counters.kv_capacity_tokens = kv_capacity_tokens(engine.vllm_config.cache_config)
     logger.info("engine started in %.1f s", time.monotonic() - began)
 
     async def become_ready(base_url: str) -> None:

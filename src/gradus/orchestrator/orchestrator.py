@@ -21,6 +21,8 @@ from pathlib import Path
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, GradusError, ProtocolError
 from gradus.orchestrator.batcher import Batcher
+from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, initial_limit
+from gradus.orchestrator.engine_watch import EngineWatch
 from gradus.orchestrator.group_ledger import GroupLedger
 from gradus.orchestrator.journal import JournalEvent
 from gradus.orchestrator.metrics import StepRecords, Tally
@@ -64,6 +66,23 @@ def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return next((e for e in leaves if isinstance(e, GradusError)), leaves[0])
 
 
+def build_controller(
+    config: OrchestratorProcessConfig, kv_capacity_tokens: int
+) -> InFlightController:
+    """The in-flight limit as configured; without a known KV capacity it starts at the most."""
+    settings = config.orchestrator
+    initial = initial_limit(
+        settings.initial_in_flight_episodes,
+        kv_capacity_tokens=kv_capacity_tokens,
+        max_length_tokens=config.model.max_length_tokens,
+    )
+    return InFlightController(
+        least=settings.min_in_flight_episodes,
+        most=settings.max_in_flight_episodes,
+        initial=initial or settings.max_in_flight_episodes,
+    )
+
+
 class Orchestrator:
     """Owns the loops and what they share; every part is handed in complete.
 
@@ -75,7 +94,11 @@ class Orchestrator:
         self._config = config
         self._parts = parts
         self._tasks = TaskSource([s.share for s in parts.sources.values()], seed=config.seed)
-        self._scheduler = Scheduler(max_in_flight=settings.max_in_flight_episodes)
+        controller = build_controller(config, parts.policy.kv_capacity_tokens)
+        self._scheduler = Scheduler(
+            max_in_flight=controller.limit,
+            rate=AdmissionRate(per_minute=settings.max_episodes_per_minute),
+        )
         self._batcher = Batcher(
             groups_per_batch=settings.groups_per_batch,
             max_staleness=settings.max_staleness,
@@ -96,6 +119,9 @@ class Orchestrator:
             groups={},
         )
         self._player = EpisodePlayer(parts.sources, parts.policy)
+        self._engine = EngineWatch(
+            parts.policy, controller, count=self._count_episodes, on_limit=self._set_limit
+        )
         self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
         self._num_opened = 0
         self._num_shipped = 0
@@ -118,6 +144,7 @@ class Orchestrator:
             collecting = tasks.create_task(self.collect())
             shipping = tasks.create_task(self.ship())
             recording = tasks.create_task(self._recorder.run())
+            watches.append(tasks.create_task(self._engine.run()))
             last_step = await self.refresh()
             if self._num_shipped < self._config.max_steps:
                 raise ProtocolError(
@@ -143,14 +170,17 @@ class Orchestrator:
         produces: running episodes     unblocked by: collect, refresh
         """
         while True:
-            while (planned := self._scheduler.next_episode()) is not None:
+            while (planned := self._scheduler.next_episode(now=self._parts.clock())) is not None:
                 group = self._groups.groups[planned.group_id]
                 version = self._player.start(planned.id, group, tasks)
                 self._groups.start(planned.id, version=version)
-            if self._scheduler.wants_group and self._ledger.free_slots > 0:
+            held_back = self._scheduler.wait_seconds(now=self._parts.clock())
+            if not held_back and self._scheduler.wants_group and self._ledger.free_slots > 0:
                 await self._open_group()
                 continue
             self._room.clear()
+            if held_back:
+                asyncio.get_running_loop().call_later(held_back, self._room.set)
             await self._room.wait()
 
     async def _open_group(self) -> None:
@@ -159,6 +189,13 @@ class Orchestrator:
         group, episode_ids = self._groups.open(pointer, task, number=self._num_opened)
         self._num_opened += 1
         self._scheduler.plan(group.id, episode_ids)
+
+    def _count_episodes(self) -> tuple[int, int]:
+        return self._scheduler.in_flight, self._ledger.ended.total()
+
+    def _set_limit(self, limit: int) -> None:
+        self._scheduler.max_in_flight = limit
+        self._room.set()
 
     # ----------------------------------------------------------------- collect
     async def collect(self) -> None:
@@ -269,5 +306,6 @@ class Orchestrator:
         self._room.set()
         self._num_served = applied.version
         self._note_answer()
+        self._steps.shipped(applied.version - 1, self._engine.take())
         metrics = self._steps.applied(applied, now=self._slots_freed_at)
         self._recorder.add_metrics(metrics, step=applied.version - 1)

@@ -40,6 +40,12 @@ class PolicyPool(Protocol):
     """The newest version that inference confirmed to serve."""
     newest_version: int
     """`version`, or the one that is being applied right now and may serve already."""
+    kv_capacity_tokens: int
+    """Tokens that the KV caches hold together; 0 when unknown."""
+
+    async def status(self) -> EngineStatus:
+        """What the engine says about itself: version, load, counters."""
+        ...
 
     async def apply(self, published: PolicyPublished) -> AppliedPolicy:
         """Serve a published version; returns when the engine itself says that it does."""
@@ -71,6 +77,7 @@ class InferencePool:
         self.base_url = base_url
         self.version = status.version
         self.newest_version = status.version
+        self.kv_capacity_tokens = status.kv_capacity_tokens
         self._session = session
         self._run_id = run_id
         self._epoch = epoch

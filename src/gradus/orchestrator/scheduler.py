@@ -1,10 +1,12 @@
-"""Which episode starts next: oldest group first, at most so many at once (pure)."""
+"""Which episode starts next: oldest group first, so many at once and per minute (pure)."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from gradus.orchestrator.concurrency import AdmissionRate
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class Scheduler:
     ('g0.0', None)
     """
 
-    def __init__(self, *, max_in_flight: int) -> None:
-        self._max_in_flight = max_in_flight
+    def __init__(self, *, max_in_flight: int, rate: AdmissionRate | None = None) -> None:
+        self.max_in_flight = max_in_flight
+        """May change at any time; what runs already goes on."""
+        self._rate = rate or AdmissionRate(per_minute=None)
         self._planned: deque[PlannedEpisode] = deque()
         self.in_flight = 0
 
@@ -35,16 +39,23 @@ class Scheduler:
 
         A group opens as late as possible, so that it starts on the newest version.
         """
-        return not self._planned and self.in_flight < self._max_in_flight
+        return not self._planned and self.in_flight < self.max_in_flight
 
     def plan(self, group_id: str, episode_ids: Sequence[str]) -> None:
         """Queue the episodes of a new group behind those of older groups."""
         self._planned.extend(PlannedEpisode(episode_id, group_id) for episode_id in episode_ids)
 
-    def next_episode(self) -> PlannedEpisode | None:
+    def wait_seconds(self, *, now: float) -> float:
+        """How long the rate holds the next episode back."""
+        return self._rate.wait_seconds(now=now)
+
+    def next_episode(self, *, now: float = 0.0) -> PlannedEpisode | None:
         """The episode that starts now, counted as in flight; None when none may."""
-        if not self._planned or self.in_flight >= self._max_in_flight:
+        if not self._planned or self.in_flight >= self.max_in_flight:
             return None
+        if self._rate.wait_seconds(now=now) > 0:
+            return None
+        self._rate.take(now=now)
         self.in_flight += 1
         return self._planned.popleft()
 

@@ -90,6 +90,8 @@ class ScriptedEngine:
         self.calls: list[GenerateCall] = []
         self.applied: list[ApplyRequest] = []
         self.max_length_tokens = max_length_tokens
+        self.load: dict[str, int | float] = {}
+        """What status tells instead of the engine's own numbers, e.g. {"kv_usage": 0.95}."""
         self.run_dir = None if run_dir is None else RunDirectory(run_dir)
         self.data_token = self._read_token("inference_token", data_token)
         self.admin_token = self._read_token("admin_token", admin_token)
@@ -309,7 +311,7 @@ class ScriptedEngine:
     def status(self) -> EngineStatus:
         """What `GET /gradus/status` tells."""
         version = self.version if self.reported_version is None else self.reported_version
-        return EngineStatus(
+        status = EngineStatus(
             version=version,
             epoch=self.served.epoch,
             running=self._running,
@@ -319,7 +321,9 @@ class ScriptedEngine:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             is_paused=False,
+            kv_capacity_tokens=256 * self.max_length_tokens,
         )
+        return msgspec.structs.replace(status, **self.load)
 
     async def _notify(self) -> None:
         if self._waiters:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from verifiers.v1.episode import WireEpisode
 
 from gradus.testing.episodes import build_episode
@@ -127,6 +128,9 @@ class ScriptedPolicy:
     def __init__(self, *, wait: Callable[[int], Awaitable[None]] = at_once) -> None:
         self.version = 0
         self.newest_version = 0
+        self.kv_capacity_tokens = 0
+        self.load: dict[str, int | float] = {}
+        """What status tells instead of an idle engine, e.g. {"kv_usage": 0.95}."""
         self._wait = wait
 
     async def apply(self, published: PolicyPublished) -> ScriptedApply:
@@ -134,9 +138,13 @@ class ScriptedPolicy:
         self.newest_version = published.version
         await self._wait(published.version)
         self.version = published.version
+        return ScriptedApply(self.version, 0.25, 0.125, await self.status())
+
+    async def status(self) -> EngineStatus:
+        """An engine that has answered everything, unless `load` says otherwise."""
         status = EngineStatus(
             version=self.version,
-            epoch=published.epoch,
+            epoch=1,
             running=0,
             waiting=0,
             kv_usage=0.0,
@@ -145,7 +153,7 @@ class ScriptedPolicy:
             generated_tokens=100 * self.version,
             is_paused=False,
         )
-        return ScriptedApply(self.version, 0.25, 0.125, status)
+        return msgspec.structs.replace(status, **self.load)
 
     async def close(self) -> None:
         """Nothing is held open."""

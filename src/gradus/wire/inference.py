@@ -62,6 +62,12 @@ class EngineStatus(msgspec.Struct, frozen=True):
     prompt_tokens: int
     generated_tokens: int
     is_paused: bool
+    kv_capacity_tokens: int = 0
+    """Tokens that the KV cache holds; 0 means that the engine does not tell."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Prompt tokens found there."""
 
 
 class ApplyRefusal(Exception):

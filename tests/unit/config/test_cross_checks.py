@@ -198,3 +198,15 @@ def test_an_algorithm_is_inherited_whole() -> None:
     config = build_run_config(with_env(algo={"type": "my.module:Mine"}))
     source = config.orchestrator.train.env[0]
     assert source_algo(config, source) == AlgorithmConfig(type="my.module:Mine")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"min_in_flight_episodes": 300}, "more than max_in_flight_episodes = 256"),
+        ({"initial_in_flight_episodes": 300}, "must lie between"),
+    ],
+)
+def test_in_flight_limits_must_be_in_order(settings: dict[str, int], words: str) -> None:
+    config = build_run_config({"orchestrator": settings})
+    assert any(words in problem.message for problem in run_problems(config))

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gradus.errors import ConfigError, EmptyBatchError, ProtocolError
+from gradus.orchestrator.concurrency import AdmissionRate
 from gradus.orchestrator.filters import ZeroAdvantage, build_filters, dropped_by
 from gradus.orchestrator.packing import Layout, build_batch
 from gradus.orchestrator.scheduler import Scheduler
@@ -104,3 +105,24 @@ def test_a_number_that_is_not_finite_is_stopped_before_it_is_packed() -> None:
     spoiled = replace(sample, advantages=np.full(len(sample), np.nan, np.float32))
     with pytest.raises(ProtocolError, match="advantages holds a value that is not finite"):
         build_batch([spoiled], step=0, epoch=1, layout=Layout(1, 64))
+
+
+def test_the_rate_holds_the_next_start_back_until_its_time() -> None:
+    scheduler = Scheduler(max_in_flight=9, rate=AdmissionRate(per_minute=60))
+    scheduler.plan("g0", ["g0.0", "g0.1"])
+    assert scheduler.next_episode(now=0.0) is not None
+    assert scheduler.next_episode(now=0.5) is None
+    assert scheduler.wait_seconds(now=0.5) == 0.5
+    assert scheduler.next_episode(now=1.0) is not None
+
+
+def test_a_lower_limit_lets_running_episodes_go_on_and_starts_none() -> None:
+    scheduler = Scheduler(max_in_flight=3)
+    scheduler.plan("g0", ["g0.0", "g0.1", "g0.2", "g0.3"])
+    assert len(starting(scheduler)) == 3
+    scheduler.max_in_flight = 1
+    for _ in range(2):
+        scheduler.ended()
+        assert starting(scheduler) == []
+    scheduler.ended()
+    assert starting(scheduler) == ["g0.3"]
