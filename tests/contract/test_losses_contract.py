@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from gradus.config.loss_options import LOSS_OPTIONS
 from gradus.config.trainer import LossConfig
 from gradus.trainer.losses import LOSSES, build_loss
 from gradus.trainer.losses.base import LossInputs
@@ -39,6 +42,29 @@ def test_a_loss_never_normalises(name: str) -> None:
     loss, inputs = build_loss(LossConfig(type=name)), build_inputs(9, members=9)
     few = build_inputs(9, members=3)
     assert torch.equal(loss(inputs).per_token[:3], loss(few).per_token[:3])
+
+
+def test_the_options_are_those_that_the_config_knows(name: str) -> None:
+    fields = dataclasses.fields(build_loss(LossConfig(type=name)))  # type: ignore[arg-type]
+    known = {key: option.default for key, option in LOSS_OPTIONS[name].items()}
+    assert {field.name: field.default for field in fields} == known
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
+@pytest.mark.parametrize("kind", ["off", "truncated", "masked"])
+def test_options_together_keep_the_promises(name: str, kind: str, level: str) -> None:
+    options = {
+        "importance_sampling": kind,
+        "importance_level": level,
+        "entropy_coefficient": 0.1,
+        "reference_kl_coefficient": 0.1,
+    }
+    loss = build_loss(LossConfig(type=name, options=options))
+    many, few = loss(build_inputs(9, members=9)), loss(build_inputs(9, members=3))
+    assert torch.equal(many.per_token[:3], few.per_token[:3])
+    assert torch.isfinite(many.per_token).all()
+    assert many.metrics.keys() == few.metrics.keys()
+    assert not few.per_token[3:].any()
 
 
 def test_metrics_have_the_same_names_without_members(name: str) -> None:

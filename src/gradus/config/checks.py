@@ -10,9 +10,11 @@ from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvir
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.inference import InferenceConfig
 from gradus.config.lora import lora_problems
+from gradus.config.loss_options import LOSS_OPTIONS, option_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
 from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.parallel import data_parallel_size, parallel_problems
 from gradus.config.problems import Problem, nearest
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
@@ -30,7 +32,10 @@ GROUP_BASELINES = frozenset({"grpo", "max_rl", "hierarchical_grpo", "echo"})
 ALGORITHMS = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo"})
 """Registered names for `algo.type`."""
 
-LOSSES = frozenset({"dppo"})
+CURRICULA = frozenset({"difficulty", "uniform"})
+"""Registered names for `curriculum.type` of a source."""
+
+LOSSES = frozenset(LOSS_OPTIONS)
 """Registered names for `trainer.loss.type`."""
 
 OWNED_SAMPLING = {
@@ -86,8 +91,14 @@ def run_problems(config: RunConfig) -> list[Problem]:
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
         ),
+        *parallel_problems(
+            ("trainer", "parallel"), config.trainer.parallel, config.trainer.num_processes
+        ),
         *_inference_problems(config.inference),
         *_plugin_problems(("trainer", "loss"), "loss", config.trainer.loss.type, LOSSES),
+        *option_problems(
+            ("trainer", "loss", "options"), config.trainer.loss.type, config.trainer.loss.options
+        ),
         *_plugin_problems(
             ("orchestrator", "train", "algo"),
             "algorithm",
@@ -119,7 +130,12 @@ def sft_problems(config: SftConfig) -> list[Problem]:
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
         *lora_problems(("lora",), config.lora),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
-        *_rank_problems(("batch_conversations",), config.batch_conversations, config.num_processes),
+        *parallel_problems(("parallel",), config.parallel, config.num_processes),
+        *_rank_problems(
+            ("batch_conversations",),
+            config.batch_conversations,
+            data_parallel_size(config.num_processes, config.parallel),
+        ),
         *env_vars_problems("trainer", ("env_vars",), config.env_vars),
     ]
 
@@ -165,7 +181,7 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _rank_problems(
         ("orchestrator", "groups_per_batch"),
         orchestrator.groups_per_batch * smallest,
-        config.trainer.num_processes,
+        data_parallel_size(config.trainer.num_processes, config.trainer.parallel),
     )
 
 
@@ -185,11 +201,11 @@ def _in_flight_problems(orchestrator: OrchestratorConfig) -> Iterator[Problem]:
         )
 
 
-def _rank_problems(path: KeyPath, num_samples: int, num_processes: int) -> Iterator[Problem]:
-    if num_samples < num_processes:
+def _rank_problems(path: KeyPath, num_samples: int, num_ranks: int) -> Iterator[Problem]:
+    if num_samples < num_ranks:
         yield Problem(
             path,
-            f"a batch of {num_samples} gives {num_processes} ranks nothing to share; "
+            f"a batch of {num_samples} gives {num_ranks} ranks nothing to share; "
             "make the batch larger or lower num_processes",
         )
 
@@ -264,6 +280,9 @@ def _source_problems(
         )
     if source.algo is not None:
         yield from _plugin_problems((*path, "algo"), "algorithm", algo.type, ALGORITHMS)
+    yield from _plugin_problems(
+        (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
+    )
     yield from _length_problems(config, source, path)
     yield from _extra_body_problems((*path, "sampling"), source.sampling)
     yield from _harness_problems((*path, "harness"), source.harness)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.base import StrictConfig
+from gradus.config.curriculum import CurriculumConfig
 from gradus.config.sampling import SamplingConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -126,3 +127,5 @@ class TrainEnvironmentConfig(EnvironmentConfig):
     """Episodes per task."""
     algo: AlgorithmConfig | None = None
     """Credit and loss components. None means the enclosing section's."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Order of the source's tasks."""

@@ -13,6 +13,7 @@ from pydantic import Field
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.base import StrictConfig
 from gradus.config.checkpoint import CheckpointConfig
+from gradus.config.curriculum import CurriculumConfig
 from gradus.config.environment import EnvironmentConfig, EnvironmentTimeoutConfig, PoolConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
@@ -107,6 +108,10 @@ class SourceConfig(StrictConfig):
     """User-managed environment server. None means the run's own, found by its ready file."""
     state_columns: list[str]
     """Keys of the trace's info kept in records."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Order of the tasks."""
+    is_frozen: bool = False
+    """Whether no seat is played by the policy, so that its episodes never become stale."""
 
 
 class OrchestratorProcessConfig(StrictConfig):

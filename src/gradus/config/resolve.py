@@ -17,6 +17,7 @@ from gradus.config.environment import (
     TrainEnvironmentConfig,
 )
 from gradus.config.lora import ServedLoraConfig
+from gradus.config.parallel import data_parallel_size
 from gradus.config.problems import refuse
 from gradus.config.process import (
     EnvironmentProcessConfig,
@@ -173,7 +174,9 @@ def _orchestrator_process(
         seed=config.seed,
         sources=[_source(config, source) for source in train.env],
         orchestrator=orchestrator,
-        data_parallel_size=config.trainer.num_processes,
+        data_parallel_size=data_parallel_size(
+            config.trainer.num_processes, config.trainer.parallel
+        ),
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         checkpoint=config.checkpoint,
         resume_step=resume_step,
@@ -191,7 +194,15 @@ def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
         timeout=source.timeout,
         address=source.address,
         state_columns=source.state_columns,
+        curriculum=source.curriculum,
+        is_frozen=is_frozen(source),
     )
+
+
+def is_frozen(source: EnvironmentConfig) -> bool:
+    """Whether every seat is played by another model than the policy."""
+    roles = source.agents.values()
+    return bool(roles) and all(role.base_url is not None for role in roles)
 
 
 def _environment_process(

@@ -10,6 +10,7 @@ from gradus.config.environment import NAME_PATTERN
 from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig, OptimizerConfig
+from gradus.config.parallel import ParallelConfig
 
 
 class SftDataConfig(StrictConfig):
@@ -49,7 +50,9 @@ class SftConfig(StrictConfig):
     compute_dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
     """Precision of forward and backward."""
     num_processes: int = Field(1, ge=1)
-    """Data-parallel ranks."""
+    """Processes, one per device; more than one start under torchrun."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the processes share the model and the sequences."""
     max_skipped_steps: int = Field(5, ge=1)
     """Steps in a row with non-finite gradients after which the run ends."""
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -9,15 +9,16 @@ from pydantic import Field
 from gradus.config.base import StrictConfig
 from gradus.config.lora import ServedLoraConfig
 from gradus.config.optimizer import AdamWConfig, OptimizerConfig
+from gradus.config.parallel import ParallelConfig
 
 
 class LossConfig(StrictConfig):
     """The loss of the rl component; ce and ref_kl have none to choose."""
 
     type: str = "dppo"
-    """`dppo`, or "package.module:Class"."""
+    """`dppo`, `ipo`, `ppo_clip`, `dapo`, `cispo`, `gspo`, or "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the loss."""
+    """Keyword arguments of the loss; docs/algorithms.md lists those of each."""
 
 
 class TrainerConfig(StrictConfig):
@@ -30,7 +31,9 @@ class TrainerConfig(StrictConfig):
     lora: ServedLoraConfig | None = None
     """Train low-rank adapters beside frozen weights. None means to train every weight."""
     num_processes: int = Field(1, ge=1)
-    """Data-parallel ranks; more than one starts torchrun."""
+    """Processes, one per device; more than one start under torchrun."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the processes share the model and the sequences."""
     micro_batch_tokens: int = Field(8192, ge=8)
     """Most tokens of one forward on one rank."""
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"

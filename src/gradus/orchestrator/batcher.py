@@ -11,8 +11,10 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from gradus.errors import EmptyBatchError, EnvironmentFailure
-from gradus.wire.policy import staleness
+from gradus.wire.policy import VersionSpan, staleness
 from gradus.wire.sample import Sample
 
 ERROR_PREFIX = "error:"
@@ -25,6 +27,15 @@ class ReadyGroup:
 
     id: str
     samples: tuple[Sample, ...]
+    is_frozen: bool = False
+    """Not sampled by the policy: never stale, and stamped with the version that trains it."""
+
+    def at(self, step: int) -> ReadyGroup:
+        """The group as step `step` trains it."""
+        if not self.is_frozen:
+            return self
+        span = VersionSpan(oldest=step, newest=step)
+        return replace(self, samples=tuple(structs.replace(s, versions=span) for s in self.samples))
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ class Batcher:
     async def next_batch(self) -> SampleBatch:
         """The batch of `step`, once it is full; then the next step begins to fill."""
         await self._full.wait()
-        groups = tuple(self._ready.popleft() for _ in range(self._groups_per_batch))
+        groups = tuple(self._ready.popleft().at(self.step) for _ in range(self._groups_per_batch))
         batch = SampleBatch(self.step, groups)
         self.step += 1
         self._announce()
@@ -122,6 +133,8 @@ class Batcher:
         return StaleDrop(samples, group_ids)
 
     def _split(self, group: ReadyGroup) -> tuple[ReadyGroup | None, StaleDrop]:
+        if group.is_frozen:
+            return group, StaleDrop()
         fresh = tuple(
             s for s in group.samples if staleness(self.step, s.versions) <= self._max_staleness
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.orchestrator.algorithms.base import Algorithm, CreditContext
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, trainable_traces
 from gradus.orchestrator.batcher import ERROR_PREFIX
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.filters import Filter, dropped_by
@@ -112,6 +112,15 @@ def grade(group: Group, grading: Grading) -> None:
                 group.samples.append(sample)
             else:
                 group.dropped[sample.id] = reason
+
+
+def episode_rewards(group: Group) -> list[float]:
+    """Per finished episode, the mean reward of its trainable traces."""
+    rewards = []
+    for _, episode in group.finished:
+        traces = trainable_traces([episode])
+        rewards.append(sum(trace.reward for trace in traces) / len(traces))
+    return rewards
 
 
 def give_up(group: Group, reason: str) -> None:

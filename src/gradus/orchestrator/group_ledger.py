@@ -38,6 +38,7 @@ class Phase(StrEnum):
 class _Group:
     id: str
     planned: set[str]
+    is_frozen: bool = False
     phase: Phase = Phase.OPEN
     holds_slot: bool = True
     is_abandoned: bool = False
@@ -82,12 +83,15 @@ class GroupLedger:
         group = self._groups.get(group_id)
         return group.phase if group else Phase.GONE
 
-    def open(self, group_id: str, *, size: int) -> list[str]:
-        """Take a slot for a new group; the ids of its episodes."""
+    def open(self, group_id: str, *, size: int, is_frozen: bool = False) -> list[str]:
+        """Take a slot for a new group; the ids of its episodes.
+
+        A frozen group is not sampled by the policy, so it is never too old.
+        """
         assert self.free_slots > 0, f"group {group_id} opened without a free slot"
         assert group_id not in self._groups, f"group {group_id} opened twice"
         episode_ids = [f"{group_id}.{number}" for number in range(size)]
-        self._groups[group_id] = _Group(group_id, planned=set(episode_ids))
+        self._groups[group_id] = _Group(group_id, set(episode_ids), is_frozen)
         self._group_of.update(dict.fromkeys(episode_ids, group_id))
         self._occupied += 1
         return episode_ids
@@ -163,6 +167,7 @@ class GroupLedger:
             for group in self._groups.values()
             if group.phase is Phase.OPEN
             and group.holds_slot
+            and not group.is_frozen
             and group.oldest_version is not None
             and step - group.oldest_version > max_staleness
         ]

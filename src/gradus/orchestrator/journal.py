@@ -26,6 +26,7 @@ class JournalEvent(StrEnum):
     EPISODE_ENDED = "episode_ended"
     GROUP_DROPPED = "group_dropped"
     GROUP_ABANDONED = "group_abandoned"
+    TASK_RETURNED = "task_returned"
     SAMPLES_DROPPED = "samples_dropped"
     BATCH_SHIPPED = "batch_shipped"
     BATCH_RECEIVED = "batch_received"

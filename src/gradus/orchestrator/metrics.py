@@ -29,12 +29,15 @@ class EpisodeCounts:
     """Model turns of every finished episode."""
     num_truncated: int = 0
     """Finished episodes with a trace that a limit cut short."""
+    num_cancelled: int = 0
+    """Episodes that were given up while they ran."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failed episodes by kind."""
 
     def add(self, group: Group) -> None:
         """Count a group whose episodes have ended."""
         for played in group.played:
+            self.num_cancelled += played.outcome is Outcome.CANCELLED
             if played.failure is not None:
                 self.errors[played.failure.kind] += 1
         for _, episode in group.finished:
@@ -50,6 +53,7 @@ class EpisodeCounts:
         self.lengths_tokens += other.lengths_tokens
         self.turns += other.turns
         self.num_truncated += other.num_truncated
+        self.num_cancelled += other.num_cancelled
         self.errors += other.errors
 
     def metrics(self, prefix: str) -> Metrics:
@@ -65,6 +69,8 @@ class EpisodeCounts:
             found[f"{prefix}/truncated/share"] = self.num_truncated / num_finished
         if num_ended:
             found[f"{prefix}/error/share"] = self.errors.total() / num_ended
+        if self.num_cancelled:
+            found[f"{prefix}/cancelled/sum"] = float(self.num_cancelled)
         for kind, count in self.errors.items():
             found[f"{prefix}/error/{kind}/sum"] = float(count)
         return found
@@ -91,10 +97,15 @@ class Tally:
                 self._counts["sample/dropped/sum"] += 1
                 self._counts[f"sample/dropped/{group.source}/{reason}/sum"] += 1
 
-    def add_abandoned(self, source: str) -> None:
+    def add_abandoned(self, source: str, reason: str) -> None:
         """A group was given up while it ran."""
         self._counts["group/abandoned/sum"] += 1
-        self._counts[f"group/abandoned/{source}/sum"] += 1
+        self._counts[f"group/abandoned/{source}/{reason}/sum"] += 1
+
+    def add_dropped(self, source: str) -> None:
+        """A group was played to its end and trains nothing; its samples say why."""
+        self._counts["group/dropped/sum"] += 1
+        self._counts[f"group/dropped/{source}/sum"] += 1
 
     def take(self) -> Metrics:
         """All metrics since the last call."""

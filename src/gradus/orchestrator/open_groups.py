@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch, StaleDrop
-from gradus.orchestrator.grading import Group, PlayedEpisode, give_up, grade
+from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
 from gradus.orchestrator.group_ledger import GroupLedger, Phase
 from gradus.orchestrator.journal import Journal, JournalEvent
 from gradus.orchestrator.metrics import Metrics, Tally, batch_metrics
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.task_client import Task
-from gradus.orchestrator.task_source import TaskPointer
+from gradus.orchestrator.task_source import TaskPointer, TaskSource
 
 ABANDONED = "abandoned"
 RUN_ENDED = "run_ended"
 STALE = "stale"
+TOO_OLD = "too_old"
+"""Why a running group is abandoned: the next batch cannot train its oldest episode any more."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class OpenGroups:
     """
 
     sources: Mapping[str, Source]
+    tasks: TaskSource
     ledger: GroupLedger
     batcher: Batcher
     journal: Journal
@@ -53,8 +56,8 @@ class OpenGroups:
         """Take a slot for group `number` of the run; the group and the ids of its episodes."""
         group = Group(f"g{number:06d}", pointer, task)
         self.groups[group.id] = group
-        size = self.sources[pointer.source].group_size
-        episode_ids = self.ledger.open(group.id, size=size)
+        source = self.sources[pointer.source]
+        episode_ids = self.ledger.open(group.id, size=source.group_size, is_frozen=source.is_frozen)
         self.journal.write(
             JournalEvent.GROUP_OPENED,
             group=group.id,
@@ -62,6 +65,7 @@ class OpenGroups:
             index=pointer.index,
             key=task.key,
             pass_number=pointer.pass_number,
+            attempt=pointer.attempt,
         )
         return group, episode_ids
 
@@ -99,13 +103,17 @@ class OpenGroups:
         self._note_stale(self.batcher.drop_stale())
 
     def abandon_too_old(self, *, max_staleness: int) -> Abandoned:
-        """Give up groups that no batch to come can train, so that their compute is free."""
+        """Give up groups that no batch to come can train, so that their compute is free.
+
+        Their tasks go back to their sources.
+        """
         too_old = self.ledger.must_end_too_old(step=self.batcher.step, max_staleness=max_staleness)
         to_cancel: list[str] = []
         for group_id in too_old:
             group = self.groups[group_id]
-            self.journal.write(JournalEvent.GROUP_ABANDONED, group=group_id)
-            self.tally.add_abandoned(group.source)
+            self.journal.write(JournalEvent.GROUP_ABANDONED, group=group_id, reason=TOO_OLD)
+            self.tally.add_abandoned(group.source, TOO_OLD)
+            self._return_task(group)
             to_cancel += self.ledger.abandon(group_id)
             self._close_if_abandoned(group)
         return Abandoned(too_old, to_cancel)
@@ -120,9 +128,12 @@ class OpenGroups:
             self._close(group, self.batcher.step)
 
     def _grade(self, group: Group) -> None:
-        grade(group, self.sources[group.source].grading)
+        source = self.sources[group.source]
+        grade(group, source.grading)
+        self.tasks.record(group.pointer, episode_rewards(group))
         if group.samples:
-            self._note_stale(self.batcher.add(ReadyGroup(group.id, tuple(group.samples))))
+            ready = ReadyGroup(group.id, tuple(group.samples), source.is_frozen)
+            self._note_stale(self.batcher.add(ready))
             return
         self._drop(group)
         self.batcher.reject(group.reasons)
@@ -130,6 +141,7 @@ class OpenGroups:
     def _drop(self, group: Group) -> None:
         """The group trains nothing: free its slot for a replacement."""
         self.ledger.drop(group.id)
+        self.tally.add_dropped(group.source)
         self.journal.write(JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons))
         self._close(group, self.batcher.step)
 
@@ -154,4 +166,10 @@ class OpenGroups:
         for sample in stale.samples:
             self.groups[sample.group_id].dropped[sample.id] = STALE
         for group_id in stale.group_ids:
+            self._return_task(self.groups[group_id])
             self._drop(self.groups[group_id])
+
+    def _return_task(self, group: Group) -> None:
+        """Time, not the task, kept the group from training: its task is drawn again."""
+        self.tasks.give_back(group.pointer)
+        self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)

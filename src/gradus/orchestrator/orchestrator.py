@@ -111,6 +111,7 @@ class Orchestrator:
         self._recorder = Recorder(parts.monitor, parts.episodes, parts.check_lease)
         self._groups = OpenGroups(
             sources=parts.sources,
+            tasks=self._tasks,
             ledger=self._ledger,
             batcher=self._batcher,
             journal=parts.journal,

@@ -41,6 +41,8 @@ class Source:
     group_size: int
     environment: Environment
     grading: Grading
+    is_frozen: bool = False
+    """Whether no seat is played by the policy, so that nothing of it is ever stale."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ async def _open_source(
     environment = EnvironmentClient(source.name, address, settings)
     stack.push_async_callback(environment.close)
     info = await environment.info()
-    share = SourceShare(source.name, source.ratio, info.num_tasks)
-    return Source(share, source.group_size, environment, grading)
+    share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
+    return Source(share, source.group_size, environment, grading, is_frozen=source.is_frozen)
 
 
 def build_grading(config: OrchestratorProcessConfig, source: SourceConfig) -> Grading:

@@ -1,22 +1,26 @@
-"""An endless, weighted, seeded stream of tasks; its state is one count per source."""
+"""An endless, weighted, seeded stream of tasks, to which abandoned tasks come back."""
 
 from __future__ import annotations
 
-import random
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError
+from gradus.orchestrator.curriculum import build_curriculum
 
 
 @dataclass(frozen=True)
 class SourceShare:
-    """How much of the stream one source supplies, and how many tasks it has."""
+    """How much of the stream one source supplies, how many tasks it has, and in which order."""
 
     name: str
     ratio: float
     num_tasks: int | None
     """None means endless: task n of the source has index n."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
 
 
 @dataclass(frozen=True)
@@ -25,19 +29,25 @@ class TaskPointer:
 
     source: str
     pass_number: int
-    """How often the source's whole task set came before."""
+    """How often the task was drawn anew before."""
     index: int
+    attempt: int = 0
+    """How often this draw came back to its source before it could be trained."""
 
 
 class TaskSource:
     """Owns the order of tasks: which source comes next, and which of its tasks.
 
-    After n tasks every source has supplied its share of n, give or take two. Each pass over a task
-    set has its own order, which depends only on seed, source name and pass number.
+    After n tasks every source has supplied its share of n, give or take two. A task that came back
+    is drawn before new ones of its source, and counts towards the share again: otherwise a source
+    whose tasks are always too slow would take the whole stream.
 
         >>> tasks = TaskSource([SourceShare("words", ratio=1.0, num_tasks=2)], seed=0)
-        >>> sorted(tasks.next_task().index for _ in range(2))
-        [0, 1]
+        >>> first = tasks.next_task()
+        >>> tasks.give_back(first)
+        >>> again = tasks.next_task()
+        >>> again.index == first.index, again.attempt
+        (True, 1)
     """
 
     def __init__(self, shares: Sequence[SourceShare], *, seed: int) -> None:
@@ -48,46 +58,62 @@ class TaskSource:
                 )
         self._shares = {share.name: share for share in shares}
         self._total_ratio = sum(share.ratio for share in shares)
-        self._seed = seed
         self._counts = dict.fromkeys(self._shares, 0)
-        self._orders: dict[str, tuple[int, list[int]]] = {}
+        self._returned: dict[str, deque[TaskPointer]] = {name: deque() for name in self._shares}
+        self._curricula = {
+            share.name: build_curriculum(
+                share.curriculum, source=share.name, num_tasks=share.num_tasks, seed=seed
+            )
+            for share in shares
+        }
 
     def next_task(self) -> TaskPointer:
         """The next task of the stream."""
-        share = self._most_behind()
-        count = self._counts[share.name]
-        self._counts[share.name] = count + 1
-        if share.num_tasks is None:
-            return TaskPointer(share.name, pass_number=0, index=count)
-        pass_number, position = divmod(count, share.num_tasks)
-        return TaskPointer(share.name, pass_number, self._order(share, pass_number)[position])
+        name = self._most_behind()
+        self._counts[name] += 1
+        if self._returned[name]:
+            return self._returned[name].popleft()
+        draw = self._curricula[name].next_task()
+        return TaskPointer(name, draw.pass_number, draw.index)
 
-    def state(self) -> dict[str, int]:
-        """Tasks drawn so far, per source: all that a resume needs."""
-        return dict(self._counts)
+    def give_back(self, task: TaskPointer) -> None:
+        """Draw a task again that was drawn before and could not be trained."""
+        self._returned[task.source].append(replace(task, attempt=task.attempt + 1))
 
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """Go on after the tasks counted in `state`; refuses the state of other sources."""
-        if set(state) != set(self._counts):
+    def record(self, task: TaskPointer, rewards: Sequence[float]) -> None:
+        """Tell the source's curriculum the rewards of a group that was played to its end."""
+        if rewards:
+            self._curricula[task.source].record(task.index, rewards)
+
+    def state(self) -> dict[str, Any]:
+        """Draws so far, the tasks that came back, and each curriculum: all that a resume needs."""
+        return {
+            "counts": dict(self._counts),
+            "returned": {
+                name: [[task.pass_number, task.index, task.attempt] for task in tasks]
+                for name, tasks in self._returned.items()
+            },
+            "curricula": {name: c.state() for name, c in self._curricula.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on after `state`; refuses the state of other sources."""
+        if set(state["counts"]) != set(self._counts):
             raise CorruptStateError(
-                f"task order is of sources {sorted(state)}, this run has {sorted(self._counts)}; "
-                "resume with the same sources"
+                f"task order is of sources {sorted(state['counts'])}, this run has "
+                f"{sorted(self._counts)}; resume with the same sources"
             )
-        self._counts = dict(state)
+        self._counts = {name: int(count) for name, count in state["counts"].items()}
+        for name, curriculum in self._curricula.items():
+            self._returned[name] = deque(
+                TaskPointer(name, *map(int, task)) for task in state["returned"][name]
+            )
+            curriculum.load_state(state["curricula"][name])
 
-    def _most_behind(self) -> SourceShare:
+    def _most_behind(self) -> str:
         """The source that misses most of its share; the first of the list when several do."""
         total = sum(self._counts.values()) + 1
         return max(
             self._shares.values(),
             key=lambda share: share.ratio / self._total_ratio * total - self._counts[share.name],
-        )
-
-    def _order(self, share: SourceShare, pass_number: int) -> list[int]:
-        kept = self._orders.get(share.name)
-        if kept is None or kept[0] != pass_number:
-            order = list(range(share.num_tasks or 0))
-            # Seeding by text goes through SHA-512: the same on every machine and in every process.
-            random.Random(f"{self._seed}/{share.name}/{pass_number}").shuffle(order)
-            kept = self._orders[share.name] = (pass_number, order)
-        return kept[1]
+        ).name

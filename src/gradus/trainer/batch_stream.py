@@ -13,6 +13,8 @@ from gradus.wire.micro_batch import MicroBatch, RankBatch
 class BatchStream:
     """This rank's part of every batch; acknowledges a batch once all ranks hold it.
 
+    The ranks of one context group each read the part of their data-parallel rank.
+
     >>> micro_batches = stream.receive(step=0)  # doctest: +SKIP
     """
 
@@ -41,13 +43,14 @@ class BatchStream:
         return batch.micro_batches
 
     def _check(self, batch: RankBatch, step: int) -> None:
-        if batch.step != step or batch.rank != self._world.rank:
+        rank = self._world.data_rank
+        if batch.step != step or batch.rank != rank:
             raise ProtocolError(
                 f"received batch {batch.step} of rank {batch.rank}, expected batch {step} of rank "
-                f"{self._world.rank}"
+                f"{rank}"
             )
         if not batch.micro_batches:
-            raise ProtocolError(f"batch {step}: rank {self._world.rank} has no micro batches")
+            raise ProtocolError(f"batch {step}: rank {rank} has no micro batches")
         for micro_batch in batch.micro_batches:
             check_trainable(micro_batch, self._vocabulary)
 
@@ -55,7 +58,7 @@ class BatchStream:
         """Every rank runs the same number of collectives, or all of them would wait for ever."""
         mine = len(batch.micro_batches)
         total = self._world.sums({"micro_batches": mine})["micro_batches"]
-        if not self._world.all_agree(total == mine * self._world.size):
+        if not self._world.all_agree(total == mine * self._world.data_size):
             raise ProtocolError(
                 f"batch {batch.step}: ranks got different numbers of micro batches ({mine} here)"
             )

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from gradus.config.parallel import ParallelConfig, parallel_problems
+from gradus.config.problems import refuse
 from gradus.errors import DeadlineError, ProcessError
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
@@ -20,8 +22,21 @@ COLLECTIVE_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
+class ContextGroup:
+    """The ranks that share the tokens of one micro batch, seen from one of them."""
+
+    rank: int
+    """Which part of the tokens is this rank's."""
+    size: int
+    group: dist.ProcessGroup
+
+
+@dataclass(frozen=True)
 class World:
-    """All data-parallel ranks, seen from one of them; a world of one runs the same code.
+    """All ranks of the trainer, seen from one of them; a world of one runs the same code.
+
+    Ranks of one context group hold the same micro batches and see the same losses, so they count
+    as one data-parallel rank.
 
     >>> with join_world() as world:  # doctest: +SKIP
     ...     world.sums({"tokens": 3.0})
@@ -32,17 +47,40 @@ class World:
     size: int
     device: torch.device
     mesh: DeviceMesh
+    """The model is sharded over its last dimension and copied over the first of two."""
+    context: ContextGroup | None = None
+    """None when every rank reads whole micro batches."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def context_size(self) -> int:
+        return 1 if self.context is None else self.context.size
+
+    @property
+    def data_rank(self) -> int:
+        """Whose micro batches this rank trains."""
+        return self.rank // self.context_size
+
+    @property
+    def data_size(self) -> int:
+        """Data-parallel ranks."""
+        return self.size // self.context_size
+
     def sums(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Each value added up over all ranks, in float64; all ranks must pass the same names."""
+        """Each value added up over all data-parallel ranks, in float64.
+
+        All ranks must pass the same names. The ranks of a context group hold the same numbers;
+        only the first of them counts.
+        """
         names = sorted(values)
         vector = torch.tensor(
             [values[name] for name in names], dtype=torch.float64, device=self.device
         )
+        if self.context is not None and self.context.rank > 0:
+            vector.zero_()
         with named_failures("sum numbers over ranks"):
             dist.all_reduce(vector)
         return dict(zip(names, vector.tolist(), strict=True))
@@ -58,6 +96,13 @@ class World:
         with named_failures("compare numbers over ranks"):
             dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return dict(zip(names, vector.tolist(), strict=True))
+
+    def largest(self, value: float) -> float:
+        """The largest value over all ranks."""
+        highest = torch.tensor(value, dtype=torch.float64, device=self.device)
+        with named_failures("compare numbers over ranks"):
+            dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        return float(highest)
 
     def all_agree(self, condition: bool) -> bool:
         """True when the condition holds on every rank."""
@@ -83,7 +128,10 @@ class World:
 
 @contextmanager
 def join_world(
-    *, deterministic: bool = False, timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS
+    *,
+    deterministic: bool = False,
+    parallel: ParallelConfig | None = None,
+    timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
 ) -> Iterator[World]:
     """The world that torchrun describes, or a world of one without torchrun.
 
@@ -93,18 +141,42 @@ def join_world(
     device = _own_device()
     is_alone = "WORLD_SIZE" not in os.environ
     dist.init_process_group(
-        backend="nccl" if device.type == "cuda" else "gloo",
+        # Offloaded gradients and weights lie in CPU memory and are summed there.
+        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=HashStore() if is_alone else None,
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=timeout_seconds),
     )
     try:
-        mesh = init_device_mesh(device.type, (size,))
+        world = build_world(parallel or ParallelConfig(), device)
         with _determinism() if deterministic else _as_configured():
-            yield World(rank=rank, size=size, device=device, mesh=mesh)
+            yield world
     finally:
         dist.destroy_process_group()
+
+
+def build_world(parallel: ParallelConfig, device: torch.device) -> World:
+    """The ranks of the running process group, arranged; ConfigError when sizes do not divide.
+
+    Neighbouring ranks share a context, and neighbouring ranks share a copy of the model, so that
+    both stay inside a machine where possible.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    refuse(parallel_problems(("parallel",), parallel, size))
+    copies, parts = parallel.replicate_size, parallel.context_parallel_size
+    if copies == 1:
+        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
+    else:
+        shape, names = (copies, size // copies), ("replicate", "shard")
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    if parts == 1:
+        return World(rank=rank, size=size, device=device, mesh=mesh)
+    contexts = init_device_mesh(
+        device.type, (size // parts, parts), mesh_dim_names=("data", "context")
+    )
+    context = ContextGroup(rank % parts, parts, contexts.get_group("context"))
+    return World(rank=rank, size=size, device=device, mesh=mesh, context=context)
 
 
 @contextmanager

@@ -1,17 +1,33 @@
-"""Log-softmax and entropy of chosen tokens, in chunks, so that [tokens, vocabulary] never exists.
+"""Log-softmax and entropy of chosen tokens, in blocks: [tokens, vocabulary] never exists.
 
-Shapes: N chosen tokens, H hidden size, V vocabulary, C tokens of one chunk.
+The sum over the vocabulary runs online: each block of logits moves a running maximum, a running sum
+of exponentials and a running first moment. The backward pass computes each block again. Shapes:
+N chosen tokens, H hidden size, V vocabulary, C tokens and W words of one block.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-_CHUNK_LOGITS = 1 << 22
-"""Most C·V float32 logits that exist at once (16 MiB)."""
+_LOWEST_LOGPROB = -1e4
+"""exp of it is 0; keeps -inf logits out of products with 0."""
+
+
+class BlockSize(NamedTuple):
+    """Largest block of logits that exists at once."""
+
+    tokens: int
+    vocabulary: int
+
+
+_CPU_BLOCK = BlockSize(tokens=2048, vocabulary=1024)
+_CUDA_BLOCK = BlockSize(tokens=4096, vocabulary=16384)
+"""Near the caches of a CPU core; large enough to fill a GPU."""
 
 
 def chosen_logprobs(
@@ -21,30 +37,85 @@ def chosen_logprobs(
     temperatures: Tensor,
     *,
     bias: Tensor | None = None,
-    chunk_tokens: int | None = None,
+    block: BlockSize | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Float32 logprobs [N] of `labels`, and the entropies [N] of their distributions, in nats.
 
-    The logits are `hidden @ weight.T (+ bias)` in the dtype of `hidden`, then float32, divided by
-    each token's temperature. Both results carry gradient to `hidden`, `weight` and `bias`.
+    The logits are `hidden @ weight.T (+ bias)` in the dtype of `hidden`, then float32 (float64 if
+    that is the dtype), divided by each token's temperature. Both results carry gradient to
+    `hidden`, `weight` and `bias`; an unused entropy costs nothing on the way back.
     """
-    chunk = chunk_tokens or max(1, _CHUNK_LOGITS // weight.shape[0])
+    size = block or _block_for(weight, hidden.is_cuda)
     logprobs, entropies = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, temperatures, chunk
+        hidden, weight, bias, labels, temperatures, size
     )
     return logprobs, entropies
 
 
-def _scaled_logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor
-) -> Tensor:
-    """[C, V] float32 logits of the sampled distribution."""
-    logits = torch.nn.functional.linear(hidden, weight, bias).float()
-    return logits.div_(temperatures[:, None])
+def _block_for(weight: Tensor, is_cuda: bool) -> BlockSize:
+    """The usual block; a small vocabulary leaves room for more tokens."""
+    usual = _CUDA_BLOCK if is_cuda else _CPU_BLOCK
+    vocabulary = min(usual.vocabulary, weight.shape[0])
+    return BlockSize(usual.tokens * usual.vocabulary // vocabulary, vocabulary)
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The output layer with the states and temperatures of the chosen tokens."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    temperatures: Tensor
+    block: BlockSize
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of logits, sums and accumulated gradients."""
+        return torch.promote_types(self.hidden.dtype, torch.float32)
+
+    def word_blocks(self) -> Iterator[slice]:
+        return _slices(self.weight.shape[0], self.block.vocabulary)
+
+    def token_blocks(self) -> Iterator[slice]:
+        return _slices(self.hidden.shape[0], self.block.tokens)
+
+    def logits(self, tokens: slice, words: slice) -> Tensor:
+        """[C, W] logits of the sampled distribution; the caller owns the memory."""
+        bias = None if self.bias is None else self.bias[words]
+        logits = torch.nn.functional.linear(self.hidden[tokens], self.weight[words], bias)
+        return logits.to(self.dtype).div_(self.temperatures[tokens, None])
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+class _Sums:
+    """Running maximum, Σ exp(logit - maximum) and Σ exp(logit - maximum)·(logit - maximum), [N]."""
+
+    def __init__(self, count: int, like: Tensor, dtype: torch.dtype) -> None:
+        self.highest = torch.full((count,), torch.finfo(dtype).min, dtype=dtype, device=like.device)
+        self.total = torch.zeros_like(self.highest)
+        self.moment = torch.zeros_like(self.highest)
+
+    def add(self, tokens: slice, logits: Tensor) -> None:
+        """Take in one block; destroys `logits`."""
+        before, total = self.highest[tokens], self.total[tokens]
+        highest = torch.maximum(before, logits.amax(dim=1))
+        step = before - highest
+        shrink = step.exp()
+        shifted = logits.sub_(highest[:, None]).clamp_(min=_LOWEST_LOGPROB)
+        exponentials = shifted.exp()
+        self.moment[tokens] = shrink * (self.moment[tokens] + total * step)
+        self.total[tokens] = shrink * total + exponentials.sum(dim=1)
+        self.moment[tokens] += exponentials.mul_(shifted).sum(dim=1)
+        self.highest[tokens] = highest
 
 
 class _ChosenLogprobs(torch.autograd.Function):
-    """Keeps [N] normalisers for the backward pass and computes each chunk's logits again there."""
+    """Keeps [N] normalisers and entropies for the backward pass."""
 
     @staticmethod
     def forward(
@@ -54,74 +125,114 @@ class _ChosenLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         temperatures: Tensor,
-        chunk: int,
+        block: BlockSize,
     ) -> tuple[Tensor, Tensor]:
-        logprobs = torch.empty(labels.shape[0], dtype=torch.float32, device=hidden.device)
-        entropies = torch.empty_like(logprobs)
-        normalisers = torch.empty_like(logprobs)
-        for start in range(0, labels.shape[0], chunk):
-            part = slice(start, start + chunk)
-            logits = _scaled_logits(hidden[part], weight, bias, temperatures[part])
-            normaliser = logits.logsumexp(dim=-1)
-            chosen = logits.gather(1, labels[part, None]).squeeze(1)
-            logprobs[part] = chosen - normaliser
-            normalisers[part] = normaliser
-            # H = ln Z - E[logit]; a logit of -inf has probability 0 and adds nothing.
-            probabilities = (logits - normaliser[:, None]).exp_()
-            expected = torch.where(probabilities > 0, probabilities * logits, 0.0).sum(dim=-1)
-            entropies[part] = normaliser - expected
-        ctx.chunk = chunk
-        ctx.save_for_backward(hidden, weight, bias, labels, temperatures, normalisers, entropies)
+        head = _Head(hidden, weight, bias, temperatures, block)
+        sums = _Sums(hidden.shape[0], hidden, head.dtype)
+        chosen = torch.zeros_like(sums.total)
+        for words in head.word_blocks():
+            for tokens in head.token_blocks():
+                logits = head.logits(tokens, words)
+                column, is_inside = _columns(labels[tokens], words)
+                found = logits.gather(1, column).squeeze(1)
+                chosen[tokens] = torch.where(is_inside, found, chosen[tokens])
+                sums.add(tokens, logits)
+        log_total = sums.total.log()
+        entropies = log_total - sums.moment / sums.total
+        ctx.block = block
+        ctx.save_for_backward(
+            hidden, weight, bias, labels, temperatures, sums.highest + log_total, entropies
+        )
         ctx.set_materialize_grads(False)
-        return logprobs, entropies
+        return chosen - sums.highest - log_total, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, temperatures, normalisers, entropies = ctx.saved_tensors
+        head = _Head(hidden, weight, bias, temperatures, ctx.block)
         for_logprobs, for_entropies = gradients
-        hidden_gradient = torch.zeros_like(hidden)
-        weight_gradient = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for start in range(0, labels.shape[0], ctx.chunk):
-            part = slice(start, start + ctx.chunk)
-            logits = _scaled_logits(hidden[part], weight, bias, temperatures[part])
-            log_p = logits.sub_(normalisers[part, None])
-            by_logits = _gradient_of_logits(
-                log_p,
-                labels[part],
-                None if for_logprobs is None else for_logprobs[part],
-                None if for_entropies is None else for_entropies[part],
-                entropies[part],
-            )
-            by_logits = by_logits.div_(temperatures[part, None]).to(hidden.dtype)
-            hidden_gradient[part] = by_logits @ weight
-            weight_gradient += by_logits.T @ hidden[part]
-            if bias_gradient is not None:
-                bias_gradient += by_logits.sum(dim=0, dtype=torch.float32)
-        return (
-            hidden_gradient,
-            weight_gradient.to(weight.dtype),
-            None if bias_gradient is None or bias is None else bias_gradient.to(bias.dtype),
-            None,
-            None,
-            None,
+        if for_logprobs is None:
+            for_logprobs = torch.zeros_like(normalisers)
+        upstream = _Upstream(labels, normalisers, entropies, for_logprobs, for_entropies)
+        by_hidden = torch.zeros_like(hidden, dtype=head.dtype)
+        by_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        by_bias = None if bias is None else torch.empty_like(bias)
+        for words in head.word_blocks():
+            part = _HeadGradient.zeros(head, words, needs_weight=by_weight is not None)
+            for tokens in head.token_blocks():
+                by_logits = upstream.by_logits(head.logits(tokens, words), tokens, words)
+                by_logits = by_logits.div_(temperatures[tokens, None]).to(hidden.dtype)
+                _add_product(by_hidden[tokens], by_logits, weight[words])
+                part.add(by_logits, hidden[tokens])
+            if by_weight is not None and part.weight is not None:
+                by_weight[words] = part.weight
+            if by_bias is not None and part.bias is not None:
+                by_bias[words] = part.bias
+        return by_hidden.to(hidden.dtype), by_weight, by_bias, None, None, None
+
+
+def _columns(labels: Tensor, words: slice) -> tuple[Tensor, Tensor]:
+    """[C, 1] column of each label in this block, any valid one where it lies elsewhere; and [C]
+    whether it lies in this block."""
+    is_inside = (labels >= words.start) & (labels < words.stop)
+    return (labels - words.start).clamp(0, words.stop - words.start - 1)[:, None], is_inside
+
+
+@dataclass(frozen=True)
+class _Upstream:
+    """What arrives from the loss, [N] each."""
+
+    labels: Tensor
+    normalisers: Tensor
+    entropies: Tensor
+    for_logprobs: Tensor
+    for_entropies: Tensor | None
+    """None when no loss uses the entropies."""
+
+    def by_logits(self, logits: Tensor, tokens: slice, words: slice) -> Tensor:
+        """[C, W]: d logprob = onehot - p and d entropy = -p·(ln p + H), each times its gradient."""
+        log_p = logits.sub_(self.normalisers[tokens, None]).clamp_(min=_LOWEST_LOGPROB)
+        gradient = log_p.exp()
+        if self.for_entropies is None:
+            gradient.mul_(-self.for_logprobs[tokens, None])
+        else:
+            factor = log_p.add_(self.entropies[tokens, None])
+            factor.mul_(-self.for_entropies[tokens, None]).sub_(self.for_logprobs[tokens, None])
+            gradient.mul_(factor)
+        column, is_inside = _columns(self.labels[tokens], words)
+        own = torch.where(is_inside, self.for_logprobs[tokens], 0.0)
+        gradient.scatter_add_(1, column, own[:, None])
+        return gradient
+
+
+@dataclass(frozen=True)
+class _HeadGradient:
+    """Gradients of some words, summed over tokens in the dtype of the logits."""
+
+    weight: Tensor | None
+    """None when the layer is frozen."""
+    bias: Tensor | None
+
+    @classmethod
+    def zeros(cls, head: _Head, words: slice, *, needs_weight: bool) -> _HeadGradient:
+        shape = head.weight[words].shape
+        sums = head.temperatures.new_zeros
+        return cls(
+            weight=sums(shape, dtype=head.dtype) if needs_weight else None,
+            bias=None if head.bias is None else sums(shape[:1], dtype=head.dtype),
         )
 
+    def add(self, by_logits: Tensor, hidden: Tensor) -> None:
+        """Take in the gradient [C, W] of one block of logits."""
+        if self.weight is not None:
+            _add_product(self.weight, by_logits.T, hidden)
+        if self.bias is not None:
+            self.bias.add_(by_logits.sum(dim=0, dtype=self.bias.dtype))
 
-def _gradient_of_logits(
-    log_p: Tensor,
-    labels: Tensor,
-    for_logprobs: Tensor | None,
-    for_entropies: Tensor | None,
-    entropies: Tensor,
-) -> Tensor:
-    """[C, V]: d logprob = (onehot - p), d entropy = -p·(ln p + H), each times its own gradient."""
-    probabilities = log_p.exp()
-    gradient = torch.zeros_like(probabilities)
-    if for_entropies is not None:
-        inner = torch.where(probabilities > 0, log_p + entropies[:, None], 0.0)
-        gradient -= probabilities * inner * for_entropies[:, None]
-    if for_logprobs is not None:
-        gradient -= probabilities.mul_(for_logprobs[:, None])
-        gradient.scatter_add_(1, labels[:, None], for_logprobs[:, None])
-    return gradient
+
+def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
+    """target += left @ right."""
+    if target.dtype == left.dtype:
+        target.addmm_(left, right)
+    else:
+        target.add_(left @ right)

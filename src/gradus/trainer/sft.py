@@ -57,9 +57,9 @@ class SupervisedTrainer:
             ranks = pack(
                 samples,
                 max_tokens=self.config.micro_batch_tokens,
-                num_ranks=self.world.size,
+                num_ranks=self.world.data_size,
             )
-            micro_batches = ranks[self.world.rank]
+            micro_batches = ranks[self.world.data_rank]
             for micro_batch in micro_batches:
                 check_trainable(micro_batch, self.vocabulary)
         with watch.measure("forward_backward"):
@@ -80,7 +80,7 @@ class SupervisedTrainer:
 
 def run(config: SftProcessConfig) -> None:
     """Train all steps of a supervised run; under torchrun, as one of its ranks."""
-    with join_world(deterministic=config.sft.deterministic) as world:
+    with join_world(deterministic=config.sft.deterministic, parallel=config.sft.parallel) as world:
         torch.manual_seed(config.sft.seed)
         run_dir = run_directory(config.run_dir)
         monitor = _build_monitor(config.sft, run_dir, world)
@@ -100,7 +100,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     vocabulary = vocabulary_size(model)
     if sft.lora is not None:
         add_adapters(model, sft.lora, dtype)
-    policy = shard_model(PolicyModel(model), world.mesh, dtype)
+    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, sft.parallel)
     trainer = SupervisedTrainer(
         config=sft,
         world=world,
@@ -112,7 +112,9 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
             seed=sft.seed,
             shuffle=sft.data.shuffle,
         ),
-        gradients=GradientStep(policy, build_loss(LossConfig()), world),
+        gradients=GradientStep(
+            policy, build_loss(LossConfig()), world, sync=sft.parallel.gradient_sync
+        ),
         optimizer=PolicyOptimizer(
             policy,
             sft.optimizer,

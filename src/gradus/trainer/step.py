@@ -13,13 +13,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gradus.errors import ConfigError
 from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.losses.base import LossInputs, LossOutput, TokenLoss
 from gradus.trainer.losses.components import cross_entropy, reference_kl
+from gradus.trainer.losses.rule import clamped_exp
 from gradus.trainer.model.policy_model import PolicyModel, TokenScores
+from gradus.trainer.model.shard import GradientSync, expect_backward
 from gradus.trainer.tensors import TrainTensors, count_members
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import LOSS_NAMES
@@ -49,9 +53,17 @@ class GradientStep:
     >>> result = GradientStep(policy, Dppo(), world).run(micro_batches)  # doctest: +SKIP
     """
 
-    def __init__(self, policy: PolicyModel, rl_loss: TokenLoss, world: World) -> None:
+    def __init__(
+        self,
+        policy: PolicyModel,
+        rl_loss: TokenLoss,
+        world: World,
+        *,
+        sync: GradientSync = "last",
+    ) -> None:
         self._policy = policy
         self._world = world
+        self._sync = sync
         self._losses: dict[str, Callable[[LossInputs], LossOutput]] = {
             "rl": rl_loss,
             "ce": cross_entropy,
@@ -66,15 +78,7 @@ class GradientStep:
         or without members, so that ranks stay in step.
         """
         members = self._count(micro_batches)
-        sums: defaultdict[str, float] = defaultdict(float)
-        for micro_batch in micro_batches:
-            tensors = TrainTensors.build(micro_batch, self._world.device)
-            with named_failures("run a micro batch"):
-                loss, parts = self._forward(tensors, members)
-                # FSDP averages gradients over ranks; the denominators are global already.
-                (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
-            for name, part in parts.items():
-                sums[name] = max(sums[name], part) if _is_peak(name) else sums[name] + part
+        sums = self.accumulate(micro_batches, members)
         peaks = {name: sums.pop(name) for name in [*sums] if _is_peak(name)}
         totals = self._world.sums(sums) | self._world.maxima(peaks)
         return StepLoss(
@@ -84,12 +88,41 @@ class GradientStep:
             metrics={f"loss/{name}": value for name, value in totals.items()},
         )
 
+    def accumulate(
+        self, micro_batches: Sequence[MicroBatch], members: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Add this rank's gradients; gives its shares of L and of every metric.
+
+        `members` counts each component over all ranks, so that shares only need to be added, and
+        peaks compared.
+        """
+        sums: defaultdict[str, float] = defaultdict(float)
+        for remaining, micro_batch in enumerate(micro_batches, 1 - len(micro_batches)):
+            expect_backward(self._policy, is_last=remaining == 0, sync=self._sync)
+            tensors = TrainTensors.build(micro_batch, self._world.device)
+            with named_failures("run a micro batch"):
+                loss, parts = self._forward(tensors, members)
+                # FSDP averages gradients over ranks; the denominators are global already.
+                (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
+            for name, part in parts.items():
+                sums[name] = max(sums[name], part) if _is_peak(name) else sums[name] + part
+        return sums
+
     def _count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
-        counts: Counter[str] = Counter(dict.fromkeys((*LOSS_NAMES, "tokens"), 0))
+        counts: Counter[str] = Counter(dict.fromkeys((*LOSS_NAMES, "tokens", "scored"), 0))
         for micro_batch in micro_batches:
             counts.update(count_members(micro_batch))
             counts["tokens"] += 0 if micro_batch.is_dummy else len(micro_batch)
-        return {name: int(value) for name, value in self._world.sums(counts).items()}
+            counts["scored"] += int(np.count_nonzero(micro_batch.reference_logprobs))
+        members = {name: int(value) for name, value in self._world.sums(counts).items()}
+        needs_reference = getattr(self._losses["rl"], "needs_reference_logprobs", False)
+        if needs_reference and members["rl"] and not members["scored"]:
+            raise ConfigError(
+                "trainer.loss.options.reference_kl_coefficient pulls towards a reference model, "
+                "but no token of the batch has reference logprobs; set it to 0, or use an "
+                "algorithm that asks a reference model"
+            )
+        return members
 
     def _forward(
         self, tensors: TrainTensors, members: Mapping[str, int]
@@ -101,6 +134,7 @@ class GradientStep:
         shares: dict[str, float] = {}
         for name in LOSS_NAMES:
             output = self._losses[name](_loss_inputs(tensors, scores, name))
+            _refuse_wrong_shapes(output, tensors)
             weights = tensors.weights[name]
             weighted = torch.where(weights != 0, weights * output.per_token, 0.0)
             component = weighted.sum() / _denominator(name, members)
@@ -119,6 +153,17 @@ def _denominator(name: str, members: Mapping[str, int]) -> int:
     if name in _JOINT:
         return max(1, sum(members[joint] for joint in _JOINT))
     return max(1, members[name])
+
+
+def _refuse_wrong_shapes(output: LossOutput, tensors: TrainTensors) -> None:
+    """A loss that averaged would be spread over the tokens again, without a word."""
+    expected = tensors.token_ids.shape
+    for name, values in {"per_token": output.per_token, **output.metrics}.items():
+        if values.shape != expected:
+            raise ConfigError(
+                f"trainer.loss: {name} has shape {tuple(values.shape)}, expected one number for "
+                f"each of {expected[0]} tokens; a loss does not sum or average"
+            )
 
 
 def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossInputs:
@@ -162,7 +207,7 @@ def _policy_means(
     if main == "rl" and members["rl"]:
         mask = tensors.members("rl")
         log_ratio = torch.where(mask, scores.logprobs - tensors.sampling_logprobs, 0.0)
-        mismatch = log_ratio.exp() - log_ratio - 1.0
+        mismatch = clamped_exp(log_ratio) - log_ratio - 1.0
         means |= _means({"mismatch_kl/mean": mismatch}, mask, denominator)
     return means
 

@@ -152,9 +152,10 @@ def learning_metrics(
 
 def run(config: TrainerProcessConfig) -> None:
     """Train all steps of a run; under torchrun, as one of its ranks."""
-    with join_world(deterministic=config.trainer.deterministic) as world:
+    trainer = config.trainer
+    with join_world(deterministic=trainer.deterministic, parallel=trainer.parallel) as world:
         torch.manual_seed(config.seed)
-        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.rank)
+        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.data_rank)
         try:
             _train(config, world, receiver)
         finally:
@@ -179,7 +180,8 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     lora = config.trainer.lora
     if lora is not None:
         add_adapters(model, lora, dtype)
-    policy = shard_model(PolicyModel(model), world.mesh, dtype)
+    parallel = config.trainer.parallel
+    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, parallel)
     adapter = {} if lora is None else adapter_files(model, lora, config.model.name)
     optimizer = PolicyOptimizer(
         policy,
@@ -200,7 +202,9 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
             vocabulary=vocabulary_size(model),
             timeout_seconds=config.trainer.receive_timeout_seconds,
         ),
-        gradients=GradientStep(policy, build_loss(config.trainer.loss), world),
+        gradients=GradientStep(
+            policy, build_loss(config.trainer.loss), world, sync=parallel.gradient_sync
+        ),
         optimizer=optimizer,
         publisher=_build_publisher(
             config, model, world, adapter if _serves_adapter(config) else files

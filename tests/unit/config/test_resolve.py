@@ -260,3 +260,16 @@ def test_inference_makes_room_for_adapters_that_are_served_as_such(
 ) -> None:
     config = build_run_config({"trainer": {"lora": lora}})
     assert resolve_run(config, run_dir=RUN_DIR, epoch=1).inference.lora_rank == rank
+
+
+def test_a_source_that_the_policy_never_plays_is_frozen() -> None:
+    other = {"model": "judge", "base_url": "http://127.0.0.1:1"}
+    configs = resolve(
+        with_env(
+            {"name": "a", "agents": {"solver": other}},
+            {"name": "b", "agents": {"solver": {}, "judge": other}},
+            {"name": "c"},
+        )
+    )
+    frozen = [source.is_frozen for source in configs.orchestrator.sources]
+    assert frozen == [True, False, False]

@@ -46,6 +46,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
     max_steps = changes.pop("max_steps", 3)
     group_size = changes.pop("group_size", 2)
     names = changes.pop("sources", ["words"])
+    is_frozen = changes.pop("is_frozen", False)
     sampling = SamplingConfig(temperature=0.5, top_p=1.0, max_completion_tokens=16)
     section = {"train": {"env": [{"id": name} for name in names]}, "groups_per_batch": 2}
     return OrchestratorProcessConfig(
@@ -64,6 +65,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
                 timeout=EnvironmentTimeoutConfig(),
                 address=None,
                 state_columns=[],
+                is_frozen=is_frozen,
             )
             for name in names
         ],
@@ -102,10 +104,11 @@ class Rig:
         journal = Journal(self.root / "journal.jsonl", epoch=1, now=lambda: 0.0)
         sources = {
             source.name: Source(
-                SourceShare(source.name, source.ratio, num_tasks=100),
+                SourceShare(source.name, source.ratio, 100, source.curriculum),
                 source.group_size,
                 self.environments[source.name],
                 build_grading(self.config, source),
+                is_frozen=source.is_frozen,
             )
             for source in self.config.sources
         }

@@ -129,3 +129,13 @@ def test_errors_are_named_before_more_frequent_empties() -> None:
     batcher = build_batcher(groups_per_batch=1, max_empty_attempts=1)
     with pytest.raises(EmptyBatchError, match="1 x error:ProviderError, 9 x zero_advantage"):
         batcher.reject({"zero_advantage": 9, "error:ProviderError": 1})
+
+
+async def test_a_frozen_group_never_becomes_stale_and_trains_at_the_version_of_its_step() -> None:
+    batcher = build_batcher(groups_per_batch=1, max_staleness=0)
+    batcher.step = 5
+    frozen = ReadyGroup("g0", (sample_of(0, "g0.0/0/0"),), is_frozen=True)
+    assert batcher.add(frozen).samples == []
+    assert batcher.drop_stale().samples == []
+    (sample,) = (await batcher.next_batch()).samples
+    assert sample.versions == VersionSpan(5, 5)

@@ -84,6 +84,12 @@ def test_the_oldest_version_of_a_group_is_that_of_its_first_start() -> None:
     assert ledger.must_end_too_old(step=3, max_staleness=2) == ["g0"]
 
 
+def test_a_frozen_group_is_never_too_old() -> None:
+    ledger = GroupLedger(slots=1)
+    ledger.start(ledger.open("g0", size=1, is_frozen=True)[0], version=0)
+    assert ledger.must_end_too_old(step=9, max_staleness=0) == []
+
+
 def test_no_more_groups_open_than_the_rest_of_the_run_trains() -> None:
     ledger = GroupLedger(slots=4, total_groups=3)
     for number in range(3):

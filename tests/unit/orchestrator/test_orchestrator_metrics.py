@@ -63,6 +63,16 @@ def test_a_source_with_nothing_but_errors_has_no_mean_reward() -> None:
     assert metrics["episode/error/share"] == 1.0
 
 
+def test_episodes_that_were_given_up_are_counted_apart_from_errors() -> None:
+    group = group_of("words", [1.0])
+    group.played.append(PlayedEpisode("g0.c", "g0", VersionSpan(0, 0)))
+    tally = Tally()
+    tally.add_group(group)
+    metrics = tally.take()
+    assert metrics["episode/words/cancelled/sum"] == 1.0
+    assert metrics["episode/error/share"] == 0.0
+
+
 def test_truncated_episodes_are_counted() -> None:
     group = group_of("words", [1.0, 1.0])
     group.finished[0][1].traces[0].stop_condition = "max_turns"
@@ -89,8 +99,11 @@ def test_dropped_samples_are_counted_by_source_and_reason_and_errors_are_not() -
 def test_a_tally_starts_again_after_it_was_taken() -> None:
     tally = Tally()
     tally.add_group(group_of("words", [1.0]))
-    tally.add_abandoned("words")
-    assert tally.take()["group/abandoned/words/sum"] == 1.0
+    tally.add_abandoned("words", "too_old")
+    tally.add_dropped("words")
+    metrics = tally.take()
+    assert metrics["group/abandoned/words/too_old/sum"] == 1.0
+    assert metrics["group/dropped/words/sum"] == 1.0
     assert tally.take() == {"sample/dropped/sum": 0.0}
 
 

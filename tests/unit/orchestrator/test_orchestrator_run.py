@@ -141,10 +141,93 @@ async def test_groups_that_must_end_too_old_are_abandoned_and_counted(build_rig:
     )
     await rig.play()
     assert rig.environment.calls[0].outcome == "cancelled"
-    assert len(rig.events("group_abandoned")) == 1
-    assert sum(m.get("group/abandoned/words/sum", 0) for _, m in rig.monitor.records) == 1
+    (abandoned,) = rig.events("group_abandoned")
+    assert abandoned["reason"] == "too_old"
+    name = "group/abandoned/words/too_old/sum"
+    assert sum(m.get(name, 0) for _, m in rig.monitor.records) == 1
     assert max(staleness_by_batch(rig)) <= 2
     assert_conserved(rig)
+
+
+async def test_the_task_of_an_abandoned_group_is_played_again_before_new_ones(
+    build_rig: Any,
+) -> None:
+    async def wait(number: int) -> None:
+        if number == 0:
+            await asyncio.Event().wait()
+
+    rig = build_rig(
+        max_steps=5,
+        max_lag=1,
+        max_staleness=2,
+        groups_per_batch=1,
+        environment=ScriptedEnvironment(wait=wait),
+    )
+    await rig.play()
+    (returned,) = rig.events("task_returned")
+    lines = [line for line in rig.journal if line["event"] in ("group_opened", "task_returned")]
+    after = lines[lines.index(returned) + 1]
+    first = rig.events("group_opened")[0]
+    assert (after["index"], after["attempt"]) == (first["index"], 1)
+
+
+async def test_the_task_of_a_group_that_became_stale_in_the_queue_returns_too(
+    build_rig: Any,
+) -> None:
+    """Group 1 waits complete behind group 0's batch of two; its version falls behind meanwhile."""
+    served = asyncio.Event()
+
+    async def wait(number: int) -> None:
+        if number < 2:
+            await served.wait()
+
+    async def apply(version: int) -> None:
+        if version == 1:
+            served.set()
+
+    rig = build_rig(
+        max_steps=2,
+        max_lag=1,
+        max_staleness=1,
+        groups_per_batch=1,
+        environment=ScriptedEnvironment(wait=wait),
+        policy=ScriptedPolicy(wait=apply),
+    )
+    await rig.play()
+    returned = {line["group"] for line in rig.events("task_returned")}
+    lost = {line["group"] for line in rig.events("group_abandoned")}
+    lost |= {
+        line["group"] for line in rig.events("group_dropped") if "stale" in line.get("reasons", {})
+    }
+    assert returned == lost
+
+
+async def test_episodes_of_frozen_models_are_never_stale(build_rig: Any) -> None:
+    """The policy is five versions on when the first episode of another model ends."""
+    served = asyncio.Event()
+
+    async def wait(number: int) -> None:
+        if number == 0:
+            await served.wait()
+
+    async def apply(version: int) -> None:
+        if version == 5:
+            served.set()
+
+    rig = build_rig(
+        max_steps=7,
+        max_lag=1,
+        max_staleness=1,
+        groups_per_batch=1,
+        is_frozen=True,
+        environment=ScriptedEnvironment(wait=wait),
+        policy=ScriptedPolicy(wait=apply),
+    )
+    await rig.play()
+    assert rig.events("group_abandoned") == []
+    assert rig.environment.calls[0].outcome == "ended"
+    assert staleness_by_batch(rig) == [0] * 7
+    assert any("g000000" in line["groups"] for line in rig.events("batch_shipped")[5:])
 
 
 async def test_a_group_without_gradient_is_replaced_in_the_same_batch(build_rig: Any) -> None:

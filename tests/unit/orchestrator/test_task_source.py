@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.orchestrator.task_source import SourceShare, TaskSource
 
@@ -58,7 +61,7 @@ def test_at_every_moment_each_source_has_about_its_share(ratios: list[float], nu
     draw(tasks, number)
     for share in shares:
         wanted = share.ratio / sum(ratios) * number
-        assert abs(tasks.state()[share.name] - wanted) < 2.0
+        assert abs(tasks.state()["counts"][share.name] - wanted) < 2.0
 
 
 @given(before=st.integers(0, 60), after=st.integers(1, 60))
@@ -78,4 +81,54 @@ def test_a_source_without_tasks_is_refused_by_name() -> None:
 def test_the_state_of_other_sources_is_refused() -> None:
     tasks = TaskSource([WORDS], seed=0)
     with pytest.raises(CorruptStateError, match="resume with the same sources"):
-        tasks.load_state({"other": 3})
+        tasks.load_state({"counts": {"other": 3}})
+
+
+def test_a_task_that_came_back_is_drawn_again_before_new_ones() -> None:
+    tasks = TaskSource([WORDS], seed=0)
+    first, second = tasks.next_task(), tasks.next_task()
+    tasks.give_back(second)
+    tasks.give_back(first)
+    again = [tasks.next_task() for _ in range(3)]
+    assert [task.index for task in again[:2]] == [second.index, first.index]
+    assert [task.attempt for task in again] == [1, 1, 0]
+
+
+def test_a_task_that_comes_back_again_and_again_is_never_lost() -> None:
+    tasks = TaskSource([WORDS], seed=0)
+    slow = tasks.next_task()
+    for attempt in range(1, 4):
+        tasks.give_back(slow)
+        slow = tasks.next_task()
+        assert slow.attempt == attempt
+    rest = {tasks.next_task().index for _ in range(4)}
+    assert rest == set(range(5)) - {slow.index}
+
+
+def test_a_source_whose_tasks_always_come_back_takes_no_more_than_its_share() -> None:
+    tasks = TaskSource([WORDS, SUMS], seed=0)
+    drawn = []
+    for _ in range(40):
+        task = tasks.next_task()
+        drawn.append(task.source)
+        if task.source == "words":
+            tasks.give_back(task)
+    assert drawn.count("words") == 10
+
+
+def test_tasks_that_came_back_survive_a_restart() -> None:
+    whole = TaskSource([WORDS, SUMS], seed=7)
+    for _ in range(6):
+        whole.give_back(whole.next_task())
+    resumed = TaskSource([WORDS, SUMS], seed=7)
+    resumed.load_state(json.loads(json.dumps(whole.state())))
+    assert [resumed.next_task() for _ in range(12)] == [whole.next_task() for _ in range(12)]
+
+
+def test_the_curriculum_of_a_source_hears_its_rewards() -> None:
+    share = SourceShare("words", 1.0, 2, CurriculumConfig(type="difficulty"))
+    tasks = TaskSource([share], seed=0)
+    solved = tasks.next_task()
+    tasks.record(solved, [1.0, 1.0])
+    tasks.record(tasks.next_task(), [])
+    assert tasks.state()["curricula"]["words"]["pools"]["easy"] == [solved.index]

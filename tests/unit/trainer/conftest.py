@@ -188,3 +188,9 @@ def _token_loss(name: str, lp: torch.Tensor, sample: Sample, t: int) -> torch.Te
 @pytest.fixture(scope="session")
 def reference(tiny_model: Path) -> PlainReference:
     return PlainReference(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def build_reference() -> Callable[[Path], PlainReference]:
+    """Builds the second opinion about another model."""
+    return PlainReference

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradus.errors import ConfigError
-from gradus.trainer.model.attention import PackedLayout, packed_attention
+from gradus.trainer.model.attention import PackedLayout, packed_attention, padded_tokens
 
 pytestmark = pytest.mark.torch
 
@@ -98,14 +98,17 @@ def test_long_and_short_samples_in_one_row_agree_with_samples_alone(window: int 
 def test_the_layout_shows_every_token_once_and_finds_it_again(lengths: list[int]) -> None:
     layout = PackedLayout.build(lengths, CPU)
     tokens = torch.arange(sum(lengths))
-    assert torch.equal(layout.to_rows[layout.to_tokens], tokens)
+    rows = layout.rows
+    assert torch.equal(rows.to_rows[rows.to_tokens], tokens)
     assert layout.boundaries.tolist() == [0, *np.cumsum(lengths).tolist()]
-    assert layout.to_rows.shape[0] == sum(b.samples * b.length for b in layout.blocks)
+    assert rows.to_rows.shape[0] == sum(b.samples * b.length for b in rows.blocks)
+    padding = padded_tokens(lengths, CPU, torch.float32)
+    assert padding == rows.to_rows.shape[0] - sum(lengths)
 
 
 def test_samples_of_like_length_share_a_block_without_much_padding() -> None:
     layout = PackedLayout.build([50, 10, 48, 9, 44], CPU)
-    assert [(b.samples, b.length) for b in layout.blocks] == [(3, 50), (2, 10)]
+    assert [(b.samples, b.length) for b in layout.rows.blocks] == [(3, 50), (2, 10)]
 
 
 def test_attention_that_is_not_computed_is_refused() -> None:

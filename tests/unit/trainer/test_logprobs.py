@@ -1,4 +1,4 @@
-"""Chunked logprobs and entropies equal the plain ones, with their gradients."""
+"""Logprobs and entropies in blocks equal the plain ones, with their gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradus.trainer.logprobs import chosen_logprobs
+from gradus.trainer.logprobs import BlockSize, chosen_logprobs
 
 pytestmark = pytest.mark.torch
 
@@ -33,13 +33,13 @@ def plain(
 @settings(max_examples=40, deadline=None)
 @given(
     tokens=st.integers(0, 9),
-    chunk=st.integers(1, 12),
+    block=st.builds(BlockSize, st.integers(1, 12), st.integers(1, 13)),
     bias=st.booleans(),
     seed=st.integers(0, 1000),
     entropy_weight=st.sampled_from([0.0, 0.3]),
 )
-def test_chunks_give_the_plain_values_and_gradients(
-    tokens: int, chunk: int, bias: bool, seed: int, entropy_weight: float
+def test_blocks_give_the_plain_values_and_gradients(
+    tokens: int, block: BlockSize, bias: bool, seed: int, entropy_weight: float
 ) -> None:
     leaves = build(tokens, bias=bias, seed=seed)
     hidden, weight, offset = (*leaves, None)[:3] if not bias else leaves
@@ -47,9 +47,7 @@ def test_chunks_give_the_plain_values_and_gradients(
     temperatures = torch.rand(tokens) + 0.5
     results = []
     for function in (
-        lambda: chosen_logprobs(
-            hidden, weight, labels, temperatures, bias=offset, chunk_tokens=chunk
-        ),
+        lambda: chosen_logprobs(hidden, weight, labels, temperatures, bias=offset, block=block),
         lambda: plain(hidden, weight, labels, temperatures, offset),
     ):
         logprobs, entropies = function()
@@ -110,3 +108,104 @@ def test_low_precision_states_give_float32_logprobs() -> None:
     assert logprobs.dtype == entropies.dtype == torch.float32
     assert weight.grad is not None
     assert weight.grad.dtype == torch.bfloat16
+
+
+small_blocks = pytest.mark.parametrize(
+    "block", [BlockSize(2, 3), BlockSize(7, 2), BlockSize(1, 11), BlockSize(99, 99)], ids=str
+)
+
+
+@small_blocks
+def test_derivatives_are_right_in_float64(block: BlockSize) -> None:
+    leaves = [leaf.detach().double().requires_grad_() for leaf in build(5, bias=True)]
+    labels, temperatures = torch.tensor([0, 10, 3, 3, 7]), torch.rand(5).double() + 0.5
+
+    def scores(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return chosen_logprobs(hidden, weight, labels, temperatures, bias=bias, block=block)
+
+    assert torch.autograd.gradcheck(scores, leaves)
+
+
+@small_blocks
+def test_float64_agrees_with_the_plain_form_to_the_last_digits(block: BlockSize) -> None:
+    hidden, weight = (leaf.detach().double().requires_grad_() for leaf in build(6, seed=4))
+    labels, temperatures = torch.randint(0, 11, (6,)), torch.rand(6).double() + 0.5
+    results = []
+    for function, options in ((chosen_logprobs, {"block": block}), (plain, {"bias": None})):
+        logprobs, entropies = function(hidden, weight, labels, temperatures, **options)
+        loss = (logprobs * torch.arange(6)).sum() + (entropies * torch.arange(6).flip(0)).sum()
+        results.append([logprobs, entropies, *torch.autograd.grad(loss, (hidden, weight))])
+    for blocked, whole in zip(*results, strict=True):
+        torch.testing.assert_close(blocked, whole, rtol=1e-12, atol=1e-12)
+
+
+@small_blocks
+def test_large_logits_of_any_order_do_not_overflow(block: BlockSize) -> None:
+    """The running maximum may rise or fall from block to block."""
+    weight = torch.tensor([[-900.0], [-3.0], [0.0], [2.0], [900.0], [5.0]])
+    for scale in (1.0, -1.0):
+        hidden = torch.full((3, 1), scale, requires_grad=True)
+        labels, ones = torch.tensor([0, 4, 2]), torch.ones(3)
+        logprobs, entropies = chosen_logprobs(hidden, weight, labels, ones, block=block)
+        expected, _ = plain(hidden, weight, labels, ones, None)
+        torch.testing.assert_close(logprobs, expected)
+        (gradient,) = torch.autograd.grad(logprobs.sum() + entropies.sum(), hidden)
+        assert torch.isfinite(gradient).all()
+
+
+@small_blocks
+def test_a_logit_of_minus_infinity_has_no_share(block: BlockSize) -> None:
+    hidden, weight = build(4)
+    bias = torch.zeros(11)
+    bias[[0, 1, 2, 9]] = -torch.inf
+    labels, ones = torch.tensor([3, 4, 5, 10]), torch.ones(4)
+    kept = torch.tensor([3, 4, 5, 6, 7, 8, 10])
+    blocked = chosen_logprobs(hidden, weight, labels, ones, bias=bias, block=block)
+    whole = plain(hidden, weight[kept], torch.tensor([0, 1, 2, 6]), ones, None)
+    for some, expected in zip(blocked, whole, strict=True):
+        torch.testing.assert_close(some, expected)
+    gradients = torch.autograd.grad(blocked[0].sum() + blocked[1].sum(), (hidden, weight))
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_a_frozen_head_gets_no_gradient_and_passes_one_on() -> None:
+    hidden, weight = build(4)
+    labels, ones = torch.tensor([0, 1, 2, 3]), torch.ones(4)
+    (expected,) = torch.autograd.grad(
+        chosen_logprobs(hidden, weight, labels, ones)[0].sum(), hidden
+    )
+    frozen = weight.detach()
+    logprobs, _ = chosen_logprobs(hidden, frozen, labels, ones)
+    logprobs.sum().backward()
+    torch.testing.assert_close(hidden.grad, expected)
+    assert frozen.grad is None
+
+
+def test_the_block_size_moves_results_by_rounding_only() -> None:
+    hidden, weight = build(50, vocabulary=300)
+    labels, ones = torch.randint(0, 300, (50,)), torch.ones(50)
+    whole = chosen_logprobs(hidden, weight, labels, ones, block=BlockSize(50, 300))
+    for block in (BlockSize(8, 300), BlockSize(50, 64), BlockSize(7, 11)):
+        for some, expected in zip(
+            chosen_logprobs(hidden, weight, labels, ones, block=block), whole, strict=True
+        ):
+            torch.testing.assert_close(some, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_no_tensor_is_as_large_as_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product with the head, on both ways, gives at most one block."""
+    seen: list[int] = []
+    linear = torch.nn.functional.linear
+
+    def watched(*arguments: Tensor) -> Tensor:
+        logits = linear(*arguments)
+        seen.append(logits.numel())
+        return logits
+
+    monkeypatch.setattr(torch.nn.functional, "linear", watched)
+    hidden, weight = build(64, vocabulary=1000)
+    labels = torch.zeros(64, dtype=torch.int64)
+    block = BlockSize(16, 128)
+    chosen_logprobs(hidden, weight, labels, torch.ones(64), block=block)[0].sum().backward()
+    assert max(seen) == 16 * 128
+    assert sum(seen) == 2 * 64 * 1000

@@ -72,9 +72,9 @@ def samples_of(step: int) -> list[Sample]:
 
 
 def poison(sample: Sample) -> None:
-    """Make the ratio overflow on tokens that no trust region drops."""
+    """Make the gain overflow on tokens that no trust region drops."""
     sample.sampling_logprobs[sample.loss_mask] = -110.0
-    sample.advantages[sample.loss_mask] = -1.0
+    sample.advantages[sample.loss_mask] = -3e38
 
 
 async def send_batches(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -29,6 +30,21 @@ class LossInputs:
     """Bool: members of the component. Other tokens may hold anything; use `torch.where`."""
     sample_index: Tensor
     """Int64: which sample of the micro batch the token belongs to, from 0."""
+
+    def sample_sums(self, values: Tensor) -> Tensor:
+        """[T]: each token gets the sum of `values` over the members of its own sample.
+
+        A sample lies in one micro batch as a whole, so this is independent of packing; the sum
+        runs in float64, in the order of the tokens. Carries gradient.
+        """
+        kept = torch.where(self.mask, values, 0.0).double()
+        sums = torch.zeros_like(kept).index_add(0, self.sample_index, kept)
+        return sums.index_select(0, self.sample_index).to(values.dtype)
+
+    def sample_means(self, values: Tensor) -> Tensor:
+        """[T]: like `sample_sums`, divided by the number of members of the sample."""
+        counts = self.sample_sums(torch.ones_like(values))
+        return self.sample_sums(values) / counts.clamp(min=1.0)
 
 
 @dataclass(frozen=True)

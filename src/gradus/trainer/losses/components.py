@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradus.trainer.losses.base import LossInputs, LossOutput
+from gradus.trainer.losses.rule import carry_gradient, clamped_exp
 
 _REF_KL_THRESHOLD = 0.2
 _REF_KL_COEFFICIENT = 1e-3
@@ -23,6 +24,7 @@ def reference_kl(inputs: LossInputs) -> LossOutput:
         shift = inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()
         is_kept = mask & (shift >= -_REF_KL_THRESHOLD)
         pull = inputs.reference_logprobs - inputs.policy_logprobs
-    ratio = torch.where(is_kept, log_ratio, 0.0).exp()
+    kept = torch.where(is_kept, log_ratio, 0.0)
+    ratio = carry_gradient(clamped_exp(kept), kept)
     gain = torch.where(is_kept, pull * ratio, 0.0)
     return LossOutput(-gain + _REF_KL_COEFFICIENT * log_ratio.square())

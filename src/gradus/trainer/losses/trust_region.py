@@ -1,44 +1,48 @@
-"""DPPO: a policy gradient that drops tokens whose probability moved too far.
+"""Losses that drop a token when its probability moved too far: dppo and ipo.
 
-Binary total-variation trust region of arXiv 2602.04879 with the squared log-ratio term of
-arXiv 2602.02276. With Δ = exp(policy logprob) - exp(sampling logprob) and
-ratio = exp(policy logprob - sampling logprob), a token is dropped from the policy gradient when
-its advantage A > 0 and Δ > threshold, or A ≤ 0 and Δ < -threshold.
+Δ = exp(policy logprob) - exp(sampling logprob). The weight is the ratio, never clipped.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+from torch import Tensor
 
-from gradus.errors import ConfigError
-from gradus.trainer.losses.base import LossInputs, LossOutput
+from gradus.trainer.losses.base import LossInputs
+from gradus.trainer.losses.rule import Limit, PolicyGradient
 
 
-class Dppo:
-    """-keep·A·ratio + kl_coefficient·(ln ratio)² per token; the ratio carries gradient, unclamped.
+@dataclass(frozen=True, kw_only=True)
+class Dppo(PolicyGradient):
+    """Drops where Δ passed the threshold in the direction that the advantage wants.
 
-    >>> Dppo(threshold=0.2)(inputs).per_token.shape  # doctest: +SKIP
-    torch.Size([T])
+    Binary total-variation trust region of arXiv 2602.04879 with the squared log-ratio term of
+    arXiv 2602.02276: dropped when A > 0 and Δ > threshold, or A ≤ 0 and Δ < -threshold.
     """
 
-    def __init__(self, *, threshold: float = 0.2, kl_coefficient: float = 1e-3) -> None:
-        if not 0 < threshold <= 1:
-            raise ConfigError(f"dppo: threshold = {threshold} must lie in (0, 1]")
-        if kl_coefficient < 0:
-            raise ConfigError(f"dppo: kl_coefficient = {kl_coefficient} must not be negative")
-        self._threshold = threshold
-        self._kl_coefficient = kl_coefficient
+    threshold: float = 0.2
+    kl_coefficient: float = 1e-3
 
-    def __call__(self, inputs: LossInputs) -> LossOutput:
-        """The loss of each token; the squared log ratio stays on dropped tokens."""
-        mask, advantages = inputs.mask, inputs.advantages
-        # Neutral values go in before exp, so that no gradient passes through an overflow.
-        log_ratio = torch.where(mask, inputs.policy_logprobs - inputs.sampling_logprobs, 0.0)
-        with torch.no_grad():
-            shift = inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()
-            too_far = torch.where(advantages > 0, shift > self._threshold, shift < -self._threshold)
-            is_dropped = mask & too_far
-        ratio = torch.where(is_dropped, 0.0, log_ratio).exp()
-        gain = torch.where(mask & ~is_dropped, advantages * ratio, 0.0)
-        per_token = -gain + self._kl_coefficient * log_ratio.square()
-        return LossOutput(per_token, {"dropped_tokens/share": is_dropped.float()})
+    def limit(self, inputs: LossInputs) -> Limit:
+        shift = _shift(inputs)
+        is_too_far = torch.where(
+            inputs.advantages > 0, shift > self.threshold, shift < -self.threshold
+        )
+        return Limit(is_too_far, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ipo(PolicyGradient):
+    """Drops where |Δ| passed the threshold, whatever the advantage."""
+
+    threshold: float = 0.1
+    kl_coefficient: float = 1e-3
+
+    def limit(self, inputs: LossInputs) -> Limit:
+        return Limit(_shift(inputs).abs() > self.threshold, 0.0)
+
+
+def _shift(inputs: LossInputs) -> Tensor:
+    return inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from gradus.errors import ConfigError
+from gradus.trainer.distributed import ContextGroup
+from gradus.trainer.model.context_parallel import copy_key_heads, gather_heads, scatter_heads
 
 ATTENTION_NAME = "gradus_packed"
 """Name under which transformers finds `packed_attention`."""
@@ -45,7 +48,7 @@ class AttentionBlock:
 
 
 @dataclass(frozen=True)
-class PackedLayout:
+class PaddedRows:
     """Where each token of a packed row lies among padded rows, and the way back."""
 
     blocks: tuple[AttentionBlock, ...]
@@ -53,13 +56,10 @@ class PackedLayout:
     """[R] token that each padded row shows; padding repeats the first token of its sample."""
     to_tokens: Tensor
     """[T] padded row of each token."""
-    boundaries: Tensor
-    """[samples + 1] int32 starts of the samples, and T."""
-    longest: int
 
     @classmethod
-    def build(cls, lengths: Sequence[int], device: torch.device) -> PackedLayout:
-        """The layout of samples of these lengths, laid end to end."""
+    def build(cls, lengths: Sequence[int], device: torch.device) -> PaddedRows:
+        """The rows of samples of these lengths, laid end to end."""
         boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         to_tokens = np.empty(int(boundaries[-1]), np.int64)
         to_rows: list[np.ndarray] = []
@@ -81,9 +81,48 @@ class PackedLayout:
             blocks=tuple(blocks),
             to_rows=torch.from_numpy(np.concatenate(to_rows)).to(device),
             to_tokens=torch.from_numpy(to_tokens).to(device),
-            boundaries=torch.from_numpy(boundaries.astype(np.int32)).to(device),
-            longest=max(lengths),
         )
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Where the samples of a packed row begin and end."""
+
+    lengths: tuple[int, ...]
+    boundaries: Tensor
+    """[samples + 1] int32 starts of the samples, and T."""
+    context: ContextGroup | None = None
+    """The ranks that share the tokens of this row; None when it is whole on each rank."""
+
+    @classmethod
+    def build(
+        cls, lengths: Sequence[int], device: torch.device, context: ContextGroup | None = None
+    ) -> PackedLayout:
+        """The layout of samples of these lengths, laid end to end."""
+        boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return cls(tuple(lengths), torch.from_numpy(boundaries).to(device), context)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @cached_property
+    def rows(self) -> PaddedRows:
+        """Only kernels that want rectangles need it."""
+        return PaddedRows.build(self.lengths, self.boundaries.device)
+
+    def shared(self, padding: int, context: ContextGroup) -> PackedLayout:
+        """The same row, shared by ranks, with `padding` tokens as a last sample."""
+        lengths = (*self.lengths, padding) if padding else self.lengths
+        return PackedLayout.build(lengths, self.boundaries.device, context)
+
+
+def padded_tokens(lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
+    """Padding rows that attention computes for samples of these lengths; none with `varlen`."""
+    if _has_varlen(device, dtype):
+        return 0
+    blocks = _blocks_of_like_length(lengths)
+    return sum(len(chosen) * lengths[chosen[0]] for chosen in blocks) - sum(lengths)
 
 
 class _Tokens(NamedTuple):
@@ -117,12 +156,29 @@ def packed_attention(
     scale = float(kwargs.get("scaling") or query.shape[-1] ** -0.5)
     window = kwargs.get("sliding_window")
     tokens = _Tokens(*(t[0].transpose(0, 1) for t in (query, key, value)))
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _varlen(tokens, layout, scale, window)[None], None
-    return _padded(tokens, layout, scale, window)[None], None
+    kernel = _varlen if _has_varlen(query.device, query.dtype) else _padded
+    group = layout.context
+    if group is None:
+        return kernel(tokens, layout, scale, window)[None], None
+    attended = kernel(_own_heads(tokens, group), layout, scale, window)
+    return gather_heads(attended, group)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
+
+
+def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+def _own_heads(tokens: _Tokens, group: ContextGroup) -> _Tokens:
+    """All tokens, but only this rank's heads; one transfer for queries, keys and values."""
+    key, value = copy_key_heads(tokens.key, group), copy_key_heads(tokens.value, group)
+    parts = (tokens.query, key, value)
+    by_rank = [t.reshape(len(t), group.size, -1, t.shape[2]) for t in parts]
+    mixed = torch.cat(by_rank, dim=2).flatten(1, 2)
+    heads = [t.shape[2] for t in by_rank]
+    return _Tokens(*torch.split(scatter_heads(mixed, group), heads, dim=1))
 
 
 def _blocks_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
@@ -160,9 +216,9 @@ def _padded(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | N
     """Attention block by block over padded rows; padding lies after each sample, so a causal mask
     keeps every real token from seeing it."""
     heads, key_heads = tokens.query.shape[1:], tokens.key.shape[1]
-    query, key, value = (_to_rows(t.flatten(1), layout) for t in tokens)
+    query, key, value = (_to_rows(t.flatten(1), layout.rows) for t in tokens)
     parts = []
-    for block in layout.blocks:
+    for block in layout.rows.blocks:
         block_query = query[block.rows].view(block.samples, block.length, *heads)
         block_key, block_value = (
             t[block.rows].view(block.samples, block.length, key_heads, heads[1])
@@ -174,7 +230,7 @@ def _padded(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | N
             attended = _by_kernel(block_query, block_key, block_value, scale)
         parts.append(attended.reshape(block.samples * block.length, -1))
     rows = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return _to_tokens(rows, layout).view(-1, *heads)
+    return _to_tokens(rows, layout.rows).view(-1, *heads)
 
 
 def _prefers_products(length: int, window: int | None) -> bool:
@@ -224,12 +280,12 @@ def _forbidden(length: int, window: int | None, like: Tensor) -> Tensor:
     return zeros.masked_fill(is_forbidden, float("-inf"))
 
 
-def _to_rows(tokens: Tensor, layout: PackedLayout) -> Tensor:
+def _to_rows(tokens: Tensor, layout: PaddedRows) -> Tensor:
     rows: Tensor = _ToRows.apply(tokens, layout)  # type: ignore[no-untyped-call]
     return rows
 
 
-def _to_tokens(rows: Tensor, layout: PackedLayout) -> Tensor:
+def _to_tokens(rows: Tensor, layout: PaddedRows) -> Tensor:
     tokens: Tensor = _ToTokens.apply(rows, layout)  # type: ignore[no-untyped-call]
     return tokens
 
@@ -239,7 +295,7 @@ class _ToRows(torch.autograd.Function):
     a plain selection instead of a slow scatter-add."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, layout: PackedLayout) -> Tensor:
+    def forward(ctx: Any, tokens: Tensor, layout: PaddedRows) -> Tensor:
         ctx.layout = layout
         return tokens.index_select(0, layout.to_rows)
 
@@ -252,12 +308,12 @@ class _ToTokens(torch.autograd.Function):
     """[R, ·] → [T, ·], dropping padding."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, layout: PackedLayout) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, layout: PaddedRows) -> Tensor:
         ctx.layout = layout
         return rows.index_select(0, layout.to_tokens)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        layout: PackedLayout = ctx.layout
+        layout: PaddedRows = ctx.layout
         rows = gradients[0].new_zeros(layout.to_rows.shape[0], gradients[0].shape[1])
         return rows.index_copy_(0, layout.to_tokens, gradients[0]), None

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gradus.config.parallel import head_problem
 from gradus.errors import ConfigError
+from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.logprobs import chosen_logprobs
+from gradus.trainer.model.context_parallel import ContextPart, gather_targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from gradus.trainer.model.attention import PackedLayout
     from gradus.trainer.tensors import TrainTensors
 
 _LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -39,33 +43,71 @@ class PolicyModel(torch.nn.Module):
     >>> scores = PolicyModel(model)(tensors)  # doctest: +SKIP
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, context: ContextGroup | None = None) -> None:
         super().__init__()
         _refuse_changed_logits(model)
+        if context is not None:
+            _refuse_heads(model, context)
         self.model = model
+        self._context = context
 
     def forward(self, tensors: TrainTensors) -> TokenScores:
         """Scores of every target token of `tensors`; each sample is read by itself."""
-        backbone = self.model.base_model(
-            input_ids=tensors.token_ids[None],
-            position_ids=tensors.position_ids[None],
-            use_cache=False,
-            packed_layout=tensors.layout,
-        )
-        hidden = backbone.last_hidden_state[0]  # [T, H]
-        head = output_head(self.model)
         # Labels are inputs shifted left: the state before a target predicts it.
-        logprobs, entropies = chosen_logprobs(
-            hidden.index_select(0, tensors.targets - 1),
-            head.weight,
-            tensors.token_ids[tensors.targets],
-            tensors.temperatures[tensors.targets],
-            bias=head.bias,
-        )
-        uniform = torch.full_like(tensors.temperatures, -math.log(head.weight.shape[0]))
+        states = tensors.targets - 1  # [N], ascending
+        if self._context is None:
+            hidden = self._hidden(tensors.token_ids, tensors.position_ids, tensors.layout)
+            logprobs, entropies = self._scores(tensors, hidden, states, tensors.targets)
+        else:
+            logprobs, entropies = self._shared_scores(tensors, states, self._context)
+        uniform = torch.full_like(tensors.temperatures, -math.log(vocabulary_size(self.model)))
         return TokenScores(
             logprobs=uniform.index_copy(0, tensors.targets, logprobs),
             entropies=torch.zeros_like(uniform).index_copy(0, tensors.targets, entropies),
+        )
+
+    def _hidden(self, token_ids: Tensor, position_ids: Tensor, layout: PackedLayout) -> Tensor:
+        """[T, H] last hidden states."""
+        backbone = self.model.base_model(
+            input_ids=token_ids[None],
+            position_ids=position_ids[None],
+            use_cache=False,
+            packed_layout=layout,
+        )
+        hidden: Tensor = backbone.last_hidden_state[0]
+        return hidden
+
+    def _scores(
+        self, tensors: TrainTensors, hidden: Tensor, states: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs [N] and entropies [N] of `targets`, read off the rows `states` of `hidden`."""
+        head = output_head(self.model)
+        return chosen_logprobs(
+            hidden.index_select(0, states),
+            head.weight,
+            tensors.token_ids[targets],
+            tensors.temperatures[targets],
+            bias=head.bias,
+        )
+
+    def _shared_scores(
+        self, tensors: TrainTensors, states: Tensor, context: ContextGroup
+    ) -> tuple[Tensor, Tensor]:
+        """The scores [N] of all targets on every rank, each rank computing those of its tokens."""
+        part = ContextPart.of(tensors.token_ids.shape[0], context)
+        hidden = self._hidden(
+            part.own(tensors.token_ids),
+            part.own(tensors.position_ids),
+            tensors.layout.shared(part.padding, context),
+        )
+        mine = part.own_targets(states)
+        logprobs, entropies = self._scores(
+            tensors, hidden, states[mine] - part.start, tensors.targets[mine]
+        )
+        count = tensors.targets.shape[0]
+        return (
+            gather_targets(logprobs, mine, count, context),
+            gather_targets(entropies, mine, count, context),
         )
 
 
@@ -83,6 +125,14 @@ def output_head(model: PreTrainedModel) -> torch.nn.Linear:
 def vocabulary_size(model: PreTrainedModel) -> int:
     """Tokens that the model knows: rows of its output layer."""
     return output_head(model).out_features
+
+
+def _refuse_heads(model: PreTrainedModel, context: ContextGroup) -> None:
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    if problem := head_problem(heads, key_heads, context.size):
+        raise ConfigError(f"context_parallel_size = {context.size}: {problem}; choose another size")
 
 
 def _refuse_changed_logits(model: PreTrainedModel) -> None:

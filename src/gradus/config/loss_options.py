@@ -1,0 +1,107 @@
+"""Which options each registered loss takes, with their defaults and the range of each value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.config.problems import Problem, nearest, shown
+from gradus.config.schema import KeyPath
+
+
+@dataclass(frozen=True)
+class NumberOption:
+    """A finite number between bounds."""
+
+    default: float
+    above: float | None = None
+    """The value must be greater."""
+    least: float | None = None
+    most: float | None = None
+
+    def refusal(self, value: Any) -> str | None:
+        """Why `value` cannot be used; None when it can."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            return "must be a finite number, without quotes"
+        if self.above is not None and value <= self.above:
+            return f"is out of range; it must be greater than {self.above:g}"
+        if self.least is not None and value < self.least:
+            return f"is out of range; it must be at least {self.least:g}"
+        if self.most is not None and value > self.most:
+            return f"is out of range; it must be at most {self.most:g}"
+        return None
+
+
+@dataclass(frozen=True)
+class ChoiceOption:
+    """One of a few words."""
+
+    default: str
+    choices: tuple[str, ...]
+
+    def refusal(self, value: Any) -> str | None:
+        """Why `value` cannot be used; None when it can."""
+        if value in self.choices:
+            return None
+        near = nearest(str(value), self.choices)
+        hint = f"; did you mean {near!r}?" if near else ""
+        return f"is not one of {', '.join(self.choices)}{hint}"
+
+
+Option = NumberOption | ChoiceOption
+
+
+def _options(*, kl_coefficient: float, **own: Option) -> Mapping[str, Option]:
+    """The options of one loss: its own, then those of every loss."""
+    return {
+        **own,
+        "kl_coefficient": NumberOption(kl_coefficient, least=0.0),
+        "entropy_coefficient": NumberOption(0.0, least=0.0),
+        "reference_kl_coefficient": NumberOption(0.0, least=0.0),
+        "importance_sampling": ChoiceOption("off", ("off", "truncated", "masked")),
+        "importance_level": ChoiceOption("token", ("token", "sequence", "sequence_mean")),
+        "importance_cap": NumberOption(2.0, above=1.0),
+    }
+
+
+def _clip(low: float, high: float) -> dict[str, Option]:
+    return {
+        "clip_low": NumberOption(low, above=0.0, most=1.0),
+        "clip_high": NumberOption(high, above=0.0),
+    }
+
+
+def _threshold(default: float) -> Option:
+    return NumberOption(default, above=0.0, most=1.0)
+
+
+LOSS_OPTIONS: Mapping[str, Mapping[str, Option]] = {
+    "dppo": _options(kl_coefficient=1e-3, threshold=_threshold(0.2)),
+    "ipo": _options(kl_coefficient=1e-3, threshold=_threshold(0.1)),
+    "ppo_clip": _options(kl_coefficient=0.0, **_clip(0.2, 0.2)),
+    "dapo": _options(kl_coefficient=0.0, **_clip(0.2, 0.28)),
+    "cispo": _options(kl_coefficient=0.0, ratio_cap=NumberOption(5.0, least=1.0)),
+    "gspo": _options(kl_coefficient=0.0, **_clip(3e-4, 4e-4)),
+}
+"""Registered name → its options; `docs/algorithms.md` says what they do."""
+
+
+def option_problems(path: KeyPath, name: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Options that a registered loss does not take, and values out of range.
+
+    The options of a class of the user's own are checked by the class.
+    """
+    known = LOSS_OPTIONS.get(name)
+    if known is None:
+        return
+    for key, value in options.items():
+        option = known.get(key)
+        if option is None:
+            near = nearest(key, known)
+            hint = f"did you mean {near!r}?" if near else f"use one of: {', '.join(known)}"
+            yield Problem((*path, key), f"loss {name!r} takes no such option; {hint}")
+        elif refusal := option.refusal(value):
+            yield Problem((*path, key), f"{shown(value)} {refusal}")

@@ -1,0 +1,94 @@
+"""Decoder layers made to keep fewer activations, or compiled; in place, names stay as they are.
+
+Both replace a layer's `forward` only. FSDP's hooks run around it, so a layer that is computed
+again in backward finds its weights gathered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from transformers import PreTrainedModel
+
+Recompute = Literal["none", "selective", "full"]
+
+_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+_KEPT = frozenset(
+    {
+        torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.aten._flash_attention_forward.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        # Context parallelism: a transfer costs more than keeping what it brought.
+        torch.ops._c10d_functional.all_to_all_single.default,
+    }
+)
+"""Results that are dear to compute and small to keep."""
+
+
+def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The modules that transformers never splits; they run one after the other."""
+    names = set(model._no_split_modules or ())
+    # FSDP puts a class of its own before the module's.
+    return [
+        module
+        for module in model.modules()
+        if any(kind.__name__ in names for kind in type(module).__mro__)
+    ]
+
+
+def recompute_layers(layers: Sequence[torch.nn.Module], mode: Recompute) -> None:
+    """Let backward compute activations again.
+
+    `full` keeps only each layer's input; `selective` keeps attention and every second matrix
+    product besides.
+    """
+    if mode == "none":
+        return
+    # Nothing random runs in a layer: the policy is trained without dropout.
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if mode == "selective":
+        options["context_fn"] = _selective_contexts
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, **options)
+
+
+def compile_layers(layers: Sequence[torch.nn.Module]) -> None:
+    """Compile each layer for any number of tokens; layers of one kind share the work."""
+    for layer in layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def _selective_contexts() -> tuple[Any, Any]:
+    forward, again = create_selective_checkpoint_contexts(  # type: ignore[no-untyped-call]
+        _build_policy()
+    )
+    return forward, again
+
+
+def _build_policy() -> Callable[..., CheckpointPolicy]:
+    """Decides about each result of one layer, in the forward and again in backward."""
+    products: Counter[bool] = Counter()
+
+    def decide(
+        context: SelectiveCheckpointContext, operator: Any, *_: Any, **__: Any
+    ) -> CheckpointPolicy:
+        if operator in _KEPT:
+            return CheckpointPolicy.MUST_SAVE
+        if operator in _PRODUCTS:
+            products[context.is_recompute] += 1
+            if products[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return decide

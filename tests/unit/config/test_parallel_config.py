@@ -1,0 +1,55 @@
+"""Sizes that do not fit together are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.checks import run_problems, sft_problems
+from gradus.config.parallel import ParallelConfig, data_parallel_size, head_problem
+from gradus.config.resolve import resolve_run
+from gradus.testing.configs import build_run_config, build_sft_config
+
+
+def problems_of(num_processes: int, **parallel: Any) -> list[str]:
+    trainer = {"num_processes": num_processes, "parallel": parallel}
+    return [str(problem) for problem in run_problems(build_run_config({"trainer": trainer}))]
+
+
+@pytest.mark.parametrize("name", ["replicate_size", "context_parallel_size"])
+def test_a_size_must_divide_the_processes(name: str) -> None:
+    assert problems_of(4, **{name: 2}) == []
+    (problem,) = problems_of(4, **{name: 3})
+    assert problem.startswith(f"trainer.parallel.{name}: 3 does not divide the 4 processes")
+
+
+def test_a_supervised_run_is_checked_alike() -> None:
+    config = build_sft_config({"num_processes": 2, "parallel": {"context_parallel_size": 4}})
+    assert "4 does not divide" in str(sft_problems(config)[0])
+
+
+def test_batches_are_packed_for_data_parallel_ranks() -> None:
+    trainer = {"num_processes": 8, "parallel": {"context_parallel_size": 4, "replicate_size": 2}}
+    configs = resolve_run(build_run_config({"trainer": trainer}), run_dir=Path("x"), epoch=0)
+    assert configs.orchestrator.data_parallel_size == 2
+    assert data_parallel_size(8, ParallelConfig()) == 8
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "size", "words"),
+    [
+        (16, 8, 4, None),
+        (16, 8, 16, None),
+        (16, 4, 8, None),
+        (16, 1, 16, None),
+        (12, 8, 8, "12 attention heads cannot be shared by 8"),
+        (12, 4, 6, "4 key heads can neither be shared by 6"),
+    ],
+)
+def test_heads_are_shared_or_copied_evenly_or_refused(
+    heads: int, key_heads: int, size: int, words: str | None
+) -> None:
+    problem = head_problem(heads, key_heads, size)
+    assert (problem is None) if words is None else (words in (problem or ""))

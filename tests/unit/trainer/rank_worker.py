@@ -1,0 +1,107 @@
+"""One rank of a small world that answers commands on its standard input, one JSON line each.
+
+A program of its own, started by `rank_pool.py`: the ranks stay alive over many examples of a
+property test. Each command names a folder with one encoded batch per step and data-parallel rank;
+rank 0 leaves the gradients, or the weights after training, in that folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradus.config.model import ModelConfig
+from gradus.config.optimizer import AdamWConfig
+from gradus.config.parallel import ParallelConfig
+from gradus.errors import GradusError
+from gradus.trainer.distributed import World, build_world, join_world
+from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.shard import shard_model
+from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.step import GradientStep
+from gradus.wire.codec import decode_rank_batch
+from gradus.wire.micro_batch import MicroBatch
+
+Arrays = dict[str, np.ndarray]
+
+
+def read_batch(folder: Path, step: int, world: World) -> list[MicroBatch]:
+    path = folder / f"step_{step}_rank_{world.data_rank}.msgpack"
+    return decode_rank_batch(path.read_bytes()).micro_batches
+
+
+def build_policy(command: dict[str, Any], world: World) -> PolicyModel:
+    model = load_model(ModelConfig(name=command["model"]), world.device)
+    parallel = ParallelConfig(**command["parallel"])
+    policy = PolicyModel(model, world.context)
+    return shard_model(policy, world.mesh, torch.float32, parallel)
+
+
+def gradients_of(policy: PolicyModel) -> Arrays:
+    found = {}
+    for name, parameter in policy.model.named_parameters():
+        assert parameter.grad is not None, name
+        found[name] = parameter.grad.full_tensor().numpy().copy()
+        parameter.grad = None
+    return found
+
+
+def weights_of(policy: PolicyModel) -> Arrays:
+    named = policy.model.named_parameters()
+    return {name: p.full_tensor().detach().numpy().copy() for name, p in named}
+
+
+def work(command: dict[str, Any]) -> dict[str, Any]:
+    """Train the steps of a command, or take the gradients of its only step."""
+    parallel = ParallelConfig(**command["parallel"])
+    world = build_world(parallel, torch.device("cpu"))
+    folder = Path(command["folder"])
+    policy = build_policy(command, world)
+    step = GradientStep(policy, Dppo(), world, sync=parallel.gradient_sync)
+    if command["lr"] is None:
+        loss = step.run(read_batch(folder, 0, world))
+        arrays = gradients_of(policy)
+    else:
+        optimizer = PolicyOptimizer(
+            policy,
+            AdamWConfig(lr=command["lr"]),
+            max_steps=command["steps"],
+            max_skipped_steps=1,
+            world=world,
+        )
+        for number in range(command["steps"]):
+            loss = step.run(read_batch(folder, number, world))
+            optimizer.step(number)
+        arrays = weights_of(policy)
+    if world.is_first:
+        np.savez(folder / "arrays.npz", **arrays)
+    return {"total": loss.total, "members": dict(loss.members), "metrics": dict(loss.metrics)}
+
+
+def say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with join_world(deterministic=True):
+        say({"ready": os.getpid()})
+        for line in sys.stdin:
+            try:
+                answer = work(json.loads(line))
+            except GradusError as error:
+                answer = {"error": str(error)}
+            say(answer)
+
+
+if __name__ == "__main__":
+    main()
