@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from gradus.checkpoints import Checkpoints
 from gradus.config.checkpoint import CheckpointConfig
+from gradus.config.lora import ServedLoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.process import TrainerProcessConfig
@@ -299,7 +300,13 @@ STEPS = 4
 
 
 def build_config(
-    root: Path, model: Path, *, epoch: int = 0, num_processes: int = 1, **fields: object
+    root: Path,
+    model: Path,
+    *,
+    epoch: int = 0,
+    num_processes: int = 1,
+    lora: ServedLoraConfig | None = None,
+    **fields: object,
 ) -> TrainerProcessConfig:
     return TrainerProcessConfig.model_validate(
         {
@@ -314,6 +321,7 @@ def build_config(
                 deterministic=True,
                 receive_timeout_seconds=5,
                 num_processes=num_processes,
+                lora=lora,
             ),
             "checkpoint": CheckpointConfig(interval_steps=2),
             **fields,
@@ -344,18 +352,19 @@ def commit_staged(root: Path, epoch: int, step: int) -> None:
     Checkpoints(RunDirectory(root), epoch).commit(step, ["trainer"])
 
 
+@pytest.mark.parametrize("lora", [None, ServedLoraConfig(rank=4)], ids=["full", "lora"])
 async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the_same(
-    tmp_path: Path, tiny_model: Path
+    tmp_path: Path, tiny_model: Path, lora: ServedLoraConfig | None
 ) -> None:
     sender = await send_batches(tmp_path)
-    run(build_config(tmp_path, tiny_model))
+    run(build_config(tmp_path, tiny_model, lora=lora))
     staged = [e.step for e in await events_of(sender) if isinstance(e, CheckpointStaged)]
     assert staged == [2, 4]
     commit_staged(tmp_path, 0, 2)
     expected = (tmp_path / "model/model.safetensors").read_bytes()
     (tmp_path / "model/model.safetensors").unlink()
     sender = await send_batches(tmp_path, epoch=1, first=2)
-    run(build_config(tmp_path, tiny_model, epoch=1, resume_step=2))
+    run(build_config(tmp_path, tiny_model, epoch=1, resume_step=2, lora=lora))
     events = await events_of(sender)
     first = events[0]
     assert isinstance(first, PolicyPublished)
