@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -10,6 +11,11 @@ from pydantic import Field
 from gradus.config.base import StrictConfig
 from gradus.config.problems import Problem
 from gradus.config.schema import KeyPath
+
+NO_COMPILER = (
+    "torch.compile needs a C compiler and none is here (looked for $CXX, $CC, g++, gcc, clang++, "
+    "clang, cc); install one, or turn compile off"
+)
 
 
 class ParallelConfig(StrictConfig):
@@ -30,7 +36,7 @@ class ParallelConfig(StrictConfig):
     offload_optimizer: bool = False
     """Keep master weights, gradients and optimizer state in CPU memory and update them there."""
     compile: bool = False
-    """Compile each layer with torch.compile; the first steps take minutes on a large model."""
+    """Compile each layer with torch.compile, without attention; the first step takes longer."""
 
 
 def data_parallel_size(num_processes: int, parallel: ParallelConfig) -> int:
@@ -50,6 +56,13 @@ def parallel_problems(
                 f"{size} does not divide the {num_processes} processes of the trainer; "
                 f"change it, or make num_processes a multiple of {size}",
             )
+
+
+def has_compiler(variables: Mapping[str, str]) -> bool:
+    """Whether this machine has a C compiler, which torch.compile needs."""
+    chosen = [variables[name] for name in ("CXX", "CC") if variables.get(name)]
+    names = [*chosen, "g++", "gcc", "clang++", "clang", "cc"]
+    return any(shutil.which(name, path=variables.get("PATH")) for name in names)
 
 
 def head_problem(num_heads: int, num_key_heads: int, context_parallel_size: int) -> str | None:

@@ -21,6 +21,7 @@ from gradus.config.installed import (
     plugin_module,
 )
 from gradus.config.model import ModelConfig
+from gradus.config.parallel_machine import machine_problems
 from gradus.config.problems import Problem
 from gradus.config.resolve import CHAT_HARNESS
 from gradus.config.run import RunConfig
@@ -42,6 +43,9 @@ def check_run(config: RunConfig) -> list[Problem]:
     return [
         *run_problems(config),
         *_model_problems(config.model),
+        *machine_problems(
+            ("trainer", "parallel"), config.trainer.parallel, config.model, os.environ
+        ),
         *_output_problems(config.output_dir),
         *_port_problems(config.inference),
         *_plugin_problems(("trainer", "loss", "type"), config.trainer.loss.type),
@@ -67,6 +71,7 @@ def check_sft(config: SftConfig) -> list[Problem]:
     return [
         *sft_problems(config),
         *_model_problems(config.model),
+        *machine_problems(("parallel",), config.parallel, config.model, os.environ),
         *_output_problems(config.output_dir),
         *_data_problems(config.data.path),
     ]

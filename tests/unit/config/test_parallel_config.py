@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from gradus.config.checks import run_problems, sft_problems
+from gradus.config.model import ModelConfig
 from gradus.config.parallel import ParallelConfig, data_parallel_size, head_problem
+from gradus.config.parallel_machine import machine_problems
 from gradus.config.resolve import resolve_run
 from gradus.testing.configs import build_run_config, build_sft_config
 
@@ -53,3 +55,37 @@ def test_heads_are_shared_or_copied_evenly_or_refused(
 ) -> None:
     problem = head_problem(heads, key_heads, size)
     assert (problem is None) if words is None else (words in (problem or ""))
+
+
+def model_directory(folder: Path, content: str) -> ModelConfig:
+    (folder / "config.json").write_text(content)
+    return ModelConfig(name=str(folder))
+
+
+def machine(model: ModelConfig, variables: dict[str, str], **parallel: Any) -> list[str]:
+    found = machine_problems(("parallel",), ParallelConfig(**parallel), model, variables)
+    return [str(problem) for problem in found]
+
+
+def test_heads_of_a_local_model_are_checked_before_anything_starts(tmp_path: Path) -> None:
+    model = model_directory(tmp_path, '{"num_attention_heads": 6, "num_key_value_heads": 2}')
+    assert machine(model, {}, context_parallel_size=2) == []
+    (problem,) = machine(model, {}, context_parallel_size=4)
+    assert problem.startswith("parallel.context_parallel_size: the model's 6 attention heads")
+
+
+@pytest.mark.parametrize("content", ["no json", "[]", "{}", '{"text_config": {}}'])
+def test_a_config_that_says_nothing_about_heads_is_left_to_the_trainer(
+    tmp_path: Path, content: str
+) -> None:
+    assert machine(model_directory(tmp_path, content), {}, context_parallel_size=2) == []
+
+
+def test_compiling_without_a_compiler_is_refused(tmp_path: Path) -> None:
+    model = ModelConfig(name="someone/else")
+    (problem,) = machine(model, {"PATH": str(tmp_path)}, compile=True)
+    assert "needs a C compiler" in problem
+    own = tmp_path / "my-compiler"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o700)
+    assert machine(model, {"PATH": str(tmp_path), "CXX": "my-compiler"}, compile=True) == []

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from gradus.config.model import ModelConfig
 from gradus.config.parallel import ParallelConfig
+from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch
 from gradus.trainer.distributed import World
 from gradus.trainer.losses.trust_region import Dppo
-from gradus.trainer.model.layers import decoder_layers
+from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
@@ -83,3 +85,36 @@ def test_parameters_keep_their_names(build_policy_with: Any) -> None:
 
 def test_every_layer_of_the_model_is_found(build_policy_with: Any) -> None:
     assert len(decoder_layers(build_policy_with().model)) == 2
+
+
+# Dynamo itself looks at the gradient of the hidden states.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_compiled_layers_give_the_same_gradient(
+    build_policy_with: Any,
+    tiny_model: Path,
+    world: World,
+    ragged_samples: Any,
+    mode: Any,
+) -> None:
+    """Captured and differentiated ahead of time, but run by plain kernels, which is quick."""
+    samples = ragged_samples([12, 7, 5])
+    plain, loss = gradients_and_loss(build_policy_with(), world, samples)
+    model = load_model(ModelConfig(name=str(tiny_model)), world.device)
+    compile_layers(decoder_layers(model), backend="aot_eager")
+    recompute_layers(decoder_layers(model), mode)
+    torch._dynamo.reset()
+    counters.clear()
+    policy = shard_model(PolicyModel(model), world.mesh, torch.float32)
+    compiled, loss_compiled = gradients_and_loss(policy, world, samples)
+    assert loss_compiled == pytest.approx(loss, rel=1e-6)
+    assert all(torch.allclose(plain[n], compiled[n], rtol=1e-4, atol=1e-7) for n in plain)
+    assert counters["frames"]["ok"] > 0
+
+
+def test_compiling_without_a_compiler_is_refused(
+    build_policy_with: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs a C compiler"):
+        build_policy_with(compile=True)

@@ -133,6 +133,7 @@ class _Tokens(NamedTuple):
     value: Tensor
 
 
+@torch.compiler.disable
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -143,7 +144,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of [1, H, T, D] queries inside each sample; gives [1, T, H, D].
 
-    transformers calls this with the model's keyword arguments, `packed_layout` among them.
+    transformers calls this with the model's keyword arguments, `packed_layout` among them. It is
+    never compiled: rows differ from micro batch to micro batch, and its kernels are fused already.
     """
     assert attention_mask is None, "packed rows carry no mask"
     for refused in ("softcap", "s_aux", "position_bias"):

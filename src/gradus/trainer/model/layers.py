@@ -6,6 +6,7 @@ again in backward finds its weights gathered.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 from transformers import PreTrainedModel
+
+from gradus.config.parallel import NO_COMPILER, has_compiler
+from gradus.errors import ConfigError
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -51,7 +55,7 @@ def recompute_layers(layers: Sequence[torch.nn.Module], mode: Recompute) -> None
     """Let backward compute activations again.
 
     `full` keeps only each layer's input; `selective` keeps attention and every second matrix
-    product besides.
+    product besides, of a compiled layer only attention.
     """
     if mode == "none":
         return
@@ -63,10 +67,16 @@ def recompute_layers(layers: Sequence[torch.nn.Module], mode: Recompute) -> None
         layer.forward = partial(checkpoint, layer.forward, **options)
 
 
-def compile_layers(layers: Sequence[torch.nn.Module]) -> None:
-    """Compile each layer for any number of tokens; layers of one kind share the work."""
+def compile_layers(layers: Sequence[torch.nn.Module], *, backend: str = "inductor") -> None:
+    """Compile what stands before and after attention in each layer, for any number of tokens.
+
+    Goes before `recompute_layers`, which then runs compiled code again in backward. ConfigError
+    when this machine has no C compiler, which torch needs for CPUs and GPUs alike.
+    """
+    if backend == "inductor" and not has_compiler(os.environ):
+        raise ConfigError(f"parallel.compile: {NO_COMPILER}")
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+        layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 
 def _selective_contexts() -> tuple[Any, Any]:

@@ -13,6 +13,9 @@ from gradus.config.model import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.trainer.model.attention import ATTENTION_NAME
 
+_SEPARATE_LAYERS = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers for which `packed_attention` does all that mixes tokens."""
+
 
 def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """The initial weights in float32, with packed attention; ConfigError when there are none."""
@@ -24,10 +27,22 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
             f"model {config.name!r} ({type(model).__name__}) does not take its attention from "
             "transformers' registry, which packing needs; use another model"
         )
+    refuse_leaking_layers(model)
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
     torch.nn.Module.to(model, device)
     return model
+
+
+def refuse_leaking_layers(model: PreTrainedModel) -> None:
+    """Only attention keeps the samples of a packed row apart."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    leaking = sorted(set(kinds) - _SEPARATE_LAYERS)
+    if leaking:
+        raise ConfigError(
+            f"model {model.config.name_or_path!r} has layers of the kind {leaking[0]!r}, which "
+            "would carry state from one packed sample into the next; use another model"
+        )
 
 
 def _load_complete(config: ModelConfig) -> PreTrainedModel:

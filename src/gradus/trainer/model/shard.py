@@ -36,9 +36,9 @@ def shard_model(
     """
     choice = parallel or ParallelConfig()
     layers = decoder_layers(policy.model)
-    recompute_layers(layers, choice.activation_checkpointing)
     if choice.compile:
         compile_layers(layers)
+    recompute_layers(layers, choice.activation_checkpointing)
     options: dict[str, Any] = {
         "mesh": mesh,
         # Inputs are not cast: temperatures and logprobs must stay float32.
