@@ -133,7 +133,7 @@ class _Tokens(NamedTuple):
     value: Tensor
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
