@@ -31,6 +31,7 @@ COMMANDS = {
     "rl": Command("gradus.cli.rl", "train a policy by reinforcement learning"),
     "sft": Command("gradus.cli.sft", "train a model on conversations"),
     "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
+    "check-loss": Command("gradus.cli.check_loss", "say whether a loss depends on the layout"),
 }
 """What a user types."""
 

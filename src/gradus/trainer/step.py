@@ -22,7 +22,7 @@ from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.losses.base import LossInputs, LossOutput, TokenLoss
 from gradus.trainer.losses.components import cross_entropy, reference_kl
 from gradus.trainer.losses.rule import clamped_exp
-from gradus.trainer.model.policy_model import PolicyModel, TokenScores
+from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.shard import GradientSync, expect_backward
 from gradus.trainer.tensors import TrainTensors, count_members
 from gradus.wire.micro_batch import MicroBatch
@@ -55,7 +55,7 @@ class GradientStep:
 
     def __init__(
         self,
-        policy: PolicyModel,
+        policy: Callable[[TrainTensors], TokenScores],
         rl_loss: TokenLoss,
         world: World,
         *,

@@ -54,7 +54,7 @@ def shard_model(
     return policy
 
 
-def expect_backward(policy: PolicyModel, *, is_last: bool, sync: GradientSync) -> None:
+def expect_backward(policy: object, *, is_last: bool, sync: GradientSync) -> None:
     """Say whether the next backward is the last of a step, after which gradients must be whole.
 
     Copies of the model are added up only then in any case: shards of gradients need no more
