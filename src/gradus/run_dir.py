@@ -107,6 +107,11 @@ class RunDirectory:
         """What the run did, written at the end."""
         return self.root / "summary.json"
 
+    @property
+    def evicted(self) -> Path:
+        """Why the run ended for want of anything to train; absent as long as it goes on."""
+        return self.root / "control" / "evicted.txt"
+
     def ready_file(self, process: str) -> Path:
         """Where `process` says that it can serve, and at which address."""
         return self.ready / f"{process}.json"

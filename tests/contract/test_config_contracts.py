@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.checks import ALGORITHMS, GROUP_BASELINES, LOSSES, OWNED_ENGINE_ARGS
+from gradus.config.checks import ALGORITHMS, FILTERS, GROUP_BASELINES, LOSSES, OWNED_ENGINE_ARGS
 from gradus.config.environment_variables import RESERVED, env_vars_problems
 from gradus.config.process import EnvironmentProcessConfig
 from gradus.config.resolve import resolve_run
@@ -18,6 +18,7 @@ from gradus.inference.settings import (
     process_environment,
 )
 from gradus.orchestrator.algorithms import ALGORITHMS as REGISTERED_ALGORITHMS
+from gradus.orchestrator.filters import FILTERS as REGISTERED_FILTERS
 from gradus.testing.configs import build_run_config
 
 
@@ -29,6 +30,10 @@ def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:
 def test_every_registered_algorithm_is_known_to_the_config() -> None:
     assert set(REGISTERED_ALGORITHMS) == ALGORITHMS
     assert GROUP_BASELINES <= ALGORITHMS
+
+
+def test_every_registered_filter_is_known_to_the_config() -> None:
+    assert set(REGISTERED_FILTERS) == FILTERS
 
 
 @pytest.mark.torch

@@ -75,7 +75,11 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
         state_columns=[],
     )
     section: dict[str, Any] = {"train": {"env": [{"id": "gradus-test-echo"}]}}
-    section |= {"groups_per_batch": 3, "max_empty_attempts": 1, "drop_zero_advantage": True}
+    section |= {
+        "groups_per_batch": 3,
+        "max_empty_attempts": 1,
+        "filters": [{"type": "zero_advantage"}],
+    }
     return OrchestratorProcessConfig(
         run_dir=str(run_dir),
         epoch=1,

@@ -38,6 +38,9 @@ CURRICULA = frozenset({"difficulty", "uniform"})
 LOSSES = frozenset(LOSS_OPTIONS)
 """Registered names for `trainer.loss.type`."""
 
+FILTERS = frozenset({"gibberish", "repetition", "zero_advantage"})
+"""Registered names for `filters.type`."""
+
 OWNED_SAMPLING = {
     "temperature": "write sampling.temperature; the trainer divides by the same number",
     "top_p": "write sampling.top_p",
@@ -104,6 +107,13 @@ def run_problems(config: RunConfig) -> list[Problem]:
             "algorithm",
             config.orchestrator.train.algo.type,
             ALGORITHMS,
+        ),
+        *(
+            problem
+            for index, chosen in enumerate(config.orchestrator.filters)
+            for problem in _plugin_problems(
+                ("orchestrator", "filters", index), "filter", chosen.type, FILTERS
+            )
         ),
         *check_names(config.orchestrator.train.env, _ENV),
         *_extra_body_problems(

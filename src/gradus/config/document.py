@@ -132,7 +132,12 @@ def _bounds(field: FieldInfo) -> str:
 
 def _shown(default: Any) -> str:
     """A default as one would write it."""
-    return "None" if default is None else json.dumps(default)
+    return "None" if default is None else json.dumps(default, default=_as_table)
+
+
+def _as_table(entry: BaseModel) -> dict[str, Any]:
+    """An entry of a list, with the keys that one would write."""
+    return entry.model_dump(exclude_defaults=True)
 
 
 def _one_line(text: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from gradus.config.algorithm import AlgorithmConfig
@@ -19,6 +21,24 @@ class TrainSourcesConfig(StrictConfig):
     """Sampling of every source that does not say otherwise."""
     algo: AlgorithmConfig = AlgorithmConfig()
     """Algorithm of every source that does not say otherwise."""
+
+
+class FilterConfig(StrictConfig):
+    """A verdict on finished samples: a registered filter or a class of your own."""
+
+    type: str
+    """`zero_advantage`, `gibberish`, `repetition`, or "package.module:Class"."""
+    enforce: bool = True
+    """Drop what the filter does not keep; otherwise only count it and note it on the episode."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the filter, e.g. {tokens = 500}."""
+
+
+DEFAULT_FILTERS = (
+    FilterConfig(type="gibberish", enforce=False),
+    FilterConfig(type="repetition", enforce=False),
+    FilterConfig(type="zero_advantage"),
+)
 
 
 class OrchestratorConfig(StrictConfig):
@@ -41,8 +61,8 @@ class OrchestratorConfig(StrictConfig):
     """The limit at the start. None means as many episodes of full length as the KV cache holds."""
     max_episodes_per_minute: int | None = Field(None, ge=1)
     """Most training episodes that start in a minute, spread evenly. None means no limit."""
-    drop_zero_advantage: bool = True
-    """Drop samples whose advantages are all zero, and refill the batch."""
+    filters: list[FilterConfig] = Field(default_factory=lambda: list(DEFAULT_FILTERS))
+    """Verdicts on finished samples, in order; the batch is refilled for what they drop."""
     max_empty_attempts: int = Field(3, ge=1)
     """Batches' worth of groups without one trainable sample, after which the run ends."""
     apply_timeout_seconds: float = Field(120.0, gt=0)

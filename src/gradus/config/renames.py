@@ -24,6 +24,15 @@ def pool_of(num_workers: Any) -> Any:
     return {"type": "static", "num_workers": num_workers}
 
 
+def filters_of(drop_zero_advantage: Any) -> Any:
+    """The filters that `drop_zero_advantage` used to mean.
+
+    >>> filters_of(False)
+    []
+    """
+    return [{"type": "zero_advantage"}] if drop_zero_advantage else []
+
+
 @dataclass(frozen=True)
 class Rename:
     """One deprecated key, as a dotted pattern, and its successor in the same entry."""
@@ -49,6 +58,7 @@ RENAMES: tuple[Rename, ...] = (
         )
     ),
     Rename(f"{_ENV}.num_workers", f"{_ENV}.pool", pool_of),
+    Rename("orchestrator.drop_zero_advantage", "orchestrator.filters", filters_of),
 )
 """Applied from top to bottom: a later line sees what the earlier ones moved."""
 
@@ -94,6 +104,8 @@ def _warning(rename: Rename, found: list[KeyPath]) -> str:
     sentence = f"{dotted(found[0])} is deprecated; write {rename.new}"
     if rename.convert is pool_of:
         sentence += ' = {type = "static", num_workers = n} or {type = "elastic"}'
+    if rename.convert is filters_of:
+        sentence += ' = [{type = "zero_advantage"}], or [] for no filter'
     return f"{sentence} ({len(found)} places)" if len(found) > 1 else sentence
 
 

@@ -1,25 +1,64 @@
-"""Filters drop finished samples that would not help the step; metrics count them all the same."""
+"""Filters drop finished samples that would not help the step; metrics count them all the same.
+
+A filter gives a verdict on one sample. An enforced one drops what it does not keep; any other only
+flags it, so that one sees on a run what it would drop. Verdicts stand in the episode's record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from gradus.config.orchestrator import FilterConfig
+from gradus.errors import ConfigError
+from gradus.log import get_logger
 from gradus.plugins import find_plugin
-from gradus.wire.sample import Sample
+from gradus.wire.sample import BoolArray, Sample
+
+log = get_logger(__name__)
+
+VOCABULARY_OPTION = "vocabulary_size"
 
 
 class Filter(Protocol):
-    """A verdict on one sample."""
+    """A verdict on one sample. Built with the `options` of its config as keyword arguments.
+
+    A class with `needs_vocabulary_size = True` is also given `vocabulary_size`, that of the model.
+    """
 
     name: str
     """The reason in records and counters."""
 
     def keeps(self, sample: Sample) -> bool:
-        """False drops the sample."""
+        """False for a sample that should not train."""
         ...
+
+
+class Verdict(StrEnum):
+    """What a filter says about a sample."""
+
+    KEEP = "keep"
+    FLAG = "flag"
+    DROP = "drop"
+
+
+@dataclass(frozen=True)
+class ActiveFilter:
+    """A filter and whether its verdict counts."""
+
+    filter: Filter
+    is_enforced: bool
+
+    def judge(self, sample: Sample) -> Verdict:
+        """The verdict on one sample."""
+        if self.filter.keeps(sample):
+            return Verdict.KEEP
+        return Verdict.DROP if self.is_enforced else Verdict.FLAG
 
 
 class ZeroAdvantage:
@@ -40,15 +79,130 @@ class ZeroAdvantage:
         return False
 
 
-FILTERS: dict[str, type] = {"zero_advantage": ZeroAdvantage}
+class Gibberish:
+    """Drops samples with a rare token that the policy itself finds less likely than chance.
+
+    High token ids are the last merges of a vocabulary. One of them, sampled with a logprob below
+    -ln V - offset, is a sign of a broken sampler or a collapsed policy.
+
+    >>> Gibberish(vocabulary_size=151_936).name
+    'gibberish'
+    """
+
+    name = "gibberish"
+    needs_vocabulary_size: ClassVar[bool] = True
+
+    def __init__(
+        self, *, vocabulary_size: int, token_id: int = 100_000, logprob_offset: float = 2.0
+    ) -> None:
+        """Tokens over `token_id` are rare; `logprob_offset` is in nats below chance."""
+        if vocabulary_size < 1:
+            raise ConfigError(
+                f"filter gibberish: vocabulary_size = {vocabulary_size}; use 1 or more"
+            )
+        self._token_id = token_id
+        self._lowest_logprob = -math.log(vocabulary_size) - logprob_offset
+
+    def keeps(self, sample: Sample) -> bool:
+        """False when any sampled token is rare and less likely than chance."""
+        is_rare = sample.token_ids > self._token_id
+        return not bool(np.any(is_rare & (sample.sampling_logprobs < self._lowest_logprob)))
+
+
+class Repetition:
+    """Drops samples in which the policy was nearly certain for very many tokens in a row.
+
+    >>> Repetition().name
+    'repetition'
+    """
+
+    name = "repetition"
+
+    def __init__(self, *, tokens: int = 3_000, probability: float = 0.99) -> None:
+        """`tokens` in a row, of one turn, each with more than `probability`."""
+        if tokens < 1 or not 0 < probability < 1:
+            raise ConfigError(
+                f"filter repetition: tokens = {tokens} must be positive, "
+                f"probability = {probability} in (0, 1)"
+            )
+        self._tokens = tokens
+        self._logprob = math.log(probability)
+
+    def keeps(self, sample: Sample) -> bool:
+        """False when a run of certain tokens is that long."""
+        is_certain = _sampled(sample) & (sample.sampling_logprobs > self._logprob)
+        return _longest_run(is_certain) < self._tokens
+
+
+FILTERS: dict[str, type] = {
+    "gibberish": Gibberish,
+    "repetition": Repetition,
+    "zero_advantage": ZeroAdvantage,
+}
 """Registered names; anything else is "package.module:Class"."""
 
 
-def build_filters(names: Sequence[str]) -> list[Filter]:
-    """The filters by their names, in order."""
-    return [find_plugin("filter", name, FILTERS)() for name in names]
+def build_filters(
+    configs: Sequence[FilterConfig], *, vocabulary_size: int | None
+) -> list[ActiveFilter]:
+    """The filters in order; `vocabulary_size` None means that it is not known.
+
+    ConfigError for an unknown filter or option, and for an enforced filter that needs to know the
+    vocabulary; one that only flags is left out with a warning.
+    """
+    active: list[ActiveFilter] = []
+    for config in configs:
+        kind = find_plugin("filter", config.type, FILTERS)
+        options = dict(config.options)
+        if getattr(kind, "needs_vocabulary_size", False) and VOCABULARY_OPTION not in options:
+            if vocabulary_size is None:
+                _miss_vocabulary(config)
+                continue
+            options[VOCABULARY_OPTION] = vocabulary_size
+        active.append(ActiveFilter(_build(kind, config, options), config.enforce))
+    return active
 
 
-def dropped_by(filters: Sequence[Filter], sample: Sample) -> str | None:
-    """Name of the first filter that drops the sample; None when all keep it."""
-    return next((f.name for f in filters if not f.keeps(sample)), None)
+def judge(filters: Sequence[ActiveFilter], sample: Sample) -> dict[str, Verdict]:
+    """Name of each filter → its verdict on the sample."""
+    return {active.filter.name: active.judge(sample) for active in filters}
+
+
+def dropped_by(verdicts: Mapping[str, Verdict]) -> str | None:
+    """Name of the first filter that drops the sample; None when it may train."""
+    return next((name for name, verdict in verdicts.items() if verdict is Verdict.DROP), None)
+
+
+def _build(kind: type, config: FilterConfig, options: Mapping[str, Any]) -> Filter:
+    try:
+        built: Filter = kind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"filter {config.type!r} does not accept options {config.options}: {error}"
+        ) from error
+    return built
+
+
+def _miss_vocabulary(config: FilterConfig) -> None:
+    text = (
+        f"filter {config.type!r} needs the size of the vocabulary, and the model's config.json is "
+        f"not found; write it into its options as {VOCABULARY_OPTION}"
+    )
+    if config.enforce:
+        raise ConfigError(text)
+    log.warning("%s. Until then the filter flags nothing", text)
+
+
+def _sampled(sample: Sample) -> BoolArray:
+    """[T]: the tokens that the policy sampled; a token of probability 1 has logprob 0."""
+    sampled: BoolArray = sample.sampling_logprobs != 0
+    for loss in ("rl", "ref_kl"):
+        if loss in sample.loss_weights:
+            sampled = sampled | (sample.loss_weights[loss] != 0)
+    return sampled
+
+
+def _longest_run(flags: BoolArray) -> int:
+    """Length of the longest row of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return int((edges[1::2] - edges[::2]).max(initial=0))

@@ -11,7 +11,7 @@ from verifiers.v1.episode import WireEpisode
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, trainable_traces
 from gradus.orchestrator.batcher import ERROR_PREFIX
 from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.filters import Filter, dropped_by
+from gradus.orchestrator.filters import ActiveFilter, Verdict, dropped_by, judge
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.samples import SampleOrigin, build_samples
 from gradus.orchestrator.task_client import Task
@@ -58,6 +58,8 @@ class Group:
     """Samples that may train."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Reason per id of a sample, or of an episode that gave none."""
+    verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
+    """Per id of a sample, what each filter said of it."""
     numbers: dict[str, float] = field(default_factory=dict)
     """What the algorithm recorded about this group."""
 
@@ -88,7 +90,7 @@ class Grading:
     """How the groups of one source are credited and filtered."""
 
     algorithm: Algorithm
-    filters: Sequence[Filter]
+    filters: Sequence[ActiveFilter]
     temperature: float
     max_length_tokens: int
 
@@ -107,7 +109,8 @@ def grade(group: Group, grading: Grading) -> None:
         if not samples:
             group.dropped[played.id] = NO_TOKENS
         for sample in samples:
-            reason = dropped_by(grading.filters, sample)
+            verdicts = group.verdicts[sample.id] = judge(grading.filters, sample)
+            reason = dropped_by(verdicts)
             if reason is None:
                 group.samples.append(sample)
             else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gradus.monitor.reduce import Mean
 from gradus.orchestrator.algorithms.base import trainable_traces
+from gradus.orchestrator.filters import Verdict, dropped_by
 from gradus.orchestrator.grading import Group
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.policy import AppliedPolicy
@@ -15,6 +16,8 @@ from gradus.wire.policy import staleness
 from gradus.wire.sample import Sample
 
 Metrics = dict[str, float]
+TRAINABLE_SHARE = "sample/trainable/share"
+"""Of the samples that became final since the last batch, those that no filter dropped."""
 
 
 @dataclass
@@ -83,6 +86,8 @@ class Tally:
         self._episodes: dict[str, EpisodeCounts] = {}
         self._counts: Counter[str] = Counter()
         self._numbers: dict[str, Mean] = {}
+        self._judged = 0
+        self._kept = 0
 
     def add_group(self, group: Group) -> None:
         """Count the episodes of a group that will get nothing more, and what was dropped of it."""
@@ -91,6 +96,11 @@ class Tally:
             metric = f"group/{group.source}/{name}/mean"
             self._numbers[metric] = self._numbers.get(metric, Mean(0.0, 0.0)).merge(Mean(value))
         finished = {played.id for played in group.played if played.outcome is Outcome.FINISHED}
+        for verdicts in group.verdicts.values():
+            self._judged += 1
+            self._kept += dropped_by(verdicts) is None
+            flagged = [name for name, verdict in verdicts.items() if verdict is Verdict.FLAG]
+            self._counts.update(f"sample/flagged/{group.source}/{name}/sum" for name in flagged)
         for dropped_id, reason in group.dropped.items():
             # Failures are counted as errors of episodes, not as dropped samples.
             if dropped_id in finished or "/" in dropped_id:
@@ -117,9 +127,12 @@ class Tally:
         found |= total.metrics("episode")
         found |= {name: float(count) for name, count in self._counts.items()}
         found |= {name: mean.total / mean.weight for name, mean in self._numbers.items()}
+        if self._judged:
+            found[TRAINABLE_SHARE] = self._kept / self._judged
         self._episodes = {}
         self._counts = Counter()
         self._numbers = {}
+        self._judged = self._kept = 0
         return found
 
 

@@ -5,14 +5,16 @@ Every change of a group's standing goes through here, and each is a line of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.log import get_logger
 from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch, StaleDrop
 from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
 from gradus.orchestrator.group_ledger import GroupLedger, Phase
 from gradus.orchestrator.journal import Journal, JournalEvent
-from gradus.orchestrator.metrics import Metrics, Tally, batch_metrics
+from gradus.orchestrator.metrics import TRAINABLE_SHARE, Metrics, Tally, batch_metrics
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.task_client import Task
@@ -23,6 +25,10 @@ RUN_ENDED = "run_ended"
 STALE = "stale"
 TOO_OLD = "too_old"
 """Why a running group is abandoned: the next batch cannot train its oldest episode any more."""
+LEAST_TRAINABLE_SHARE = 0.1
+"""At this share of samples that filters leave, or less, a batch is worth a warning."""
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class OpenGroups:
     tally: Tally
     groups: dict[str, Group]
     """By id."""
+    evict: Callable[[str], None]
+    """Notes for the user why nothing could be trained; the run ends behind it."""
 
     def open(self, pointer: TaskPointer, task: Task, *, number: int) -> tuple[Group, list[str]]:
         """Take a slot for group `number` of the run; the group and the ids of its episodes."""
@@ -96,7 +104,16 @@ class OpenGroups:
         self.ledger.ship(batch.group_ids, step=batch.step)
         for group_id in batch.group_ids:
             self._close(self.groups[group_id], batch.step)
-        return self.tally.take() | batch_metrics(batch.samples, step=batch.step)
+        metrics = self.tally.take()
+        share = metrics.get(TRAINABLE_SHARE, 1.0)
+        if share <= LEAST_TRAINABLE_SHARE:
+            log.warning(
+                "step %d: filters left %.0f %% of the samples to train; rewards may be equal "
+                "in most groups. See sample/dropped in the metrics",
+                batch.step,
+                100 * share,
+            )
+        return metrics | batch_metrics(batch.samples, step=batch.step)
 
     def drop_stale(self) -> None:
         """Take out of the queue what is too old for the batch that fills now."""
@@ -131,8 +148,15 @@ class OpenGroups:
         source = self.sources[group.source]
         grade(group, source.grading)
         self.tasks.record(group.pointer, episode_rewards(group))
+        try:
+            self._offer(group, is_frozen=source.is_frozen)
+        except (EmptyBatchError, EnvironmentFailure) as error:
+            self.evict(f"{error}")
+            raise
+
+    def _offer(self, group: Group, *, is_frozen: bool) -> None:
         if group.samples:
-            ready = ReadyGroup(group.id, tuple(group.samples), source.is_frozen)
+            ready = ReadyGroup(group.id, tuple(group.samples), is_frozen)
             self._note_stale(self.batcher.add(ready))
             return
         self._drop(group)

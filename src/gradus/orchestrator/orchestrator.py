@@ -33,7 +33,7 @@ from gradus.orchestrator.player import EpisodePlayer
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.scheduler import Scheduler
 from gradus.orchestrator.task_source import TaskSource
-from gradus.run_dir import RunDirectory, write_json
+from gradus.run_dir import RunDirectory, write_atomically, write_json
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 
 
@@ -49,6 +49,7 @@ async def _run(config: OrchestratorProcessConfig) -> None:
     async with open_parts(config) as parts:
         run_dir = RunDirectory(Path(config.run_dir))
         ready = {"pid": os.getpid(), "epoch": config.epoch}
+        run_dir.evicted.unlink(missing_ok=True)
         write_json(run_dir.ready_file("orchestrator"), ready)
         await Orchestrator(config, parts).play()
 
@@ -118,6 +119,7 @@ class Orchestrator:
             recorder=self._recorder,
             tally=Tally(),
             groups={},
+            evict=self._evict,
         )
         self._player = EpisodePlayer(parts.sources, parts.policy)
         self._engine = EngineWatch(
@@ -162,6 +164,10 @@ class Orchestrator:
             for watch in watches:
                 watch.cancel()
         self._parts.journal.write(JournalEvent.RUN_ENDED, step=last_step)
+
+    def _evict(self, reason: str) -> None:
+        evicted = RunDirectory(Path(self._config.run_dir)).evicted
+        write_atomically(evicted, f"{reason}\n".encode())
 
     # ---------------------------------------------------------------- schedule
     async def schedule(self, tasks: asyncio.TaskGroup) -> None:

@@ -28,6 +28,7 @@ from gradus.orchestrator.journal import Journal
 from gradus.orchestrator.policy import InferencePool, PolicyPool
 from gradus.orchestrator.record import EpisodeWriter
 from gradus.orchestrator.task_source import SourceShare
+from gradus.orchestrator.vocabulary import read_vocabulary_size
 from gradus.run_dir import RunDirectory
 from gradus.transport.base import BatchSender
 from gradus.transport.build import build_sender
@@ -106,7 +107,8 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
 async def _open_source(
     config: OrchestratorProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
 ) -> Source:
-    grading = build_grading(config, source)
+    vocabulary_size = read_vocabulary_size(config.model)
+    grading = build_grading(config, source, vocabulary_size=vocabulary_size)
     address = find_environment(RunDirectory(Path(config.run_dir)), source)
     settings = build_settings(source, config.model, base_url)
     environment = EnvironmentClient(source.name, address, settings)
@@ -116,15 +118,16 @@ async def _open_source(
     return Source(share, source.group_size, environment, grading, is_frozen=source.is_frozen)
 
 
-def build_grading(config: OrchestratorProcessConfig, source: SourceConfig) -> Grading:
+def build_grading(
+    config: OrchestratorProcessConfig, source: SourceConfig, *, vocabulary_size: int | None = None
+) -> Grading:
     """How the groups of a source are credited; refuses a source without a temperature."""
     temperature = source.sampling.temperature
     if temperature is None:
         raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
-    names = ["zero_advantage"] if config.orchestrator.drop_zero_advantage else []
     return Grading(
         algorithm=build_algorithm(source.algo),
-        filters=build_filters(names),
+        filters=build_filters(config.orchestrator.filters, vocabulary_size=vocabulary_size),
         temperature=temperature,
         max_length_tokens=config.model.max_length_tokens,
     )

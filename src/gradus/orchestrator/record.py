@@ -1,14 +1,15 @@
 """Episodes on disk: one JSON object per line in `episodes/step_N/train.jsonl`.
 
 The line is verifiers' own record without raw tensors, plus a `gradus` object: where the episode
-stood in the run, which versions played it, the advantage of each trace, and why it was dropped.
+stood in the run, which versions played it, the advantage of each trace, what each filter said of
+its samples, and why it was dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from verifiers.v1.episode import EnvInfo, GroupInfo, WireEpisode
@@ -17,6 +18,7 @@ from verifiers.v1.trace import WireTrace
 from gradus.log import get_logger
 from gradus.orchestrator.grading import Group, PlayedEpisode
 
+T = TypeVar("T")
 log = get_logger(__name__)
 
 
@@ -97,7 +99,8 @@ def _standing(
         "versions": {"oldest": played.versions.oldest, "newest": played.versions.newest},
         "outcome": played.outcome,
         "advantages": [_advantage(trace) for trace in episode.traces] if episode else [],
-        "dropped": _reasons(played, group),
+        "filters": _of_episode(played, group.verdicts),
+        "dropped": _of_episode(played, group.dropped),
         "error": {"type": failure.kind, "message": failure.message} if failure else None,
     }
 
@@ -108,7 +111,7 @@ def _advantage(trace: WireTrace) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _reasons(played: PlayedEpisode, group: Group) -> dict[str, str]:
-    """Reason per sample of this episode, or for the episode as a whole."""
+def _of_episode(played: PlayedEpisode, by_id: Mapping[str, T]) -> dict[str, T]:
+    """What is noted under the id of this episode or of one of its samples."""
     prefix = f"{played.id}/"
-    return {k: r for k, r in group.dropped.items() if k == played.id or k.startswith(prefix)}
+    return {k: value for k, value in by_id.items() if k == played.id or k.startswith(prefix)}

@@ -63,6 +63,11 @@ from gradus.testing.configs import RUN_TOML
             },
         ),
         (
+            {"orchestrator": {"drop_zero_advantage": True}},
+            {"orchestrator": {"filters": [{"type": "zero_advantage"}]}},
+        ),
+        ({"orchestrator": {"drop_zero_advantage": False}}, {"orchestrator": {"filters": []}}),
+        (
             {"orchestrator": {"env": [{"num_workers": "auto"}]}},
             {"orchestrator": {"train": {"env": [{"pool": {"type": "elastic"}}]}}},
         ),

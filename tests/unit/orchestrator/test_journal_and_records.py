@@ -14,7 +14,7 @@ from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.filters import build_filters
+from gradus.orchestrator.filters import ActiveFilter, ZeroAdvantage
 from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, give_up, grade
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
@@ -24,7 +24,7 @@ from gradus.orchestrator.task_source import TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.policy import VersionSpan
 
-GRADING = Grading(GroupRelative(), build_filters(["zero_advantage"]), 1.0, 64)
+GRADING = Grading(GroupRelative(), [ActiveFilter(ZeroAdvantage(), is_enforced=True)], 1.0, 64)
 
 
 def group_of(*results: WireEpisode | Failure | None) -> Group:
@@ -143,6 +143,7 @@ def test_a_record_tells_where_the_episode_stood() -> None:
         "versions": {"oldest": 1, "newest": 2},
         "outcome": "finished",
         "advantages": [-0.5],
+        "filters": {"g0.1/0/0": {"zero_advantage": "keep"}},
         "dropped": {"g0.1/0/0": "stale"},
         "error": None,
     }

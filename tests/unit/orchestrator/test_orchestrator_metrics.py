@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.filters import Verdict
 from gradus.orchestrator.grading import Group, PlayedEpisode
 from gradus.orchestrator.metrics import StepRecords, Tally, batch_metrics
 from gradus.orchestrator.policy import AppliedPolicy
@@ -159,3 +160,28 @@ def test_our_step_time_wins_over_the_trainer_s() -> None:
     record = records.finished(0, {"time/step_seconds": 1.0})
     assert record is not None
     assert record["time/step_seconds"] == 4.0
+
+
+def test_verdicts_of_filters_are_counted_and_metrics_count_what_they_drop() -> None:
+    group = group_of("words", [1.0, 1.0])
+    group.verdicts = {
+        "g0.0/0/0": {"repetition": Verdict.FLAG, "zero_advantage": Verdict.KEEP},
+        "g0.1/0/0": {"repetition": Verdict.FLAG, "zero_advantage": Verdict.DROP},
+    }
+    tally = Tally()
+    tally.add_group(group)
+    metrics = tally.take()
+    assert metrics["sample/trainable/share"] == 0.5
+    assert metrics["sample/flagged/words/repetition/sum"] == 2.0
+    assert metrics["episode/reward/mean"] == 1.0
+    assert "sample/trainable/share" not in tally.take()
+
+
+def test_numbers_of_an_algorithm_are_averaged_over_groups() -> None:
+    tally = Tally()
+    for value in (1.0, 0.0, 0.5):
+        group = group_of("words", [1.0])
+        group.numbers["rae_baseline/first"] = value
+        tally.add_group(group)
+    assert tally.take()["group/words/rae_baseline/first/mean"] == 0.5
+    assert not any(name.startswith("group/") for name in tally.take())

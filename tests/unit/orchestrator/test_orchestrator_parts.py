@@ -73,8 +73,8 @@ def test_a_source_without_a_temperature_is_refused(build_rig: Any) -> None:
         build_grading(config, source)
 
 
-def test_the_zero_advantage_filter_can_be_switched_off(build_rig: Any) -> None:
-    config = build_rig(drop_zero_advantage=False).config
+def test_filters_can_be_switched_off(build_rig: Any) -> None:
+    config = build_rig(filters=[]).config
     assert build_grading(config, config.sources[0]).filters == []
 
 

@@ -300,6 +300,29 @@ async def test_equal_rewards_everywhere_end_the_run_with_a_reason(build_rig: Any
     rig = build_rig(max_empty_attempts=2, environment=environment)
     with pytest.raises(EmptyBatchError, match=r"4 groups in a row.*8 x zero_advantage"):
         await rig.play()
+    evicted = (rig.root / "control" / "evicted.txt").read_text()
+    assert evicted.startswith("no trainable sample in 4 groups in a row, by reason: 8 x zero_adv")
+
+
+async def test_a_step_with_almost_nothing_to_train_is_worth_a_warning(
+    build_rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def play(number: int) -> Any:
+        return build_episode(reward=float(number % 48 == 0), seed=number)
+
+    environment = ScriptedEnvironment(play=play)
+    rig = build_rig(max_steps=1, max_empty_attempts=20, environment=environment)
+    await rig.play()
+    assert "filters left" in caplog.text
+    assert "See sample/dropped in the metrics" in caplog.text
+    assert not (rig.root / "control").exists()
+
+
+async def test_a_step_with_enough_to_train_is_worth_none(
+    build_rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await build_rig(max_steps=1).play()
+    assert "filters left" not in caplog.text
 
 
 async def test_errors_are_named_before_empties(build_rig: Any) -> None:

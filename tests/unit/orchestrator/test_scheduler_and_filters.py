@@ -1,4 +1,4 @@
-"""Which episode starts next, which samples are dropped, and how a batch is packed."""
+"""Which episode starts next, and how a batch is packed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gradus.errors import ConfigError, EmptyBatchError, ProtocolError
+from gradus.errors import EmptyBatchError, ProtocolError
 from gradus.orchestrator.concurrency import AdmissionRate
-from gradus.orchestrator.filters import ZeroAdvantage, build_filters, dropped_by
 from gradus.orchestrator.packing import Layout, build_batch
 from gradus.orchestrator.scheduler import Scheduler
 from gradus.testing.builders import build_sample
@@ -54,35 +53,6 @@ def test_planned_episodes_of_an_abandoned_group_never_start() -> None:
 def test_an_end_without_a_start_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError):
         Scheduler(max_in_flight=1).ended()
-
-
-def test_zero_advantage_drops_what_has_no_gradient() -> None:
-    assert not ZeroAdvantage().keeps(build_sample(advantage=0.0))
-    assert ZeroAdvantage().keeps(build_sample(advantage=-0.25))
-
-
-def test_an_advantage_on_a_token_without_weight_is_no_gradient() -> None:
-    sample = build_sample(advantage=1.0)
-    weightless = replace(sample, loss_weights={"rl": np.zeros(len(sample), np.float32)})
-    assert not ZeroAdvantage().keeps(weightless)
-
-
-def test_another_loss_component_keeps_a_sample_without_advantage() -> None:
-    sample = build_sample(advantage=0.0)
-    weights = sample.loss_weights | {"ce": np.ones(len(sample), np.float32)}
-    assert ZeroAdvantage().keeps(replace(sample, loss_weights=weights))
-
-
-def test_the_verdict_names_the_filter() -> None:
-    filters = build_filters(["zero_advantage"])
-    assert dropped_by(filters, build_sample(advantage=0.0)) == "zero_advantage"
-    assert dropped_by(filters, build_sample()) is None
-    assert dropped_by([], build_sample(advantage=0.0)) is None
-
-
-def test_an_unknown_filter_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="zero_advantage"):
-        build_filters(["dull"])
 
 
 def test_a_batch_spans_the_versions_of_its_samples_on_every_rank() -> None:

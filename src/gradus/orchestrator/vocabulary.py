@@ -1,0 +1,40 @@
+"""The size of the model's vocabulary, read from its `config.json` without loading the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+
+from gradus.config.model import ModelConfig
+
+
+def read_vocabulary_size(model: ModelConfig) -> int | None:
+    """`vocab_size` of a model directory or of the hub's local cache; None when it is not there.
+
+    The network is never asked: inference has fetched the model before the orchestrator starts.
+    """
+    path = _config_file(model.name)
+    if path is None:
+        return None
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    text = config.get("text_config") if isinstance(config, dict) else None
+    return _vocab_size(config) or _vocab_size(text)
+
+
+def _vocab_size(config: object) -> int | None:
+    size = config.get("vocab_size") if isinstance(config, dict) else None
+    return size if isinstance(size, int) else None
+
+
+def _config_file(name: str) -> Path | None:
+    if Path(name).is_dir():
+        return Path(name) / "config.json"
+    if name.count("/") > 1 or name.startswith((".", "/")):
+        return None
+    cached = try_to_load_from_cache(name, "config.json")
+    return Path(cached) if isinstance(cached, str) else None

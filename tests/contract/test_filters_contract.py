@@ -1,0 +1,54 @@
+"""What every registered filter promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gradus.config.orchestrator import FilterConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.filters import FILTERS, Filter, build_filters
+from gradus.testing.builders import build_sample
+
+
+@pytest.fixture(params=sorted(FILTERS))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def chosen(name: str) -> Filter:
+    (active,) = build_filters([FilterConfig(type=name)], vocabulary_size=32)
+    return active.filter
+
+
+def test_a_filter_is_named_as_it_is_registered(chosen: Filter, name: str) -> None:
+    assert chosen.name == name
+
+
+def test_a_plain_sample_is_kept(chosen: Filter) -> None:
+    assert chosen.keeps(build_sample()) is True
+
+
+def test_a_verdict_depends_on_the_sample_alone_and_leaves_it_alone(chosen: Filter) -> None:
+    sample = build_sample(9, advantage=0.0)
+    before = {key: array.copy() for key, array in sample.arrays().items()}
+    assert chosen.keeps(sample) == chosen.keeps(sample)
+    for key, array in sample.arrays().items():
+        assert np.array_equal(array, before[key])
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_the_shortest_samples_have_a_verdict(chosen: Filter, length: int) -> None:
+    assert chosen.keeps(build_sample(length, prompt_length=0)) is True
+
+
+def test_a_sample_without_any_loss_has_a_verdict(chosen: Filter) -> None:
+    assert chosen.keeps(replace(build_sample(), loss_weights={})) in (True, False)
+
+
+def test_an_unknown_option_is_refused_by_its_name(name: str) -> None:
+    config = FilterConfig(type=name, options={"no_such_option": 1})
+    with pytest.raises(ConfigError, match="no_such_option"):
+        build_filters([config], vocabulary_size=32)

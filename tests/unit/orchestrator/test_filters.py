@@ -1,0 +1,199 @@
+"""Which samples a filter keeps, and what becomes of its verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import DEFAULT_FILTERS, FilterConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.filters import (
+    Gibberish,
+    Repetition,
+    Verdict,
+    ZeroAdvantage,
+    build_filters,
+    dropped_by,
+    judge,
+)
+from gradus.orchestrator.vocabulary import read_vocabulary_size
+from gradus.testing.builders import build_sample
+from gradus.wire.sample import Sample
+
+V = 151_936
+
+
+def with_token(token_id: int, logprob: float) -> Sample:
+    """A sample whose last token is this one."""
+    sample = build_sample()
+    sample.token_ids[-1] = token_id
+    sample.sampling_logprobs[-1] = logprob
+    return sample
+
+
+def with_probabilities(*rows: tuple[int, float]) -> Sample:
+    """A prompt of two tokens, then (number, probability) of sampled ones."""
+    sample = build_sample(2 + sum(number for number, _ in rows))
+    values = [math.log(p) for number, p in rows for _ in range(number)]
+    return replace(sample, sampling_logprobs=np.array([0.0, 0.0, *values], np.float32))
+
+
+def test_zero_advantage_drops_what_has_no_gradient() -> None:
+    assert not ZeroAdvantage().keeps(build_sample(advantage=0.0))
+    assert ZeroAdvantage().keeps(build_sample(advantage=-0.25))
+
+
+def test_an_advantage_on_a_token_without_weight_is_no_gradient() -> None:
+    sample = build_sample(advantage=1.0)
+    weightless = replace(sample, loss_weights={"rl": np.zeros(len(sample), np.float32)})
+    assert not ZeroAdvantage().keeps(weightless)
+
+
+def test_another_loss_component_keeps_a_sample_without_advantage() -> None:
+    sample = build_sample(advantage=0.0)
+    weights = sample.loss_weights | {"ce": np.ones(len(sample), np.float32)}
+    assert ZeroAdvantage().keeps(replace(sample, loss_weights=weights))
+
+
+@pytest.mark.parametrize(
+    ("token_id", "logprob", "is_kept"),
+    [
+        (100_001, -math.log(V) - 2.01, False),
+        (100_001, -math.log(V) - 1.99, True),
+        (100_000, -100.0, True),
+    ],
+)
+def test_gibberish_is_a_high_token_below_chance(
+    token_id: int, logprob: float, is_kept: bool
+) -> None:
+    assert Gibberish(vocabulary_size=V).keeps(with_token(token_id, logprob)) is is_kept
+
+
+@pytest.mark.parametrize(("length", "is_kept"), [(2_999, True), (3_000, False)])
+def test_repetition_is_three_thousand_certain_tokens_in_a_row(length: int, is_kept: bool) -> None:
+    assert Repetition().keeps(with_probabilities((length, 0.991))) is is_kept
+
+
+def test_one_uncertain_token_breaks_a_repetition() -> None:
+    sample = with_probabilities((2_000, 0.999), (1, 0.98), (2_000, 0.999))
+    assert Repetition().keeps(sample)
+
+
+def test_tokens_of_probability_one_count_and_the_prompt_does_not() -> None:
+    sample = with_probabilities((4, 1.0))
+    assert Repetition(tokens=5).keeps(sample)
+    assert not Repetition(tokens=4).keeps(sample)
+
+
+def test_an_enforced_filter_drops_and_another_flags() -> None:
+    configs = [
+        FilterConfig(type="repetition", enforce=False, options={"tokens": 1, "probability": 0.01}),
+        FilterConfig(type="zero_advantage"),
+    ]
+    filters = build_filters(configs, vocabulary_size=None)
+    verdicts = judge(filters, build_sample(advantage=0.0))
+    assert verdicts == {"repetition": Verdict.FLAG, "zero_advantage": Verdict.DROP}
+    assert dropped_by(verdicts) == "zero_advantage"
+    verdicts = judge(filters, build_sample())
+    assert verdicts == {"repetition": Verdict.FLAG, "zero_advantage": Verdict.KEEP}
+    assert dropped_by(verdicts) is None
+
+
+def test_only_zero_advantage_is_enforced_by_default() -> None:
+    filters = build_filters(DEFAULT_FILTERS, vocabulary_size=V)
+    assert {f.filter.name: f.is_enforced for f in filters} == {
+        "gibberish": False,
+        "repetition": False,
+        "zero_advantage": True,
+    }
+
+
+def test_without_a_vocabulary_a_flagging_filter_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    filters = build_filters(DEFAULT_FILTERS, vocabulary_size=None)
+    assert [f.filter.name for f in filters] == ["repetition", "zero_advantage"]
+    assert "write it into its options as vocabulary_size" in caplog.text
+
+
+def test_without_a_vocabulary_an_enforced_filter_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs the size of the vocabulary"):
+        build_filters([FilterConfig(type="gibberish")], vocabulary_size=None)
+
+
+def test_a_vocabulary_in_the_options_is_enough() -> None:
+    config = FilterConfig(type="gibberish", options={"vocabulary_size": V})
+    assert len(build_filters([config], vocabulary_size=None)) == 1
+
+
+class TooLong:
+    """A filter as a user writes it."""
+
+    name = "too_long"
+
+    def __init__(self, *, tokens: int) -> None:
+        self._tokens = tokens
+
+    def keeps(self, sample: Sample) -> bool:
+        return len(sample) <= self._tokens
+
+
+def test_a_filter_of_the_user_works_from_its_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type("module", (), {"TooLong": TooLong})
+    monkeypatch.setitem(sys.modules, "my_filters", module)
+    config = FilterConfig(type="my_filters:TooLong", options={"tokens": 5})
+    filters = build_filters([config], vocabulary_size=None)
+    assert dropped_by(judge(filters, build_sample(6))) == "too_long"
+    assert dropped_by(judge(filters, build_sample(5))) is None
+
+
+def test_an_unknown_filter_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="gibberish, repetition, zero_advantage"):
+        build_filters([FilterConfig(type="dull")], vocabulary_size=None)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"type": "repetition", "options": {"token": 3}}, "does not accept options"),
+        ({"type": "repetition", "options": {"tokens": 0}}, "must be positive"),
+        ({"type": "repetition", "options": {"probability": 1.0}}, r"in \(0, 1\)"),
+        ({"type": "gibberish", "options": {"vocabulary_size": 0}}, "use 1 or more"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(config: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_filters([FilterConfig.model_validate(config)], vocabulary_size=V)
+
+
+@pytest.mark.parametrize(
+    ("content", "size"),
+    [
+        ({"vocab_size": 100}, 100),
+        ({"text_config": {"vocab_size": 7}}, 7),
+        ({"vocab_size": "many"}, None),
+        ([], None),
+    ],
+)
+def test_the_vocabulary_is_read_from_the_model_s_config(
+    tmp_path: Path, content: object, size: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert read_vocabulary_size(ModelConfig(name=str(tmp_path))) == size
+
+
+@pytest.mark.parametrize("name", ["someone/never-fetched-model", "no/such/folder", "./nowhere"])
+def test_a_model_that_is_not_here_has_no_known_vocabulary(name: str) -> None:
+    assert read_vocabulary_size(ModelConfig(name=name)) is None
+
+
+def test_a_torn_config_has_no_known_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert read_vocabulary_size(ModelConfig(name=str(tmp_path))) is None
