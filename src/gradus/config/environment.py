@@ -9,6 +9,7 @@ from pydantic import Field
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.base import StrictConfig
 from gradus.config.curriculum import CurriculumConfig
+from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.sampling import SamplingConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -107,6 +108,8 @@ class EnvironmentConfig(StrictConfig):
     """Most sampled tokens of one agent run. None means no limit."""
     max_total_tokens: int | None = Field(None, ge=1)
     """Most tokens of one agent run. None means no limit."""
+    errors: ErrorPolicyConfig = ErrorPolicyConfig()
+    """Which failed episodes are played again."""
     state_columns: list[str] = Field(default_factory=list)
     """Keys of the trace's info that are kept in the episode record."""
     env_vars: dict[str, str] = Field(default_factory=dict)

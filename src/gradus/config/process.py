@@ -15,6 +15,7 @@ from gradus.config.base import StrictConfig
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.curriculum import CurriculumConfig
 from gradus.config.environment import EnvironmentConfig, EnvironmentTimeoutConfig, PoolConfig
+from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig
@@ -110,6 +111,8 @@ class SourceConfig(StrictConfig):
     """Keys of the trace's info kept in records."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Order of the tasks."""
+    errors: ErrorPolicyConfig = ErrorPolicyConfig()
+    """Which failed episodes are played again."""
     is_frozen: bool = False
     """Whether no seat is played by the policy, so that its episodes never become stale."""
 

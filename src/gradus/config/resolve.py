@@ -195,6 +195,7 @@ def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
         address=source.address,
         state_columns=source.state_columns,
         curriculum=source.curriculum,
+        errors=source.errors,
         is_frozen=is_frozen(source),
     )
 
@@ -255,6 +256,13 @@ def _seat(source: EnvironmentConfig, role: AgentRoleConfig) -> dict[str, Any]:
             "scoring": source.timeout.scoring_seconds,
         },
     }
+    if source.errors.agent_retries:
+        # verifiers counts per rule, so each type has a budget of its own.
+        rules = [
+            {"type": kind, "max_retries": source.errors.agent_retries}
+            for kind in source.errors.retry_on
+        ]
+        seat["retries"] = {"max_retries": 0, "rules": rules}
     if role.sampling is not None:
         seat["sampling"] = _sampling(role.sampling)
     if role.base_url is not None:

@@ -32,6 +32,8 @@ class PlayedEpisode:
     versions: VersionSpan
     episode: WireEpisode | None = None
     failure: Failure | None = None
+    seconds: float = 0.0
+    """From its start to its end, retries included."""
 
     @property
     def number(self) -> int:

@@ -44,8 +44,14 @@ class _Group:
     is_abandoned: bool = False
     running: dict[str, int] = field(default_factory=dict)
     """Episode id → version at its start."""
-    oldest_version: int | None = None
+    versions: dict[str, int] = field(default_factory=dict)
+    """Version at the start of every episode that started, also of those that ended."""
     step: int | None = None
+
+    @property
+    def oldest_version(self) -> int | None:
+        """None before the first start."""
+        return min(self.versions.values(), default=None)
 
 
 class GroupLedger:
@@ -102,9 +108,14 @@ class GroupLedger:
         assert not group.is_abandoned, f"episode {episode_id} started in an abandoned group"
         group.planned.remove(episode_id)
         group.running[episode_id] = version
-        if group.oldest_version is None or version < group.oldest_version:
-            group.oldest_version = version
+        group.versions[episode_id] = version
         self.started += 1
+
+    def restart(self, episode_id: str, *, version: int) -> None:
+        """A running episode begins anew; what it played before counts no more for its age."""
+        group = self._groups[self._group_of[episode_id]]
+        group.running[episode_id] = version
+        group.versions[episode_id] = version
 
     def end(self, episode_id: str, outcome: Outcome) -> bool:
         """A running episode ended; True when that completed its group for scoring."""
@@ -168,8 +179,8 @@ class GroupLedger:
             if group.phase is Phase.OPEN
             and group.holds_slot
             and not group.is_frozen
-            and group.oldest_version is not None
-            and step - group.oldest_version > max_staleness
+            and (oldest := group.oldest_version) is not None
+            and step - oldest > max_staleness
         ]
 
     def unshipped(self) -> list[str]:

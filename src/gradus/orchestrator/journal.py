@@ -23,6 +23,7 @@ class JournalEvent(StrEnum):
     RUN_STARTED = "run_started"
     GROUP_OPENED = "group_opened"
     EPISODE_STARTED = "episode_started"
+    EPISODE_RETRIED = "episode_retried"
     EPISODE_ENDED = "episode_ended"
     GROUP_DROPPED = "group_dropped"
     GROUP_ABANDONED = "group_abandoned"

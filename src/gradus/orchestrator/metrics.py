@@ -112,6 +112,11 @@ class Tally:
         self._counts["group/abandoned/sum"] += 1
         self._counts[f"group/abandoned/{source}/{reason}/sum"] += 1
 
+    def add_retried(self, source: str, kind: str) -> None:
+        """An episode failed with an error that is worth another attempt."""
+        self._counts["episode/retried/sum"] += 1
+        self._counts[f"episode/{source}/retried/{kind}/sum"] += 1
+
     def add_dropped(self, source: str) -> None:
         """A group was played to its end and trains nothing; its samples say why."""
         self._counts["group/dropped/sum"] += 1

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch, StaleDrop
+from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
 from gradus.orchestrator.group_ledger import GroupLedger, Phase
 from gradus.orchestrator.journal import Journal, JournalEvent
 from gradus.orchestrator.metrics import TRAINABLE_SHARE, Metrics, Tally, batch_metrics
 from gradus.orchestrator.parts import Source
+from gradus.orchestrator.player import RunningEpisode
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer, TaskSource
@@ -81,6 +83,18 @@ class OpenGroups:
         """An episode starts while `version` is served."""
         self.ledger.start(episode_id, version=version)
         self.journal.write(JournalEvent.EPISODE_STARTED, episode=episode_id, version=version)
+
+    def retry(self, episode: RunningEpisode, failure: Failure) -> None:
+        """An episode failed and is played again from its start."""
+        self.ledger.restart(episode.id, version=episode.version)
+        self.tally.add_retried(episode.group.source, failure.kind)
+        self.journal.write(
+            JournalEvent.EPISODE_RETRIED,
+            episode=episode.id,
+            version=episode.version,
+            retry=episode.retry,
+            error=failure.kind,
+        )
 
     def settle(self, played: PlayedEpisode) -> None:
         """An episode ended; the last of its group makes it complete, and graded."""

@@ -121,7 +121,9 @@ class Orchestrator:
             groups={},
             evict=self._evict,
         )
-        self._player = EpisodePlayer(parts.sources, parts.policy)
+        self._player = EpisodePlayer(
+            parts.sources, parts.policy, on_retry=self._groups.retry, clock=parts.clock
+        )
         self._engine = EngineWatch(
             parts.policy, controller, count=self._count_episodes, on_limit=self._set_limit
         )

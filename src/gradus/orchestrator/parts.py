@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.process import OrchestratorProcessConfig, SourceConfig
 from gradus.errors import ConfigError, ProtocolError
 from gradus.lease import check_epoch
@@ -22,6 +23,7 @@ from gradus.orchestrator.environment import (
     find_environment,
     warn_of_default_renderer,
 )
+from gradus.orchestrator.error_policy import ErrorPolicy
 from gradus.orchestrator.filters import build_filters
 from gradus.orchestrator.grading import Grading
 from gradus.orchestrator.journal import Journal
@@ -42,6 +44,7 @@ class Source:
     group_size: int
     environment: Environment
     grading: Grading
+    errors: ErrorPolicy = field(default_factory=lambda: ErrorPolicy(ErrorPolicyConfig()))
     is_frozen: bool = False
     """Whether no seat is played by the policy, so that nothing of it is ever stale."""
 
@@ -115,7 +118,8 @@ async def _open_source(
     stack.push_async_callback(environment.close)
     info = await environment.info()
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
-    return Source(share, source.group_size, environment, grading, is_frozen=source.is_frozen)
+    errors = ErrorPolicy(source.errors)
+    return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
 
 
 def build_grading(

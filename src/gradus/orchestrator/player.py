@@ -3,77 +3,147 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
-from gradus.orchestrator.episode_check import EpisodeFailed, find_failure
+from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure
 from gradus.orchestrator.grading import Group, PlayedEpisode
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.policy import PolicyPool
 from gradus.wire.policy import VersionSpan
 
 
+@dataclass
+class RunningEpisode:
+    """An episode between its start and its end, retries included."""
+
+    id: str
+    group: Group
+    version: int
+    """Served when the present attempt began."""
+    started_at: float
+    retry: int = 0
+
+    @property
+    def text(self) -> str:
+        """Where it stands, for a report."""
+        task = self.group.pointer
+        return (
+            f"{self.id}: source {task.source!r}, task {task.index}, version {self.version}, "
+            f"retry {self.retry}"
+        )
+
+
+RetryListener = Callable[[RunningEpisode, Failure], None]
+"""Called with the episode as its next attempt will be, and with what went wrong before."""
+
+
 class EpisodePlayer:
     """Owns the running episodes and the queue of those that ended.
 
-    >>> player = EpisodePlayer(sources, policy)  # doctest: +SKIP
+    >>> player = EpisodePlayer(sources, policy, on_retry=groups.retry)  # doctest: +SKIP
     >>> player.start("g000000.0", group, tasks)  # doctest: +SKIP
     0
     """
 
-    def __init__(self, sources: Mapping[str, Source], policy: PolicyPool) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        policy: PolicyPool,
+        *,
+        on_retry: RetryListener,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ended: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()
         """None is the last entry, behind the last episode."""
         self._sources = sources
         self._policy = policy
-        self._running: dict[str, asyncio.Task[PlayedEpisode]] = {}
+        self._on_retry = on_retry
+        self._clock = clock
+        self._running: dict[str, RunningEpisode] = {}
+        self._tasks: dict[str, asyncio.Task[PlayedEpisode]] = {}
+
+    @property
+    def running(self) -> list[RunningEpisode]:
+        """Oldest first."""
+        return list(self._running.values())
 
     def start(self, episode_id: str, group: Group, tasks: asyncio.TaskGroup) -> int:
         """Begin to play one episode of `group`; the version that is served now."""
-        version = self._policy.version
-        playing = tasks.create_task(self._play(episode_id, group, version))
-        self._running[episode_id] = playing
-        playing.add_done_callback(partial(self._note_end, episode_id, group.id, version))
-        return version
+        episode = RunningEpisode(episode_id, group, self._policy.version, self._clock())
+        playing = tasks.create_task(self._play(episode))
+        self._running[episode_id] = episode
+        self._tasks[episode_id] = playing
+        playing.add_done_callback(partial(self._note_end, episode))
+        return episode.version
 
     def cancel(self, episode_ids: Iterable[str]) -> None:
         """Give up running episodes; one that ended a moment ago is collected as it is."""
         for episode_id in episode_ids:
-            if episode_id in self._running:
-                self._running[episode_id].cancel()
+            if episode_id in self._tasks:
+                self._tasks[episode_id].cancel()
 
     async def close(self) -> None:
         """Give up all that runs, and mark the end of the queue."""
-        running = list(self._running.values())
+        running = list(self._tasks.values())
         for playing in running:
             playing.cancel()
         if running:
             await asyncio.wait(running)
         self.ended.put_nowait(None)
 
-    async def _play(self, episode_id: str, group: Group, version: int) -> PlayedEpisode:
+    async def _play(self, episode: RunningEpisode) -> PlayedEpisode:
+        """Attempt after attempt, until one succeeds or its failure is final."""
+        errors = self._sources[episode.group.source].errors
+        while True:
+            played = await self._attempt(episode)
+            if played.failure is None:
+                return played
+            wait = errors.wait_before_retry(played.failure, retry=episode.retry)
+            if wait is None:
+                return played
+            await asyncio.sleep(wait)
+            episode.retry += 1
+            episode.version = self._policy.version
+            self._on_retry(episode, played.failure)
+
+    async def _attempt(self, episode: RunningEpisode) -> PlayedEpisode:
+        group = episode.group
         source = self._sources[group.source]
         try:
-            episode = await source.environment.run(group.task, version=version)
+            result = await source.environment.run(group.task, version=episode.version)
         except EpisodeFailed as failed:
-            return PlayedEpisode(episode_id, group.id, self._span(version), failure=failed.failure)
-        failure = find_failure(episode)
+            return self._ended(episode, failure=failed.failure)
+        failure = find_failure(result)
         if failure is None:
-            await source.grading.algorithm.score_episode(episode, group.credit_context)
+            await source.grading.algorithm.score_episode(result, group.credit_context)
         return PlayedEpisode(
-            episode_id, group.id, self._span(version), episode=episode, failure=failure
+            episode.id,
+            group.id,
+            self._span(episode),
+            episode=result,
+            failure=failure,
+            seconds=self._clock() - episode.started_at,
         )
 
-    def _note_end(
-        self, episode_id: str, group_id: str, version: int, playing: asyncio.Task[PlayedEpisode]
-    ) -> None:
+    def _note_end(self, episode: RunningEpisode, playing: asyncio.Task[PlayedEpisode]) -> None:
         """Runs also for an episode that was cancelled before its first line."""
-        del self._running[episode_id]
+        del self._running[episode.id]
+        del self._tasks[episode.id]
         if playing.cancelled():
-            self.ended.put_nowait(PlayedEpisode(episode_id, group_id, self._span(version)))
+            self.ended.put_nowait(self._ended(episode))
         elif playing.exception() is None:
             self.ended.put_nowait(playing.result())
 
-    def _span(self, version: int) -> VersionSpan:
+    def _ended(self, episode: RunningEpisode, *, failure: Failure | None = None) -> PlayedEpisode:
+        """An end without an episode."""
+        seconds = self._clock() - episode.started_at
+        return PlayedEpisode(
+            episode.id, episode.group.id, self._span(episode), failure=failure, seconds=seconds
+        )
+
+    def _span(self, episode: RunningEpisode) -> VersionSpan:
         """From the version at the start to the newest that may have answered until now."""
-        return VersionSpan(oldest=version, newest=self._policy.newest_version)
+        return VersionSpan(oldest=episode.version, newest=self._policy.newest_version)

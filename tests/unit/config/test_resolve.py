@@ -273,3 +273,19 @@ def test_a_source_that_the_policy_never_plays_is_frozen() -> None:
     )
     frozen = [source.is_frozen for source in configs.orchestrator.sources]
     assert frozen == [True, False, False]
+
+
+def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
+    errors = {"retry_on": ["SandboxError", "TunnelError"], "agent_retries": 2}
+    source = TrainEnvironmentConfig.model_validate({"id": "words", "errors": errors})
+    retries = verifiers_config(source)["agent"]["retries"]
+    assert retries["max_retries"] == 0
+    assert retries["rules"] == [
+        {"type": "SandboxError", "max_retries": 2},
+        {"type": "TunnelError", "max_retries": 2},
+    ]
+
+
+def test_without_retries_of_an_agent_verifiers_keeps_its_own_default() -> None:
+    source = TrainEnvironmentConfig.model_validate({"id": "words"})
+    assert "retries" not in verifiers_config(source)["agent"]

@@ -13,10 +13,12 @@ import pytest
 
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig
 from gradus.config.process import OrchestratorProcessConfig, SourceConfig
 from gradus.config.sampling import SamplingConfig
+from gradus.orchestrator.error_policy import ErrorPolicy
 from gradus.orchestrator.journal import Journal, read_journal
 from gradus.orchestrator.orchestrator import Orchestrator, first_cause
 from gradus.orchestrator.parts import Parts, Source, build_grading
@@ -47,6 +49,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
     group_size = changes.pop("group_size", 2)
     names = changes.pop("sources", ["words"])
     is_frozen = changes.pop("is_frozen", False)
+    errors = changes.pop("errors", {})
     sampling = SamplingConfig(temperature=0.5, top_p=1.0, max_completion_tokens=16)
     section = {"train": {"env": [{"id": name} for name in names]}, "groups_per_batch": 2}
     return OrchestratorProcessConfig(
@@ -66,6 +69,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
                 address=None,
                 state_columns=[],
                 is_frozen=is_frozen,
+                errors=ErrorPolicyConfig(**({"retries": 0, "backoff_seconds": 0.0} | errors)),
             )
             for name in names
         ],
@@ -108,6 +112,7 @@ class Rig:
                 source.group_size,
                 self.environments[source.name],
                 build_grading(self.config, source),
+                ErrorPolicy(source.errors),
                 is_frozen=source.is_frozen,
             )
             for source in self.config.sources
