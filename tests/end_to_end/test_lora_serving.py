@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
 from gradus.config.process import InferenceProcessConfig
+from gradus.inference.policy_engine import AdapterControl
 from gradus.testing.inference_process import RunningInference
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights
@@ -196,6 +197,54 @@ async def test_an_adapter_that_does_not_fit_leaves_the_old_one_serving(
     code, answer = await apply(server, publish(6, adapter | {name: torch.ones(RANK, 3)}))
     assert code == 422, answer
     assert (await ask(server, "GET", "/gradus/weights"))[1] == before
+
+
+class Engine:
+    """Records what an AdapterControl asks for; `counts` are the workers' answers."""
+
+    def __init__(self, *counts: int) -> None:
+        self.adapter: Any = None
+        self.asked: list[Any] = []
+        self.counts = list(counts)
+
+    async def add_lora(self, request: Any) -> bool:
+        self.asked.append(request)
+        return True
+
+    async def collective_rpc(self, method: str, args: tuple[int, ...]) -> list[Any]:
+        self.asked.append(method)
+        return self.counts
+
+
+async def test_each_version_has_a_name_of_its_own_and_the_same_slot(tmp_path: Path) -> None:
+    engine = Engine(14, 14)
+    names = []
+    for version in ("version_00000001", "version_00000002"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "adapter_config.json").write_text("{}")
+        await AdapterControl(engine).load(tmp_path / version)  # type: ignore[arg-type]
+        assert (engine.adapter.lora_int_id, engine.adapter.load_inplace) == (1, False)
+        names.append(engine.adapter.lora_name)
+    assert names == ["policy-version_00000001", "policy-version_00000002"]
+    assert [asked.load_inplace for asked in engine.asked if not isinstance(asked, str)] == [
+        True
+    ] * 2
+
+
+async def test_a_base_model_put_back_is_a_zero_adapter(tmp_path: Path) -> None:
+    engine = Engine(14)
+    await AdapterControl(engine).load(tmp_path)  # type: ignore[arg-type]
+    assert engine.asked == ["gradus_zero_adapter", "gradus_adapted_layers"]
+
+
+@pytest.mark.parametrize("counts", [(0,), (14, 13)])
+async def test_workers_that_disagree_or_adapt_nothing_are_an_error(
+    tmp_path: Path, counts: tuple[int, ...]
+) -> None:
+    engine = Engine(*counts)
+    with pytest.raises(RuntimeError, match="workers adapted"):
+        await AdapterControl(engine).load(tmp_path)  # type: ignore[arg-type]
+    assert engine.adapter is None
 
 
 RL_TOML = """

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradus.config.environment import PoolConfig, StaticPoolConfig
+from gradus.config.lora import LoraConfig
+from gradus.config.optimizer import OptimizerConfig
 from gradus.config.resolve import environment_process, resolve_run, run_name
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
@@ -36,7 +38,7 @@ def describe_sft(config: SftConfig) -> list[str]:
         f"folder: {Path(config.output_dir) / run_name(config, _SUFFIX)}",
         "processes, in starting order:",
         f"  {'trainer':<24} {_ranks(config.num_processes)}, {config.compute_dtype}, "
-        f"{config.optimizer.type} lr {config.optimizer.lr:g}",
+        f"{_update_rule(config.optimizer, config.lora)}",
     ]
 
 
@@ -49,7 +51,7 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
     words = {
         "inference": f"vLLM, {inference.dtype}, {inference.host}, {port}",
         "trainer": f"{_ranks(trainer.num_processes)}, {trainer.compute_dtype}, "
-        f"{trainer.loss.type}, {trainer.optimizer.type} lr {trainer.optimizer.lr:g}",
+        f"{trainer.loss.type}, {_update_rule(trainer.optimizer, trainer.lora)}",
         "orchestrator": ", ".join(
             f"{source.name} x {source.group_size} ({source.algo.type})"
             for source in configs.orchestrator.sources
@@ -62,6 +64,12 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
     for process in configs.by_process():
         yield process, words[process]
+
+
+def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:
+    """What changes the weights, and which of them when not all."""
+    what = "" if lora is None else f", LoRA rank {lora.rank}"
+    return f"{optimizer.type} lr {optimizer.lr:g}{what}"
 
 
 def _ranks(number: int) -> str:

@@ -126,3 +126,10 @@ def test_the_plan_of_a_supervised_run() -> None:
     assert "100 steps of 64 conversations from someone/conversations" in text
     assert "folder: runs/warm-up" in text
     assert "trainer" in text
+
+
+def test_the_plan_says_that_only_an_adapter_is_trained() -> None:
+    run = describe_run(build_run_config({"trainer": {"lora": {"rank": 4}}}))
+    sft = describe_sft(build_sft_config({"lora": {"rank": 4}}))
+    assert all("LoRA rank 4" in "\n".join(lines) for lines in (run, sft))
+    assert "LoRA" not in "\n".join(describe_run(build_run_config()))
