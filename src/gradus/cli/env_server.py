@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gradus.cli.role import Role, run_role
 from gradus.config.process import EnvironmentProcessConfig
-from gradus.config.resolve import environment_process
 
 
 def run(words: Sequence[str]) -> int:
@@ -23,6 +22,6 @@ def _start(config: EnvironmentProcessConfig) -> None:
 ROLE = Role(
     command="env-server",
     model=EnvironmentProcessConfig,
-    process=lambda config: environment_process(config.name),
+    process=lambda config: config.process,
     start=_start,
 )

@@ -6,7 +6,12 @@ import ipaddress
 from collections.abc import Collection, Iterator
 
 from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.environment import AgentRoleConfig, HarnessChoice, TrainEnvironmentConfig
+from gradus.config.environment import (
+    AgentRoleConfig,
+    EnvironmentConfig,
+    HarnessChoice,
+    TrainEnvironmentConfig,
+)
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.inference import InferenceConfig
 from gradus.config.lora import lora_problems
@@ -97,7 +102,7 @@ def run_problems(config: RunConfig) -> list[Problem]:
         *parallel_problems(
             ("trainer", "parallel"), config.trainer.parallel, config.trainer.num_processes
         ),
-        *_inference_problems(config.inference),
+        *inference_problems(config.inference),
         *_plugin_problems(("trainer", "loss"), "loss", config.trainer.loss.type, LOSSES),
         *option_problems(
             ("trainer", "loss", "options"), config.trainer.loss.type, config.trainer.loss.options
@@ -116,7 +121,7 @@ def run_problems(config: RunConfig) -> list[Problem]:
             )
         ),
         *check_names(config.orchestrator.train.env, _ENV),
-        *_extra_body_problems(
+        *extra_body_problems(
             ("orchestrator", "train", "sampling"), config.orchestrator.train.sampling
         ),
         *(
@@ -256,7 +261,8 @@ def _plugin_problems(
     yield Problem((*path, "type"), text)
 
 
-def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
+def inference_problems(config: InferenceConfig) -> Iterator[Problem]:
+    """What vLLM cannot be started with."""
     if not _is_loopback(config.host) and not config.allow_public_bind:
         yield Problem(
             ("inference", "host"),
@@ -294,7 +300,12 @@ def _source_problems(
         (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
     )
     yield from _length_problems(config, source, path)
-    yield from _extra_body_problems((*path, "sampling"), source.sampling)
+    yield from environment_problems(source, path)
+
+
+def environment_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
+    """Conflicts inside one environment, whatever its episodes are for."""
+    yield from extra_body_problems((*path, "sampling"), source.sampling)
     yield from _harness_problems((*path, "harness"), source.harness)
     for role, agent in source.agents.items():
         yield from _role_problems((*path, "agents", role), agent)
@@ -337,7 +348,7 @@ def _role_problems(path: KeyPath, role: AgentRoleConfig) -> Iterator[Problem]:
     if role.harness is not None:
         yield from _harness_problems((*path, "harness"), role.harness)
     if role.sampling is not None:
-        yield from _extra_body_problems((*path, "sampling"), role.sampling)
+        yield from extra_body_problems((*path, "sampling"), role.sampling)
 
 
 def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
@@ -345,7 +356,8 @@ def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem
         yield Problem((*path, "config", "id"), "the harness is chosen by harness.id alone")
 
 
-def _extra_body_problems(path: KeyPath, sampling: SamplingConfig) -> Iterator[Problem]:
+def extra_body_problems(path: KeyPath, sampling: SamplingConfig) -> Iterator[Problem]:
+    """Keys that have another owner."""
     for name in sampling.extra_body:
         if owner := OWNED_SAMPLING.get(name):
             yield Problem((*path, "extra_body", name), f"has another owner: {owner}")

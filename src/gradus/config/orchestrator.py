@@ -9,6 +9,7 @@ from pydantic import Field
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.base import StrictConfig
 from gradus.config.environment import TrainEnvironmentConfig
+from gradus.config.evaluation import EvalSourcesConfig
 from gradus.config.sampling import SamplingConfig
 
 
@@ -46,6 +47,8 @@ class OrchestratorConfig(StrictConfig):
 
     train: TrainSourcesConfig
     """What trains."""
+    eval: EvalSourcesConfig | None = None
+    """What measures the policy. None means no evaluation."""
     groups_per_batch: int = Field(16, ge=1)
     """Groups whose samples make one batch."""
     max_lag: int = Field(1, ge=0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradus.config.environment import PoolConfig, StaticPoolConfig
+from gradus.config.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
 from gradus.config.lora import LoraConfig
 from gradus.config.optimizer import OptimizerConfig
+from gradus.config.process import environment_process
 from gradus.config.resolve import environment_process, resolve_run, run_name
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
@@ -46,7 +47,12 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Each process and what it does."""
     configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
     trainer, inference = config.trainer, config.inference
-    by_name = {source.unique_name: source for source in config.orchestrator.train.env}
+    evaluation = config.orchestrator.eval
+    by_process: dict[str, EnvironmentConfig] = {
+        environment_process(source.unique_name): source for source in config.orchestrator.train.env
+    }
+    for evaluated in evaluation.env if evaluation else ():
+        by_process[environment_process(evaluated.unique_name, "eval")] = evaluated
     port = inference.port or "a port that the system chooses"
     words = {
         "inference": f"vLLM, {inference.dtype}, {inference.host}, {port}",
@@ -58,8 +64,8 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
         ),
     }
     for environment in configs.environments:
-        source = by_name[environment.name]
-        words[environment_process(environment.name)] = (
+        source = by_process[environment.process]
+        words[environment.process] = (
             f"{source.id}, harness {source.harness.id}, {_pool(source.pool)}"
         )
     for process in configs.by_process():

@@ -6,7 +6,7 @@ files and peers through the run directory.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -26,11 +26,14 @@ from gradus.config.trainer import TrainerConfig
 __all__ = [
     "EnvironmentConfig",
     "EnvironmentProcessConfig",
+    "EvaluationSourceConfig",
+    "EvaluatorProcessConfig",
     "InferenceProcessConfig",
     "OrchestratorProcessConfig",
     "SftProcessConfig",
     "SourceConfig",
     "TrainerProcessConfig",
+    "environment_process",
 ]
 
 
@@ -72,6 +75,15 @@ class InferenceProcessConfig(StrictConfig):
     """The inference server's own section."""
 
 
+Purpose = Literal["train", "eval"]
+"""What the episodes of a source are for."""
+
+
+def environment_process(source: str, purpose: Purpose = "train") -> str:
+    """Name of the process that plays a source."""
+    return f"env_{source}" if purpose == "train" else f"eval_{source}"
+
+
 class EnvironmentProcessConfig(StrictConfig):
     """Everything one environment process needs."""
 
@@ -88,6 +100,13 @@ class EnvironmentProcessConfig(StrictConfig):
     env_var_names: list[str] = Field(default_factory=list)
     """Names of the source's `env_vars`; the launcher sets their values, and no other variable of
     the caller reaches the environment's code."""
+    purpose: Purpose = "train"
+    """Decides the names of the process and of its log."""
+
+    @property
+    def process(self) -> str:
+        """Name of the process."""
+        return environment_process(self.name, self.purpose)
 
 
 class SourceConfig(StrictConfig):
@@ -117,6 +136,48 @@ class SourceConfig(StrictConfig):
     """Whether no seat is played by the policy, so that its episodes never become stale."""
 
 
+class EvaluationSourceConfig(StrictConfig):
+    """One evaluated environment, nothing left to inherit."""
+
+    name: str
+    """Unique name among the evaluated environments."""
+    num_tasks: int | None
+    """Tasks to play, from the first. None means all."""
+    group_size: int
+    """Episodes per task."""
+    sampling: SamplingConfig
+    """Complete sampling settings."""
+    timeout: EnvironmentTimeoutConfig
+    """Deadlines."""
+    address: str | None
+    """User-managed environment server. None means the run's own, found by its ready file."""
+    state_columns: list[str]
+    """Keys of the trace's info kept in records."""
+
+
+class EvaluatorProcessConfig(StrictConfig):
+    """Everything a stand-alone evaluation needs."""
+
+    run_dir: str
+    """The run directory."""
+    epoch: int
+    """Epoch of the run's lease."""
+    model: ModelConfig
+    """The evaluated model."""
+    base_url: str | None
+    """Endpoint that serves it. None means the run's own inference server."""
+    api_key_var: str | None
+    """Variable of the environment processes that holds the endpoint's key."""
+    sources: list[EvaluationSourceConfig]
+    """What is played."""
+    max_in_flight_episodes: int
+    """Most episodes at once."""
+    max_retries: int
+    """Times that an episode is played again."""
+    identity: dict[str, Any]
+    """What may not change when the evaluation is resumed."""
+
+
 class OrchestratorProcessConfig(StrictConfig):
     """Everything the orchestrator needs."""
 
@@ -132,6 +193,8 @@ class OrchestratorProcessConfig(StrictConfig):
     """Seed of the task order."""
     sources: list[SourceConfig]
     """The train sources."""
+    evaluation_sources: list[EvaluationSourceConfig] = Field(default_factory=list)
+    """The evaluated environments."""
     orchestrator: OrchestratorConfig
     """The orchestrator's own section."""
     data_parallel_size: int

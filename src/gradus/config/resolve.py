@@ -16,21 +16,27 @@ from gradus.config.environment import (
     HarnessChoice,
     TrainEnvironmentConfig,
 )
+from gradus.config.eval import EvalConfig
+from gradus.config.evaluation import EvalEnvironmentConfig, EvalSourcesConfig
+from gradus.config.evaluation_checks import run_evaluation_problems
 from gradus.config.lora import ServedLoraConfig
 from gradus.config.parallel import data_parallel_size
 from gradus.config.problems import refuse
 from gradus.config.process import (
     EnvironmentProcessConfig,
+    EvaluationSourceConfig,
     InferenceProcessConfig,
     OrchestratorProcessConfig,
+    Purpose,
     SftProcessConfig,
     SourceConfig,
     TrainerProcessConfig,
+    environment_process,
 )
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.config.sft import SftConfig
-from gradus.config.sources import source_algo, source_sampling
+from gradus.config.sources import evaluation_sampling, merged_sampling, source_algo, source_sampling
 
 CHAT_HARNESS = "chat"
 CHAT_HARNESS_MODULE = "gradus_chat"
@@ -63,15 +69,10 @@ class ProcessConfigs:
         """Process name → its config, in starting order; the file is `config/<name>.json`."""
         return {
             "inference": self.inference,
-            **{environment_process(config.name): config for config in self.environments},
+            **{config.process: config for config in self.environments},
             "trainer": self.trainer,
             "orchestrator": self.orchestrator,
         }
-
-
-def environment_process(source: str) -> str:
-    """Name of the process that plays a source."""
-    return f"env_{source}"
 
 
 def resolve_run(
@@ -82,8 +83,7 @@ def resolve_run(
     Environment variables may hold secrets, so they stay out of the process configs, which become
     files; the launcher sets them when it starts a process.
     """
-    refuse(run_problems(config))
-    sources = config.orchestrator.train.env
+    refuse([*run_problems(config), *run_evaluation_problems(config)])
     root = str(run_dir)
     return ProcessConfigs(
         inference=InferenceProcessConfig(
@@ -95,8 +95,8 @@ def resolve_run(
             inference=config.inference.model_copy(update={"env_vars": {}}),
         ),
         environments=tuple(
-            _environment_process(source, run_dir=root, epoch=epoch)
-            for source in sources
+            environment_process_config(source, run_dir=root, epoch=epoch, purpose=purpose)
+            for source, purpose in _played(config)
             if source.address is None
         ),
         trainer=TrainerProcessConfig(
@@ -105,7 +105,9 @@ def resolve_run(
             model=config.model,
             max_steps=config.max_steps,
             seed=config.seed,
-            trainer=config.trainer.model_copy(update={"env_vars": {}}),
+            trainer=config.trainer.model_copy(
+                update={"env_vars": {}, "keep_published": _num_published(config)}
+            ),
             checkpoint=config.checkpoint,
             resume_step=resume_step,
         ),
@@ -114,7 +116,10 @@ def resolve_run(
         ),
         env_vars={
             "inference": config.inference.env_vars,
-            **{environment_process(source.unique_name): source.env_vars for source in sources},
+            **{
+                environment_process(source.unique_name, purpose): source.env_vars
+                for source, purpose in _played(config)
+            },
             "trainer": config.trainer.env_vars,
             "orchestrator": config.orchestrator.env_vars,
         },
@@ -135,7 +140,7 @@ def resolve_sft(
     return SftProcessConfig(run_dir=str(run_dir), epoch=epoch, sft=sft, resume_step=resume_step)
 
 
-def run_name(config: RunConfig | SftConfig, suffix: str) -> str:
+def run_name(config: RunConfig | SftConfig | EvalConfig, suffix: str) -> str:
     """The name that was given, or `<envs>--<model>--<suffix>`; `suffix` is 8 hex digits.
 
     >>> run_name(config, "0123abcd")
@@ -145,6 +150,8 @@ def run_name(config: RunConfig | SftConfig, suffix: str) -> str:
         return config.name
     if isinstance(config, SftConfig):
         what = PurePath(config.data.path).stem
+    elif isinstance(config, EvalConfig):
+        what = "_".join(source.unique_name for source in config.env)
     else:
         what = "_".join(source.unique_name for source in config.orchestrator.train.env)
     model = PurePath(config.model.name).name
@@ -164,7 +171,11 @@ def _orchestrator_process(
     train = config.orchestrator.train
     bare = [source.model_copy(update={"env_vars": {}}) for source in train.env]
     orchestrator = config.orchestrator.model_copy(
-        update={"env_vars": {}, "train": train.model_copy(update={"env": bare})}
+        update={
+            "env_vars": {},
+            "train": train.model_copy(update={"env": bare}),
+            "eval": _bare_evaluation(config),
+        }
     )
     return OrchestratorProcessConfig(
         run_dir=run_dir,
@@ -173,6 +184,9 @@ def _orchestrator_process(
         max_steps=config.max_steps,
         seed=config.seed,
         sources=[_source(config, source) for source in train.env],
+        evaluation_sources=[
+            evaluation_source(source, evaluation_sampling(config)) for source in _evaluated(config)
+        ],
         orchestrator=orchestrator,
         data_parallel_size=data_parallel_size(
             config.trainer.num_processes, config.trainer.parallel
@@ -181,6 +195,16 @@ def _orchestrator_process(
         checkpoint=config.checkpoint,
         resume_step=resume_step,
     )
+
+
+def _bare_evaluation(config: RunConfig) -> EvalSourcesConfig | None:
+    """The evaluation's section without environment variables, which may hold secrets."""
+    evaluation = config.orchestrator.eval
+    if evaluation is None:
+        return None
+    bare = [source.model_copy(update={"env_vars": {}}) for source in evaluation.env]
+    section: EvalSourcesConfig = evaluation.model_copy(update={"env": bare})
+    return section
 
 
 def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
@@ -206,9 +230,42 @@ def is_frozen(source: EnvironmentConfig) -> bool:
     return bool(roles) and all(role.base_url is not None for role in roles)
 
 
-def _environment_process(
-    source: EnvironmentConfig, *, run_dir: str, epoch: int
+def _evaluated(config: RunConfig) -> list[EvalEnvironmentConfig]:
+    return [] if config.orchestrator.eval is None else config.orchestrator.eval.env
+
+
+def _played(config: RunConfig) -> list[tuple[EnvironmentConfig, Purpose]]:
+    """Every source, with what it is for."""
+    train: list[tuple[EnvironmentConfig, Purpose]] = [
+        (source, "train") for source in config.orchestrator.train.env
+    ]
+    return train + [(source, "eval") for source in _evaluated(config)]
+
+
+def _num_published(config: RunConfig) -> int:
+    """Versions on disk: while an evaluation holds one back, the trainer may be `max_lag` ahead."""
+    return max(config.trainer.keep_published, config.orchestrator.max_lag + 1)
+
+
+def evaluation_source(
+    source: EvalEnvironmentConfig, section: SamplingConfig
+) -> EvaluationSourceConfig:
+    """One evaluated environment; `section` completes its sampling."""
+    return EvaluationSourceConfig(
+        name=source.unique_name,
+        num_tasks=source.num_tasks,
+        group_size=source.group_size,
+        sampling=merged_sampling(source.sampling, section),
+        timeout=source.timeout,
+        address=source.address,
+        state_columns=source.state_columns,
+    )
+
+
+def environment_process_config(
+    source: EnvironmentConfig, *, run_dir: str, epoch: int, purpose: Purpose
 ) -> EnvironmentProcessConfig:
+    """The process that plays a source."""
     return EnvironmentProcessConfig(
         run_dir=run_dir,
         epoch=epoch,
@@ -216,6 +273,7 @@ def _environment_process(
         pool=source.pool,
         verifiers=verifiers_config(source),
         env_var_names=sorted(source.env_vars),
+        purpose=purpose,
     )
 
 

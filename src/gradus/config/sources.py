@@ -36,6 +36,13 @@ def source_sampling(config: RunConfig, source: TrainEnvironmentConfig) -> Sampli
     return merged_sampling(source.sampling, section)
 
 
+def evaluation_sampling(config: RunConfig) -> SamplingConfig:
+    """Sampling of an evaluated environment that says nothing itself."""
+    section = merged_sampling(config.orchestrator.train.sampling, DEFAULT_SAMPLING)
+    evaluation = config.orchestrator.eval
+    return section if evaluation is None else merged_sampling(evaluation.sampling, section)
+
+
 def source_algo(config: RunConfig, source: TrainEnvironmentConfig) -> AlgorithmConfig:
     """Complete algorithm settings of a source."""
     return config.orchestrator.train.algo if source.algo is None else source.algo

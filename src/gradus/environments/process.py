@@ -154,7 +154,7 @@ class EnvironmentProcess:
             "pid": os.getpid(),
             "epoch": self._config.epoch,
         }
-        write_json(run_dir.ready_file(f"env_{self._config.name}"), ready)
+        write_json(run_dir.ready_file(self._config.process), ready)
         log.info(
             "serving %s tasks of %r",
             "endless" if self._tasks.num_tasks is None else self._tasks.num_tasks,

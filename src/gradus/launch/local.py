@@ -44,6 +44,8 @@ class Job:
     columns: tuple[Column, ...]
     plan: Callable[[RunDirectory, int], LaunchPlan]
     """Run directory, epoch → the plan."""
+    evaluation_seconds: float = 0.0
+    """Time that an evaluation at the end may take."""
 
 
 def run_rl(
@@ -55,6 +57,7 @@ def run_rl(
     raised as a GradusError whose message names it, its cause and its log.
     """
     become_subreaper()
+    evaluation = config.orchestrator.eval
     job = Job(
         kind="rl",
         name=run_name(config, secrets.token_hex(4)),
@@ -63,6 +66,7 @@ def run_rl(
         launch=config.launch,
         columns=RL_COLUMNS,
         plan=lambda run_dir, epoch: plan_rl(config, run_dir, epoch, Machine.current()),
+        evaluation_seconds=0.0 if evaluation is None else evaluation.timeout_seconds,
     )
     return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
 
@@ -211,12 +215,12 @@ class _Launch:
         self._supervisor.check()
 
     def _refuse_to_wait_longer(self, running: list[Child], since: float) -> None:
-        if time.monotonic() - since < FINISH_SECONDS:
+        limit = FINISH_SECONDS + self._job.evaluation_seconds
+        if time.monotonic() - since < limit:
             return
         spec = running[0].spec
         raise DeadlineError(
-            f"{spec.name} still runs {FINISH_SECONDS:g} s after the others finished "
-            f"(log: {spec.log})"
+            f"{spec.name} still runs {limit:g} s after the others finished (log: {spec.log})"
         )
 
     def _on_wait(self) -> None:
@@ -234,6 +238,9 @@ class _Launch:
 
     def _show_steps(self) -> None:
         for record in self._tail.read():
+            if record.is_evaluation:
+                self._progress.evaluation(record)
+                continue
             self._records.append(record)
             self._progress.step(record)
 

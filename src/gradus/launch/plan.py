@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus.config.base import StrictConfig
-from gradus.config.resolve import environment_process, resolve_run, resolve_sft
+from gradus.config.eval import EvalConfig
+from gradus.config.process import EnvironmentProcessConfig
+from gradus.config.resolve import resolve_run, resolve_sft
+from gradus.config.resolve_eval import resolve_eval
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 from gradus.launch.environment import (
@@ -75,12 +78,10 @@ def plan_rl(
         inference_environment(caller, own["inference"]),
         run_dir,
     )
-    environments = []
-    for environment in configs.environments:
-        name = environment_process(environment.name)
-        variables = source_environment(caller, own[name], verifiers=environment.verifiers)
-        command = role_command(machine, "env-server", config_file(run_dir, name))
-        environments.append(_spec(name, command, variables, run_dir))
+    environments = [
+        _environment_spec(environment, own[environment.process], run_dir, machine)
+        for environment in configs.environments
+    ]
     trainer = _trainer_spec(
         "trainer", own["trainer"], run_dir, machine, num_processes=config.trainer.num_processes
     )
@@ -95,6 +96,46 @@ def plan_rl(
         configs=configs.by_process(),
         stages=((inference, *environments), (trainer, orchestrator)),
     )
+
+
+def plan_eval(
+    config: EvalConfig, run_dir: RunDirectory, epoch: int, machine: Machine
+) -> LaunchPlan:
+    """Inference, unless an endpoint serves, and the environments together; then the evaluator."""
+    configs = resolve_eval(config, run_dir=run_dir.root, epoch=epoch)
+    caller, own = machine.environment, configs.env_vars
+    key = config.api_key_var
+    # The key reaches the environment workers, which ask the endpoint, and no other process.
+    secret = {key: caller[key]} if key is not None and key in caller else {}
+    first = [
+        _environment_spec(environment, {**own[environment.process], **secret}, run_dir, machine)
+        for environment in configs.environments
+    ]
+    if configs.inference is not None:
+        command = role_command(machine, "inference", config_file(run_dir, "inference"))
+        variables = inference_environment(caller, own["inference"])
+        first.insert(0, _spec("inference", command, variables, run_dir))
+    evaluator = _spec(
+        "evaluator",
+        role_command(machine, "evaluator", config_file(run_dir, "evaluator")),
+        orchestrator_environment(caller, {}),
+        run_dir,
+        finishes=True,
+    )
+    stages = ((tuple(first),) if first else ()) + ((evaluator,),)
+    return LaunchPlan(configs=configs.by_process(), stages=stages)
+
+
+def _environment_spec(
+    environment: EnvironmentProcessConfig,
+    own: Mapping[str, str],
+    run_dir: RunDirectory,
+    machine: Machine,
+) -> ProcessSpec:
+    name = environment.process
+    variables = source_environment(machine.environment, own, verifiers=environment.verifiers)
+    command = role_command(machine, "env-server", config_file(run_dir, name))
+    return _spec(name, command, variables, run_dir)
 
 
 def plan_sft(
@@ -169,8 +210,9 @@ def _spec(
 
 
 def log_file(run_dir: RunDirectory, process: str) -> Path:
-    """`logs/<process>.log`; of an environment `logs/envs/train/<name>.log`."""
-    source = process.removeprefix("env_")
-    if source != process:
-        return run_dir.logs / "envs" / "train" / f"{source}.log"
+    """`logs/<process>.log`; of an environment `logs/envs/{train,eval}/<name>.log`."""
+    for prefix, purpose in (("env_", "train"), ("eval_", "eval")):
+        source = process.removeprefix(prefix)
+        if source != process:
+            return run_dir.logs / "envs" / purpose / f"{source}.log"
     return run_dir.logs / f"{process}.log"

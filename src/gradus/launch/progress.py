@@ -63,6 +63,16 @@ class Progress:
         if self._is_terminal and is_due and None in self._lines.values():
             self._redraw()
 
+    def evaluation(self, record: Record) -> None:
+        """A version was evaluated."""
+        shown = {
+            name.removeprefix("eval/"): value
+            for name, value in record.metrics.items()
+            if "@" in name or "^" in name or name.endswith("error/share")
+        }
+        numbers = "  ".join(f"{name} {value:.3f}" for name, value in shown.items() if "/" in name)
+        self.line(f"evaluation of version {record.step}  {numbers}")
+
     def step(self, record: Record) -> None:
         """A step is done."""
         self.line(

@@ -17,6 +17,11 @@ class Record:
     metrics: dict[str, float]
     """Finite metrics only."""
 
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it is about an evaluated version instead of a trained step."""
+        return "eval/version" in self.metrics
+
 
 class MetricsTail:
     """Follows one file from its beginning; a line counts once its end is written.

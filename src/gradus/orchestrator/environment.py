@@ -9,13 +9,18 @@ from typing import Any, Protocol, cast
 from pydantic import TypeAdapter, ValidationError
 from renderers import RendererConfig
 from renderers.base import MODEL_RENDERER_MAP
-from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve.client import EnvClient
 from verifiers.v1.types import SamplingConfig as WireSampling
 
 from gradus.config.model import ModelConfig
-from gradus.config.process import SourceConfig
+from gradus.config.process import (
+    EvaluationSourceConfig,
+    Purpose,
+    SourceConfig,
+    environment_process,
+)
 from gradus.config.sampling import SamplingConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure
 from gradus.log import get_logger
@@ -73,17 +78,22 @@ class EnvironmentAddress:
 class EpisodeSettings:
     """How the episodes of one source reach the policy."""
 
-    client: TrainClientConfig
+    client: TrainClientConfig | EvalClientConfig
     sampling: SamplingConfig
     deadline_seconds: float
+    model: str = SERVED_MODEL_NAME
+    """The `model` of every request."""
+    has_cache_salt: bool = True
+    """Whether the engine takes vLLM's `cache_salt`."""
 
     def sampling_of(self, version: int) -> WireSampling:
         """Sampling of one request; prefix caches of different versions never mix."""
+        salt = {"cache_salt": f"v{version}"} if self.has_cache_salt else {}
         return WireSampling(
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             max_tokens=self.sampling.max_completion_tokens,
-            cache_salt=f"v{version}",
+            **salt,
             **self.sampling.extra_body,
         )
 
@@ -131,7 +141,7 @@ class EnvironmentClient:
             async with asyncio.timeout(seconds):
                 return await self._episodes.run(
                     self._settings.client,
-                    SERVED_MODEL_NAME,
+                    self._settings.model,
                     self._settings.sampling_of(version),
                     task.task_data,
                 )
@@ -164,7 +174,7 @@ class EnvironmentClient:
         await wait_for_exit(pid)
         raise EnvironmentFailure(
             f"environment process {self._name!r} (pid {pid}) ended while episodes were needed; "
-            f"its log logs/envs/train/{self._name}.log says why"
+            f"its log {self._name}.log in logs/envs/ says why"
         )
 
     async def _watch_health(self) -> None:
@@ -180,10 +190,14 @@ class EnvironmentClient:
             await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
 
 
-def find_environment(run_dir: RunDirectory, source: SourceConfig) -> EnvironmentAddress:
+def find_environment(
+    run_dir: RunDirectory,
+    source: SourceConfig | EvaluationSourceConfig,
+    purpose: Purpose = "train",
+) -> EnvironmentAddress:
     """Where the environment of a source listens: its ready file, or the user's `address`."""
     if source.address is None:
-        ready = read_ready(run_dir, f"env_{source.name}", EnvironmentReady)
+        ready = read_ready(run_dir, environment_process(source.name, purpose), EnvironmentReady)
         return EnvironmentAddress(ready.run_address, ready.task_address, ready.pid)
     folder, separator, last = source.address.rpartition("/")
     if last != "run" or not separator:
@@ -194,7 +208,9 @@ def find_environment(run_dir: RunDirectory, source: SourceConfig) -> Environment
     return EnvironmentAddress(source.address, f"{folder}/tasks", pid=None)
 
 
-def build_settings(source: SourceConfig, model: ModelConfig, base_url: str) -> EpisodeSettings:
+def build_settings(
+    source: SourceConfig | EvaluationSourceConfig, model: ModelConfig, base_url: str
+) -> EpisodeSettings:
     """How the episodes of `source` reach the policy at `base_url`; refuses unknown renderers."""
     client = TrainClientConfig(
         base_url=base_url,
@@ -203,6 +219,19 @@ def build_settings(source: SourceConfig, model: ModelConfig, base_url: str) -> E
         renderer_model_name=model.tokenizer or model.name,
     )
     return EpisodeSettings(client, source.sampling, source.timeout.episode_seconds)
+
+
+def build_endpoint_settings(
+    source: EvaluationSourceConfig, *, model: str, base_url: str, api_key_var: str
+) -> EpisodeSettings:
+    """How the episodes of `source` reach a model behind any OpenAI-compatible endpoint."""
+    return EpisodeSettings(
+        EvalClientConfig(base_url=base_url, api_key_var=api_key_var),
+        source.sampling,
+        source.timeout.episode_seconds,
+        model=model,
+        has_cache_salt=False,
+    )
 
 
 def warn_of_default_renderer(model: ModelConfig) -> None:

@@ -36,16 +36,21 @@ class EpisodeFailed(Exception):
         self.failure = failure
 
 
-def find_failure(episode: WireEpisode) -> Failure | None:
-    """What is wrong with a returned episode; None when it may be scored."""
+def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure | None:
+    """What is wrong with a returned episode; None when it may be scored.
+
+    An evaluation needs no tokens: a plain chat endpoint gives none.
+    """
     if not episode.ok:
         return _reported_error(episode)
     traces = trainable_traces([episode])
     for trace in traces:
-        failure = _check_reward(trace) or _check_tokens(trace) or _check_quarantine(trace)
+        failure = _check_reward(trace)
+        if failure is None and needs_tokens:
+            failure = _check_tokens(trace) or _check_quarantine(trace)
         if failure is not None:
             return failure
-    if not any(any(node.mask) for trace in traces for node in trace.nodes):
+    if needs_tokens and not any(any(node.mask) for trace in traces for node in trace.nodes):
         return Failure("no_sampled_tokens", "no trainable trace holds a sampled token")
     return None
 

@@ -33,6 +33,8 @@ class JournalEvent(StrEnum):
     BATCH_RECEIVED = "batch_received"
     STEP_FINISHED = "step_finished"
     POLICY_APPLIED = "policy_applied"
+    EVALUATION_STARTED = "evaluation_started"
+    EVALUATION_ENDED = "evaluation_ended"
     RUN_ENDED = "run_ended"
 
 

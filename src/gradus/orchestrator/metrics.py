@@ -171,6 +171,11 @@ class StepRecords:
         """The batch of a step is on its way."""
         self._open.setdefault(step, {}).update(metrics)
 
+    def held(self, step: int, seconds: float | None) -> None:
+        """The version that a step made waited for an evaluation; None without evaluations."""
+        if seconds is not None:
+            self.shipped(step, {"time/evaluation_hold_seconds": seconds})
+
     def finished(self, step: int, metrics: Mapping[str, float]) -> Metrics | None:
         """The trainer trained the step; where a name is taken, ours stays."""
         self._open[step] = dict(metrics) | self._open.get(step, {})

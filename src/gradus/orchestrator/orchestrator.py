@@ -1,6 +1,6 @@
 """The orchestrator plays tasks, scores groups, ships batches and keeps the served policy fresh.
 
-Five loops in one task group; none polls, none looks at a flag:
+Six loops in one task group; none polls, none looks at a flag:
 
     loop      consumes            waits for                    produces             unblocked by
     schedule  tasks               a free slot, room in flight  running episodes     collect, refresh
@@ -8,6 +8,7 @@ Five loops in one task group; none polls, none looks at a flag:
     ship      full batches        room in the transport        micro batches        collect, trainer
     refresh   the trainer's news  inference, a new version     free slots           trainer
     record    what is final       the next one                 lines on disk        all others
+    evaluate  versions to judge   its episodes                 metrics              refresh
 
 The run ends when the trainer says that it applied its last step.
 """
@@ -23,6 +24,7 @@ from gradus.errors import DeadlineError, GradusError, ProtocolError
 from gradus.orchestrator.batcher import Batcher
 from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, initial_limit
 from gradus.orchestrator.engine_watch import EngineWatch
+from gradus.orchestrator.evaluation import Evaluation
 from gradus.orchestrator.group_ledger import GroupLedger
 from gradus.orchestrator.journal import JournalEvent
 from gradus.orchestrator.metrics import StepRecords, Tally
@@ -127,6 +129,14 @@ class Orchestrator:
         self._engine = EngineWatch(
             parts.policy, controller, count=self._count_episodes, on_limit=self._set_limit
         )
+        self._evaluation = Evaluation(
+            settings.eval,
+            parts.evaluated,
+            policy=parts.policy,
+            recorder=self._recorder,
+            journal=parts.journal,
+            episodes=RunDirectory(Path(config.run_dir)).episodes,
+        )
         self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
         self._num_opened = 0
         self._num_shipped = 0
@@ -141,10 +151,11 @@ class Orchestrator:
         """Run all loops until the trainer is done; the first error ends them all."""
         self._parts.journal.write(JournalEvent.RUN_STARTED, version=self._parts.policy.version)
         async with asyncio.TaskGroup() as tasks:
-            watches = [
-                tasks.create_task(source.environment.watch())
-                for source in self._parts.sources.values()
-            ]
+            played = [source.environment for source in self._parts.sources.values()]
+            played += [source.environment for source in self._parts.evaluated]
+            watches = [tasks.create_task(environment.watch()) for environment in played]
+            watches.append(tasks.create_task(self._evaluation.run()))
+            self._evaluation.begin_if_due(self._parts.policy.version, is_first=True)
             scheduling = tasks.create_task(self.schedule(tasks))
             collecting = tasks.create_task(self.collect())
             shipping = tasks.create_task(self.ship())
@@ -160,6 +171,8 @@ class Orchestrator:
             # Nothing ends or is recorded behind these marks, so both loops drain and return.
             await self._player.close()
             await collecting
+            self._evaluation.begin_if_due(self._parts.policy.version, is_last=True)
+            await self._evaluation.released()
             self._groups.drop_leftovers()
             self._recorder.close()
             await recording
@@ -305,8 +318,10 @@ class Orchestrator:
                 f"the trainer published version {published.version}, "
                 f"but only {self._num_shipped} batches were sent"
             )
+        self._steps.held(published.version - 1, await self._evaluation.released())
         self._abandon_too_old()
         applied = await self._parts.policy.apply(published)
+        self._evaluation.begin_if_due(applied.version)
         freed = self._ledger.release_trained(version=applied.version)
         self._parts.journal.write(
             JournalEvent.POLICY_APPLIED, version=applied.version, slots_freed=freed

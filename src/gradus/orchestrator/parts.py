@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from gradus.config.error_policy import ErrorPolicyConfig
-from gradus.config.process import OrchestratorProcessConfig, SourceConfig
+from gradus.config.process import (
+    EvaluationSourceConfig,
+    OrchestratorProcessConfig,
+    SourceConfig,
+)
 from gradus.errors import ConfigError, ProtocolError
 from gradus.lease import check_epoch
 from gradus.monitor.base import Monitor, MonitorGroup
@@ -24,6 +28,7 @@ from gradus.orchestrator.environment import (
     warn_of_default_renderer,
 )
 from gradus.orchestrator.error_policy import ErrorPolicy
+from gradus.orchestrator.evaluation_episodes import EvaluationSource, count_tasks
 from gradus.orchestrator.filters import build_filters
 from gradus.orchestrator.grading import Grading
 from gradus.orchestrator.journal import Journal
@@ -63,6 +68,8 @@ class Parts:
     """FencedError when this process must stop writing."""
     clock: Callable[[], float]
     """Monotonic seconds, for metrics only."""
+    evaluated: Sequence[EvaluationSource] = ()
+    """What measures the policy."""
 
 
 @asynccontextmanager
@@ -87,6 +94,10 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
             source.name: await _open_source(config, source, policy.base_url, stack)
             for source in config.sources
         }
+        evaluated = [
+            await _open_evaluated(config, source, policy.base_url, stack)
+            for source in config.evaluation_sources
+        ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1
         sender = build_sender(run_dir, config.epoch, capacity=capacity)
@@ -104,6 +115,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
             episodes=EpisodeWriter(run_dir.episodes, columns),
             check_lease=partial(check_epoch, run_dir, config.epoch),
             clock=time.monotonic,
+            evaluated=evaluated,
         )
 
 
@@ -120,6 +132,31 @@ async def _open_source(
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
     errors = ErrorPolicy(source.errors)
     return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
+
+
+async def _open_evaluated(
+    config: OrchestratorProcessConfig,
+    source: EvaluationSourceConfig,
+    base_url: str,
+    stack: AsyncExitStack,
+) -> EvaluationSource:
+    address = find_environment(RunDirectory(Path(config.run_dir)), source, "eval")
+    settings = build_settings(source, config.model, base_url)
+    return await open_evaluated(source, EnvironmentClient(source.name, address, settings), stack)
+
+
+async def open_evaluated(
+    source: EvaluationSourceConfig, environment: EnvironmentClient, stack: AsyncExitStack
+) -> EvaluationSource:
+    """An evaluated environment with its number of tasks; `stack` closes its client."""
+    stack.push_async_callback(environment.close)
+    return EvaluationSource(
+        name=source.name,
+        num_tasks=count_tasks(source, await environment.info()),
+        group_size=source.group_size,
+        environment=environment,
+        state_columns=source.state_columns,
+    )
 
 
 def build_grading(

@@ -56,10 +56,10 @@ class RunningEnvironment:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         run_dir = RunDirectory(Path(config.run_dir))
-        self._ready_file = run_dir.ready_file(f"env_{config.name}")
-        self.log_file = run_dir.logs / "envs" / "train" / f"{config.name}.log"
+        self._ready_file = run_dir.ready_file(config.process)
+        self.log_file = run_dir.logs / "envs" / config.purpose / f"{config.name}.log"
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        file = run_dir.config / f"env_{config.name}.json"
+        file = run_dir.config / f"{config.process}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(config.model_dump_json())
         paths = [str(path) for path in python_path or []]

@@ -289,3 +289,44 @@ def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
 def test_without_retries_of_an_agent_verifiers_keeps_its_own_default() -> None:
     source = TrainEnvironmentConfig.model_validate({"id": "words"})
     assert "retries" not in verifiers_config(source)["agent"]
+
+
+EVALUATED = {"env": [{"id": "reverse-text", "num_tasks": 5, "group_size": 4}]}
+
+
+def resolve_evaluated(**changes: Any) -> Any:
+    train = {"sampling": {"temperature": 0.7, "max_completion_tokens": 64}}
+    orchestrator = {"train": train, "eval": EVALUATED | changes.pop("eval", {}), **changes}
+    config = build_run_config({"orchestrator": orchestrator})
+    return resolve_run(config, run_dir=Path("runs/x"), epoch=1)
+
+
+def test_an_evaluated_environment_has_a_process_of_its_own_beside_the_same_train_source() -> None:
+    configs = resolve_evaluated()
+    names = list(configs.by_process())
+    assert names[1:3] == ["env_reverse-text", "eval_reverse-text"]
+    assert [config.purpose for config in configs.environments] == ["train", "eval"]
+
+
+def test_an_evaluated_environment_inherits_what_training_samples_with() -> None:
+    configs = resolve_evaluated(eval={"sampling": {"temperature": 0.2}})
+    (source,) = configs.orchestrator.evaluation_sources
+    assert (source.num_tasks, source.group_size) == (5, 4)
+    assert (source.sampling.temperature, source.sampling.max_completion_tokens) == (0.2, 64)
+
+
+def test_secrets_of_an_evaluated_environment_stay_out_of_the_process_configs() -> None:
+    env = [{"id": "reverse-text", "env_vars": {"MY_KEY": "canary"}}]
+    configs = resolve_evaluated(eval={"env": env})
+    assert "canary" not in "".join(c.model_dump_json() for c in configs.by_process().values())
+    assert configs.env_vars["eval_reverse-text"] == {"MY_KEY": "canary"}
+
+
+def test_the_version_that_waits_for_an_evaluation_stays_on_disk() -> None:
+    assert resolve_evaluated().trainer.trainer.keep_published == 2
+    assert resolve_evaluated(max_lag=4).trainer.trainer.keep_published == 5
+
+
+def test_an_evaluation_may_not_outlast_the_patience_of_the_trainer() -> None:
+    with pytest.raises(ConfigError, match="lower the first or raise the second"):
+        resolve_evaluated(eval={"timeout_seconds": 1800.0})

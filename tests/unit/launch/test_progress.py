@@ -85,3 +85,12 @@ def test_a_terminal_shows_a_bar_below_the_lines() -> None:
     assert "step 1/3  reward  0.500" in shown
     assert "2/3" in shown
     assert shown.endswith("done\n")
+
+
+def test_an_evaluated_version_is_a_line_of_its_own() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, max_steps=3)
+    found = {"eval/version": 2.0, "eval/words/avg@4": 0.5, "eval/words/pass@4": 0.75}
+    progress.evaluation(Record(2, {**found, "eval/avg@4": 0.5, "eval/seconds": 9.0}))
+    expected = "evaluation of version 2  words/avg@4 0.500  words/pass@4 0.750\n"
+    assert stream.getvalue() == expected

@@ -19,6 +19,7 @@ from gradus.config.orchestrator import OrchestratorConfig
 from gradus.config.process import OrchestratorProcessConfig, SourceConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.orchestrator.error_policy import ErrorPolicy
+from gradus.orchestrator.evaluation_episodes import EvaluationSource
 from gradus.orchestrator.journal import Journal, read_journal
 from gradus.orchestrator.orchestrator import Orchestrator, first_cause
 from gradus.orchestrator.parts import Parts, Source, build_grading
@@ -90,6 +91,7 @@ class Rig:
     trainer: ScriptedTrainer
     monitor: RecordingMonitor = field(default_factory=RecordingMonitor)
     check_lease: Callable[[], None] = lambda: None
+    evaluated: list[EvaluationSource] = field(default_factory=list)
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -126,6 +128,7 @@ class Rig:
             episodes=EpisodeWriter(self.root / "episodes", {}),
             check_lease=self.check_lease,
             clock=lambda: float(next(ticks)),
+            evaluated=self.evaluated,
         )
         return Orchestrator(self.config, parts), journal
 

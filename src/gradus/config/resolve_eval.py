@@ -1,0 +1,110 @@
+"""`gradus eval`: what the user wrote → the config of each process; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.config.base import StrictConfig
+from gradus.config.eval import EvalConfig
+from gradus.config.evaluation import EvalEnvironmentConfig
+from gradus.config.evaluation_checks import eval_problems
+from gradus.config.problems import refuse
+from gradus.config.process import (
+    EnvironmentProcessConfig,
+    EvaluatorProcessConfig,
+    InferenceProcessConfig,
+    environment_process,
+)
+from gradus.config.resolve import (
+    environment_process_config,
+    evaluation_source,
+    verifiers_config,
+)
+from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
+
+
+@dataclass(frozen=True)
+class EvalProcessConfigs:
+    """The config of every process of one evaluation."""
+
+    inference: InferenceProcessConfig | None
+    """The inference server. None when an endpoint serves the model."""
+    environments: tuple[EnvironmentProcessConfig, ...]
+    """One process for each environment without an address of its own."""
+    evaluator: EvaluatorProcessConfig
+    """Plays and records."""
+    env_vars: Mapping[str, Mapping[str, str]]
+    """Process name → variables that its config asks for; they stand in no process config."""
+
+    def by_process(self) -> dict[str, StrictConfig]:
+        """Process name → its config, in starting order."""
+        served = {} if self.inference is None else {"inference": self.inference}
+        environments = {config.process: config for config in self.environments}
+        return {**served, **environments, "evaluator": self.evaluator}
+
+
+def resolve_eval(config: EvalConfig, *, run_dir: Path, epoch: int) -> EvalProcessConfigs:
+    """The processes of an evaluation; refuses a config that contradicts itself."""
+    refuse(eval_problems(config))
+    root = str(run_dir)
+    inference = InferenceProcessConfig(
+        run_dir=root,
+        epoch=epoch,
+        model=config.model,
+        seed=config.seed,
+        inference=config.inference.model_copy(update={"env_vars": {}}),
+    )
+    section = merged_sampling(config.sampling, DEFAULT_SAMPLING)
+    return EvalProcessConfigs(
+        inference=inference if config.base_url is None else None,
+        environments=tuple(
+            _environment(config, source, root, epoch)
+            for source in config.env
+            if source.address is None
+        ),
+        evaluator=EvaluatorProcessConfig(
+            run_dir=root,
+            epoch=epoch,
+            model=config.model,
+            base_url=config.base_url,
+            api_key_var=config.api_key_var,
+            sources=[evaluation_source(source, section) for source in config.env],
+            max_in_flight_episodes=config.max_in_flight_episodes,
+            max_retries=config.max_retries,
+            identity=_identity(config),
+        ),
+        env_vars={
+            "inference": config.inference.env_vars,
+            **{
+                environment_process(source.unique_name, "eval"): source.env_vars
+                for source in config.env
+            },
+        },
+    )
+
+
+def _environment(
+    config: EvalConfig, source: EvalEnvironmentConfig, run_dir: str, epoch: int
+) -> EnvironmentProcessConfig:
+    process = environment_process_config(source, run_dir=run_dir, epoch=epoch, purpose="eval")
+    if config.api_key_var is None:
+        return process
+    names = sorted({*process.env_var_names, config.api_key_var})
+    told: EnvironmentProcessConfig = process.model_copy(update={"env_var_names": names})
+    return told
+
+
+def _identity(config: EvalConfig) -> dict[str, Any]:
+    """What the episodes already played depend on. How many are played is not part of it."""
+    section = merged_sampling(config.sampling, DEFAULT_SAMPLING)
+    sources = {
+        source.unique_name: {
+            "environment": verifiers_config(source),
+            "sampling": merged_sampling(source.sampling, section).model_dump(mode="json"),
+        }
+        for source in config.env
+    }
+    return {"model": config.model.name, "base_url": config.base_url, "sources": sources}

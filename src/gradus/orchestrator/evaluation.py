@@ -1,0 +1,149 @@
+"""Evaluations during a run: each measures one policy version while training episodes go on.
+
+    loop      consumes           waits for                 produces            unblocked by
+    evaluate  versions to judge  the next one, episodes    records, a free     refresh, environments
+                                                           policy
+
+The policy is pinned by waiting: `released` holds the refresh loop until the evaluation ended, so no
+new weights are applied meanwhile (docs/decisions/0005). The wait needs nothing of the trainer and
+no slot, and every evaluation has a deadline, so it always ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradus.config.evaluation import EvalSourcesConfig
+from gradus.errors import ProtocolError
+from gradus.log import get_logger
+from gradus.orchestrator.evaluation_episodes import (
+    EvaluatedEpisode,
+    EvaluationPlayer,
+    EvaluationSource,
+    result_metrics,
+    results,
+    warn_of_graded_rewards,
+)
+from gradus.orchestrator.evaluation_file import EvaluationFile
+from gradus.orchestrator.evaluation_metrics import EpisodeScore
+from gradus.orchestrator.journal import Journal, JournalEvent
+from gradus.orchestrator.policy import PolicyPool
+from gradus.orchestrator.recorder import Recorder
+
+log = get_logger(__name__)
+
+
+class Evaluation:
+    """Owns the evaluations of a run: which version is due, and whether one is being measured.
+
+    >>> evaluation.begin_if_due(0, is_first=True)  # doctest: +SKIP
+    >>> await evaluation.released()  # doctest: +SKIP
+    12.5
+    """
+
+    def __init__(
+        self,
+        settings: EvalSourcesConfig | None,
+        sources: Sequence[EvaluationSource],
+        *,
+        policy: PolicyPool,
+        recorder: Recorder,
+        journal: Journal,
+        episodes: Path,
+    ) -> None:
+        """`settings` None switches evaluation off."""
+        self._settings = settings
+        self._sources = sources
+        self._policy = policy
+        self._recorder = recorder
+        self._journal = journal
+        self._episodes = episodes
+        self._due: asyncio.Queue[int] = asyncio.Queue()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._last: int | None = None
+        self._graded: set[str] = set()
+
+    def begin_if_due(self, version: int, *, is_first: bool = False, is_last: bool = False) -> None:
+        """`version` is served: measure it when the config says so, and not twice."""
+        if self._settings is None or version == self._last:
+            return
+        is_due = version > 0 and version % self._settings.interval_steps == 0
+        is_due |= is_first and version == 0 and self._settings.base_model_first
+        is_due |= is_last and self._settings.at_end
+        if is_due:
+            self._last = version
+            self._idle.clear()
+            self._due.put_nowait(version)
+
+    async def released(self) -> float | None:
+        """Return when no evaluation needs the served version; the seconds that this took.
+
+        None when evaluation is off.
+        """
+        if self._settings is None:
+            return None
+        begun = time.monotonic()
+        await self._idle.wait()
+        return time.monotonic() - begun
+
+    async def run(self) -> None:
+        """Measure what is due, until cancelled.
+
+        consumes: versions to judge        waits for: the next one, its episodes
+        produces: records, a free policy   unblocked by: refresh, environments
+        """
+        while True:
+            version = await self._due.get()
+            await self._measure(version)
+            self._idle.set()
+
+    async def _measure(self, version: int) -> None:
+        assert self._settings is not None
+        begun = time.monotonic()
+        await self._check_version(version)
+        self._journal.write(JournalEvent.EVALUATION_STARTED, version=version)
+        player = EvaluationPlayer(
+            self._sources,
+            max_in_flight=self._settings.max_in_flight_episodes,
+            max_retries=self._settings.max_retries,
+        )
+        scores: dict[str, list[EpisodeScore]] = defaultdict(list)
+        columns = {source.name: source.state_columns for source in self._sources}
+        with EvaluationFile.create(self._episodes / f"step_{version}" / "eval.jsonl") as file:
+
+            def note(ended: EvaluatedEpisode) -> None:
+                scores[ended.key.source].append(ended.score())
+                self._write(file, ended, columns[ended.key.source])
+
+            keys = [key for source in self._sources for key in source.episode_keys()]
+            await player.play(
+                keys, version=version, on_end=note, timeout_seconds=self._settings.timeout_seconds
+            )
+        await self._check_version(version)
+        found = results(self._sources, scores)
+        warn_of_graded_rewards(found, self._graded)
+        seconds = time.monotonic() - begun
+        numbers = {"eval/version": float(version), "eval/seconds": seconds}
+        self._recorder.add_metrics(result_metrics(found) | numbers, step=version)
+        self._journal.write(JournalEvent.EVALUATION_ENDED, version=version, episodes=len(keys))
+
+    def _write(self, file: EvaluationFile, ended: EvaluatedEpisode, columns: Sequence[str]) -> None:
+        """A disk that cannot take a record costs the record, not the run."""
+        try:
+            file.append(ended, columns)
+        except (OSError, ValueError) as error:
+            log.warning("episode %s of the evaluation is not recorded: %s", ended.key, error)
+
+    async def _check_version(self, version: int) -> None:
+        """The engine itself must say that it serves what is measured, before and after."""
+        served = (await self._policy.status()).version
+        if served != version:
+            raise ProtocolError(
+                f"inference serves version {served} while version {version} is evaluated; one "
+                "evaluation never mixes versions, see the log of inference"
+            )

@@ -1,0 +1,127 @@
+"""Episodes of one evaluation on disk, each exactly once, also after a kill in the middle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from gradus.errors import CorruptStateError
+from gradus.orchestrator.evaluation_episodes import EpisodeKey, EvaluatedEpisode
+from gradus.orchestrator.evaluation_metrics import EpisodeScore
+from gradus.orchestrator.record import encode_record
+
+
+class _TaskStanding(msgspec.Struct):
+    index: int
+
+
+class _Error(msgspec.Struct):
+    type: str
+
+
+class _Standing(msgspec.Struct):
+    """The part of a record that a resume needs."""
+
+    source: str
+    task: _TaskStanding
+    replica: int
+    reward: float | None
+    length_tokens: int
+    is_truncated: bool
+    error: _Error | None
+
+    @property
+    def key(self) -> EpisodeKey:
+        return EpisodeKey(self.source, self.task.index, self.replica)
+
+    @property
+    def score(self) -> EpisodeScore:
+        return EpisodeScore(
+            self.task.index, self.reward, None, self.length_tokens, self.is_truncated
+        )
+
+
+class _Line(msgspec.Struct):
+    gradus: _Standing
+
+
+class EvaluationFile:
+    """Owns one `eval.jsonl`: append-only, one JSON object per line, whole lines only.
+
+    >>> with EvaluationFile.create(path) as file:  # doctest: +SKIP
+    ...     file.append(ended, state_columns=())
+    """
+
+    def __init__(self, path: Path, finished: dict[EpisodeKey, EpisodeScore]) -> None:
+        self.finished = finished
+        """Episodes without error that the file held when it was opened."""
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """A new, empty file in the place of any other."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        return cls(path, {})
+
+    @classmethod
+    def reopen(cls, path: Path, wanted: Collection[EpisodeKey]) -> Self:
+        """Keep the wanted episodes that ended without error; the others leave the file.
+
+        So no episode stands in it twice, whatever is played again. CorruptStateError for a line in
+        the middle that is no record; a torn last line is what a kill leaves, and goes.
+        """
+        if not path.exists():
+            return cls.create(path)
+        finished: dict[EpisodeKey, EpisodeScore] = {}
+        left = set(wanted)
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        with path.open("rb") as old, temporary.open("wb") as new:
+            for number, line in enumerate(old, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                standing = _standing(line, path, number)
+                if standing.error is None and standing.key in left:
+                    left.remove(standing.key)
+                    finished[standing.key] = standing.score
+                    new.write(line)
+            new.flush()
+            os.fsync(new.fileno())
+        temporary.replace(path)
+        return cls(path, finished)
+
+    def append(self, ended: EvaluatedEpisode, state_columns: Collection[str]) -> None:
+        """Add one episode; the line is with the operating system when this returns."""
+        line = encode_record(ended.record(list(state_columns))) + b"\n"
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _standing(line: bytes, path: Path, number: int) -> _Standing:
+    try:
+        return msgspec.json.decode(line, type=_Line).gradus
+    except msgspec.MsgspecError as error:
+        raise CorruptStateError(
+            f"{path} line {number} is no record of an evaluation ({error}); delete that line, or "
+            "start anew with --clean"
+        ) from error
+
+
+def read_standings(path: Path) -> list[dict[str, Any]]:
+    """The `gradus` object of every whole line, for tests and tools."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [msgspec.json.decode(line)["gradus"] for line in lines]

@@ -1,0 +1,115 @@
+"""The config of `gradus eval`: what it refuses, and what each process is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.eval import EvalConfig
+from gradus.config.evaluation_checks import eval_problems
+from gradus.config.resolve import run_name
+from gradus.config.resolve_eval import resolve_eval
+from gradus.errors import ConfigError
+
+ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "api_key_var": "SERVICE_KEY"}
+
+
+def build_eval_config(**changes: Any) -> EvalConfig:
+    values = {"model": {"name": "someone/tiny"}, "env": [{"id": "reverse-text"}]}
+    config: EvalConfig = EvalConfig.model_validate(values | changes)
+    return config
+
+
+def resolve(config: EvalConfig) -> Any:
+    return resolve_eval(config, run_dir=Path("runs/x"), epoch=2)
+
+
+def test_a_model_directory_is_served_for_the_time_of_the_evaluation() -> None:
+    names = list(resolve(build_eval_config()).by_process())
+    assert names == ["inference", "eval_reverse-text", "evaluator"]
+
+
+def test_an_endpoint_is_asked_and_nothing_is_served() -> None:
+    configs = resolve(build_eval_config(**ENDPOINT))
+    assert list(configs.by_process()) == ["eval_reverse-text", "evaluator"]
+    assert configs.evaluator.base_url == ENDPOINT["base_url"]
+
+
+def test_only_the_name_of_the_key_s_variable_is_in_the_configs() -> None:
+    (environment,) = resolve(build_eval_config(**ENDPOINT)).environments
+    assert environment.env_var_names == ["SERVICE_KEY"]
+
+
+def test_environments_inherit_the_shared_sampling() -> None:
+    env = [{"id": "reverse-text", "sampling": {"temperature": 0.2}}]
+    config = build_eval_config(env=env, sampling={"max_completion_tokens": 99})
+    (source,) = resolve(config).evaluator.sources
+    sampling = source.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_completion_tokens) == (0.2, 1.0, 99)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "someone/other"}},
+        {"sampling": {"temperature": 0.1}},
+        ENDPOINT,
+        {"env": [{"id": "reverse-text", "taskset": {"seed": 1}}]},
+        {"env": [{"id": "reverse-text", "max_turns": 2}]},
+    ],
+)
+def test_what_changes_an_episode_changes_the_identity(changes: dict[str, Any]) -> None:
+    before = resolve(build_eval_config()).evaluator.identity
+    assert resolve(build_eval_config(**changes)).evaluator.identity != before
+
+
+def test_more_tasks_and_more_speed_leave_the_identity() -> None:
+    before = resolve(build_eval_config()).evaluator.identity
+    env = [{"id": "reverse-text", "num_tasks": 9, "group_size": 4}]
+    after = build_eval_config(env=env, max_in_flight_episodes=1, max_retries=0)
+    assert resolve(after).evaluator.identity == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "text"),
+    [
+        ({"api_key_var": "KEY"}, "api_key_var", "no meaning without base_url"),
+        (
+            ENDPOINT | {"api_key_var": "sk-live-secret"},
+            "api_key_var",
+            "is no name of an environment variable",
+        ),
+        (
+            {"sampling": {"max_completion_tokens": 4096}},
+            "env.0.sampling.max_completion_tokens",
+            "leaves no room for a prompt",
+        ),
+        ({"env": [{"id": "a"}, {"id": "a"}]}, "env.1.name", "already the name of source 0"),
+        ({"sampling": {"extra_body": {"n": 4}}}, "sampling.extra_body.n", "write group_size"),
+        ({"inference": {"host": "0.0.0.0"}}, "inference.host", "can be reached by others"),
+    ],
+)
+def test_contradictions_are_named_with_their_key(
+    changes: dict[str, Any], key: str, text: str
+) -> None:
+    (problem,) = eval_problems(build_eval_config(**changes))
+    assert str(problem).startswith(f"{key}: ")
+    assert text in str(problem)
+    with pytest.raises(ConfigError):
+        resolve(build_eval_config(**changes))
+
+
+def test_a_key_that_was_written_instead_of_its_variable_is_not_repeated() -> None:
+    (problem,) = eval_problems(build_eval_config(**ENDPOINT | {"api_key_var": "sk-live-secret"}))
+    assert "secret" not in str(problem)
+
+
+def test_the_context_of_a_foreign_endpoint_is_not_ours_to_check() -> None:
+    sampling = {"max_completion_tokens": 100_000}
+    assert eval_problems(build_eval_config(**ENDPOINT, sampling=sampling)) == []
+
+
+def test_an_evaluation_is_named_after_its_environments_and_its_model() -> None:
+    assert run_name(build_eval_config(), "0123abcd") == "reverse-text--tiny--0123abcd"

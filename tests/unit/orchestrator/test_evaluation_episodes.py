@@ -1,0 +1,215 @@
+"""Which episodes an evaluation has, which are played again, and what a score is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.process import EvaluationSourceConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.orchestrator.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.evaluation_episodes import (
+    EpisodeKey,
+    EvaluatedEpisode,
+    EvaluationPlayer,
+    EvaluationSource,
+    count_tasks,
+    may_pass,
+    result_metrics,
+    results,
+    warn_of_graded_rewards,
+)
+from gradus.orchestrator.evaluation_metrics import EpisodeScore
+from gradus.orchestrator.task_client import TaskSetInfo
+from gradus.testing.episodes import build_episode, build_trace
+from gradus.testing.scripted_run import ScriptedEnvironment
+
+PROVIDER_DOWN = EpisodeFailed(Failure("ProviderError", "upstream 500: scripted"))
+
+
+def build_source(environment: ScriptedEnvironment, **changes: Any) -> EvaluationSource:
+    values = {"name": "words", "num_tasks": 2, "group_size": 2, "environment": environment}
+    return EvaluationSource(**(values | changes))
+
+
+async def play(
+    environment: ScriptedEnvironment, *, max_in_flight: int = 8, max_retries: int = 2
+) -> list[EvaluatedEpisode]:
+    source = build_source(environment)
+    player = EvaluationPlayer(
+        [source], max_in_flight=max_in_flight, max_retries=max_retries, first_delay_seconds=0.0
+    )
+    ended: list[EvaluatedEpisode] = []
+    async with asyncio.timeout(10):
+        await player.play(source.episode_keys(), version=3, on_end=ended.append)
+    return ended
+
+
+def provider_error(status: int | None) -> EvaluatedEpisode:
+    trace = build_trace(error="ProviderError")
+    trace.errors[0].status_code = status
+    episode = build_episode([trace])
+    failure = Failure("ProviderError", f"upstream {status}")
+    return EvaluatedEpisode(EpisodeKey("words", 0, 0), 0, 1, "key", episode, failure)
+
+
+async def test_every_task_is_played_as_often_as_its_group_is_large() -> None:
+    ended = await play(ScriptedEnvironment())
+    keys = sorted((e.key.task, e.key.replica) for e in ended)
+    assert keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {e.version for e in ended} == {3}
+
+
+async def test_not_more_than_the_limit_runs_at_once() -> None:
+    running: list[int] = []
+    most = 0
+
+    async def wait(number: int) -> None:
+        nonlocal most
+        running.append(number)
+        most = max(most, len(running))
+        await asyncio.sleep(0)
+        running.remove(number)
+
+    await play(ScriptedEnvironment(wait=wait), max_in_flight=3)
+    assert most == 3
+
+
+async def test_an_error_that_may_pass_is_played_again_and_counted_once() -> None:
+    environment = ScriptedEnvironment(
+        play=lambda number: PROVIDER_DOWN if number < 2 else build_episode(reward=1.0)
+    )
+    ended = await play(environment, max_in_flight=1)
+    assert [e.attempts for e in ended] == [3, 1, 1, 1]
+    assert [e.score().reward for e in ended] == [1.0] * 4
+
+
+async def test_an_error_that_does_not_pass_is_the_result_after_the_last_attempt() -> None:
+    ended = await play(ScriptedEnvironment(play=lambda _: PROVIDER_DOWN), max_retries=1)
+    assert [e.attempts for e in ended] == [2, 2, 2, 2]
+    assert [e.score() for e in ended if e.key.task == 1] == [
+        EpisodeScore(1, error="ProviderError")
+    ] * 2
+
+
+async def test_an_error_of_the_task_itself_is_not_played_again() -> None:
+    broken = EpisodeFailed(Failure("TaskError", "division by zero"))
+    environment = ScriptedEnvironment(play=lambda _: broken)
+    ended = await play(environment)
+    assert [e.attempts for e in ended] == [1, 1, 1, 1]
+    assert len(environment.calls) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "is_retried"),
+    [(429, True), (408, True), (500, True), (503, True), (None, True), (401, False), (404, False)],
+)
+def test_the_provider_s_status_decides(status: int | None, is_retried: bool) -> None:
+    assert may_pass(provider_error(status)) is is_retried
+
+
+async def test_a_reward_that_is_no_number_is_an_error_and_never_zero() -> None:
+    ended = await play(ScriptedEnvironment(play=lambda _: build_episode(reward=float("nan"))))
+    assert {e.score().error for e in ended} == {"invalid_reward"}
+
+
+async def test_an_episode_without_tokens_is_scored_all_the_same() -> None:
+    """A plain chat endpoint tells no token ids."""
+
+    def play_without_tokens(_: int) -> Any:
+        episode = build_episode(reward=1.0)
+        for node in episode.traces[0].nodes:
+            node.token_ids, node.mask, node.logprobs = [], [], []
+        return episode
+
+    ended = await play(ScriptedEnvironment(play=play_without_tokens))
+    assert [e.score().reward for e in ended] == [1.0] * 4
+
+
+async def test_an_episode_of_nobody_who_is_measured_is_an_error() -> None:
+    judge = build_trace(agent="judge", trainable=False)
+    ended = await play(ScriptedEnvironment(play=lambda _: build_episode([judge])))
+    assert {e.score().error for e in ended} == {"no_trace"}
+
+
+async def test_a_task_that_cannot_be_had_ends_the_evaluation() -> None:
+    environment = ScriptedEnvironment()
+
+    async def missing(index: int) -> Any:
+        raise EnvironmentFailure(f"no task {index}")
+
+    environment.task = missing  # type: ignore[method-assign]
+    with pytest.RaisesGroup(EnvironmentFailure, allow_unwrapped=False, flatten_subgroups=True):
+        await play(environment, max_in_flight=1)
+
+
+def test_a_score_is_the_mean_over_the_agents_that_are_measured() -> None:
+    traces = [
+        build_trace(reward=1.0, agent="a"),
+        build_trace(reward=0.0, agent="b"),
+        build_trace(reward=9.0, agent="judge", trainable=False),
+    ]
+    ended = EvaluatedEpisode(EpisodeKey("words", 4, 0), 0, 1, "key", build_episode(traces))
+    score = ended.score()
+    assert (score.task, score.reward, score.length_tokens) == (4, 0.5, 8)
+
+
+def test_a_record_says_where_the_episode_stood() -> None:
+    ended = EvaluatedEpisode(EpisodeKey("words", 4, 1), 7, 2, "key-4", build_episode(reward=1.0))
+    standing = ended.record([])["gradus"]
+    assert standing["episode"] == "words/4/1"
+    assert standing["task"] == {"index": 4, "key": "key-4"}
+    assert standing["versions"] == {"oldest": 7, "newest": 7}
+    assert (standing["attempts"], standing["reward"], standing["error"]) == (2, 1.0, None)
+
+
+def build_source_config(num_tasks: int | None) -> EvaluationSourceConfig:
+    return EvaluationSourceConfig(
+        name="words",
+        num_tasks=num_tasks,
+        group_size=1,
+        sampling=SamplingConfig(),
+        timeout=EnvironmentTimeoutConfig(),
+        address=None,
+        state_columns=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "played"), [(None, 7, 7), (3, 7, 3), (7, 7, 7), (5, None, 5)]
+)
+def test_all_tasks_are_played_unless_fewer_are_asked_for(
+    asked: int | None, there: int | None, played: int
+) -> None:
+    assert count_tasks(build_source_config(asked), TaskSetInfo(there, "words")) == played
+
+
+@pytest.mark.parametrize(("asked", "there"), [(None, None), (8, 7)])
+def test_tasks_that_are_not_there_are_refused(asked: int | None, there: int | None) -> None:
+    with pytest.raises(ConfigError, match="'words' has"):
+        count_tasks(build_source_config(asked), TaskSetInfo(there, "words"))
+
+
+def test_graded_rewards_are_said_once_per_environment(caplog: pytest.LogCaptureFixture) -> None:
+    sources = [build_source(ScriptedEnvironment(), group_size=1)]
+    found = results(sources, {"words": [EpisodeScore(0, 0.5)]})
+    already: set[str] = set()
+    with caplog.at_level(logging.WARNING):
+        warn_of_graded_rewards(found, already)
+        warn_of_graded_rewards(found, already)
+    assert [r.getMessage() for r in caplog.records] == [
+        "environment 'words' gives rewards other than 0 and 1: pass@k and pass^k mean nothing "
+        "there, only avg@k is reported"
+    ]
+    assert "eval/words/pass@1" not in result_metrics(found)
+
+
+def test_an_environment_without_an_ended_episode_has_its_row() -> None:
+    found = results([build_source(ScriptedEnvironment())], {})
+    assert found["words"].num_episodes == 0
+    assert found["words"].group_size == 2

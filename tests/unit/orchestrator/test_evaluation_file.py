@@ -1,0 +1,97 @@
+"""One line per episode, once, whatever a kill left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradus.errors import CorruptStateError
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.evaluation_episodes import EpisodeKey, EvaluatedEpisode
+from gradus.orchestrator.evaluation_file import EvaluationFile, read_standings
+from gradus.testing.episodes import build_episode
+
+KEYS = [EpisodeKey("words", task, replica) for task in range(3) for replica in range(2)]
+
+
+def ended(key: EpisodeKey, *, error: str | None = None) -> EvaluatedEpisode:
+    if error is not None:
+        return EvaluatedEpisode(key, 0, 1, failure=Failure(error, "scripted"))
+    return EvaluatedEpisode(key, 0, 1, "key", build_episode(reward=1.0))
+
+
+def names(path: Path) -> list[str]:
+    return [standing["episode"] for standing in read_standings(path)]
+
+
+def test_a_line_is_on_disk_when_append_returns(tmp_path: Path) -> None:
+    path = tmp_path / "step_0" / "eval.jsonl"
+    with EvaluationFile.create(path) as file:
+        for number, key in enumerate(KEYS, start=1):
+            file.append(ended(key), ())
+            assert len(read_standings(path)) == number
+
+
+def test_finished_episodes_are_kept_and_failed_ones_leave(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    with EvaluationFile.create(path) as file:
+        file.append(ended(KEYS[0]), ())
+        file.append(ended(KEYS[1], error="ProviderError"), ())
+    with EvaluationFile.reopen(path, KEYS) as file:
+        assert list(file.finished) == [KEYS[0]]
+        assert file.finished[KEYS[0]].reward == 1.0
+        file.append(ended(KEYS[1]), ())
+    assert names(path) == ["words/0/0", "words/0/1"]
+
+
+def test_episodes_that_are_no_longer_asked_for_leave(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    with EvaluationFile.create(path) as file:
+        for key in KEYS:
+            file.append(ended(key), ())
+    EvaluationFile.reopen(path, KEYS[:2]).close()
+    assert names(path) == ["words/0/0", "words/0/1"]
+
+
+def test_an_episode_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    with EvaluationFile.create(path) as file:
+        file.append(ended(KEYS[0]), ())
+        file.append(ended(KEYS[0]), ())
+    EvaluationFile.reopen(path, KEYS).close()
+    assert names(path) == ["words/0/0"]
+
+
+def test_a_file_that_is_not_there_yet_is_begun(tmp_path: Path) -> None:
+    with EvaluationFile.reopen(tmp_path / "deep" / "eval.jsonl", KEYS) as file:
+        assert file.finished == {}
+
+
+def test_a_line_in_the_middle_that_is_no_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    path.write_text('{"something": "else"}\n')
+    with pytest.raises(CorruptStateError, match=r"eval\.jsonl line 1 is no record"):
+        EvaluationFile.reopen(path, KEYS)
+    assert path.read_text() == '{"something": "else"}\n'
+
+
+@given(cut=st.integers(0, 10_000), failed=st.sets(st.integers(0, 5)))
+@settings(max_examples=40, deadline=None)
+def test_cut_at_any_byte_and_resumed_every_episode_is_there_once(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, failed: set[int]
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "eval.jsonl"
+    with EvaluationFile.create(path) as file:
+        for number, key in enumerate(KEYS):
+            file.append(ended(key, error="ProviderError" if number in failed else None), ())
+    content = path.read_bytes()
+    path.write_bytes(content[: cut % (len(content) + 1)])
+    with EvaluationFile.reopen(path, KEYS) as file:
+        for key in KEYS:
+            if key not in file.finished:
+                file.append(ended(key), ())
+    assert sorted(names(path)) == sorted(map(str, KEYS))
+    assert all(standing["error"] is None for standing in read_standings(path))
