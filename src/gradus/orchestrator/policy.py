@@ -51,10 +51,6 @@ class PolicyPool(Protocol):
         """Serve a published version; returns when the engine itself says that it does."""
         ...
 
-    async def status(self) -> EngineStatus:
-        """What the engine says about itself."""
-        ...
-
     async def close(self) -> None:
         """Release the connection."""
         ...
