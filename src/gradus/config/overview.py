@@ -9,7 +9,7 @@ from gradus.config.environment import EnvironmentConfig, PoolConfig, StaticPoolC
 from gradus.config.lora import LoraConfig
 from gradus.config.optimizer import OptimizerConfig
 from gradus.config.process import environment_process
-from gradus.config.resolve import environment_process, resolve_run, run_name
+from gradus.config.resolve import resolve_run, run_name
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 
