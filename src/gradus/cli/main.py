@@ -30,6 +30,7 @@ class Command:
 COMMANDS = {
     "rl": Command("gradus.cli.rl", "train a policy by reinforcement learning"),
     "sft": Command("gradus.cli.sft", "train a model on conversations"),
+    "eval": Command("gradus.cli.eval", "measure a model on the tasks of environments"),
     "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
     "check-loss": Command("gradus.cli.check_loss", "say whether a loss depends on the layout"),
 }
@@ -41,10 +42,11 @@ ROLES = {
     "trainer": Command("gradus.cli.trainer", "train on the batches of a run"),
     "sft-trainer": Command("gradus.cli.sft_trainer", "train on the conversations of a run"),
     "orchestrator": Command("gradus.cli.orchestrator", "play episodes and make batches"),
+    "evaluator": Command("gradus.cli.evaluator", "play the episodes of an evaluation"),
 }
 """What the launcher starts, with a config that it wrote."""
 
-LATER = ("eval", "view", "doctor", "export")
+LATER = ("view", "doctor", "export")
 """Known names of commands that do not exist yet."""
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from gradus.config.eval import EvalConfig
 from gradus.config.renames import RENAMES
 from gradus.config.run import RunConfig
 from gradus.config.schema import item_annotation, members, models, type_text
@@ -196,6 +197,7 @@ def reference() -> str:
         _INTRODUCTION,
         *_chapter("gradus rl", RunConfig),
         *_chapter("gradus sft", SftConfig),
+        *_chapter("gradus eval", EvalConfig),
         "## Deprecated keys\n\nTranslated with one warning each; `*` is every entry of a list.\n",
         _table(("key", "write"), [(f"`{rename.old}`", f"`{rename.new}`") for rename in RENAMES]),
         '`num_workers = n` is `pool = {type = "static", num_workers = n}`, '

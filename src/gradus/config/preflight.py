@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gradus.config.checks import run_problems, sft_problems
 from gradus.config.environment import EnvironmentConfig, HarnessChoice
+from gradus.config.eval import EvalConfig
+from gradus.config.evaluation_checks import eval_problems, run_evaluation_problems
 from gradus.config.inference import InferenceConfig
 from gradus.config.installed import (
     BUILTIN_ENVIRONMENTS,
@@ -42,6 +44,8 @@ def check_run(config: RunConfig) -> list[Problem]:
     algo: KeyPath = ("orchestrator", "train", "algo", "type")
     return [
         *run_problems(config),
+        *run_evaluation_problems(config),
+        *_evaluated_problems(config),
         *_model_problems(config.model),
         *machine_problems(
             ("trainer", "parallel"), config.trainer.parallel, config.model, os.environ
@@ -66,6 +70,13 @@ def check_run(config: RunConfig) -> list[Problem]:
     ]
 
 
+def _evaluated_problems(config: RunConfig) -> Iterator[Problem]:
+    if config.orchestrator.eval is None:
+        return
+    for index, source in enumerate(config.orchestrator.eval.env):
+        yield from _source_problems(source, ("orchestrator", "eval", "env", index))
+
+
 def check_sft(config: SftConfig) -> list[Problem]:
     """Everything that keeps this supervised run from working on this machine."""
     return [
@@ -74,6 +85,21 @@ def check_sft(config: SftConfig) -> list[Problem]:
         *machine_problems(("parallel",), config.parallel, config.model, os.environ),
         *_output_problems(config.output_dir),
         *_data_problems(config.data.path),
+    ]
+
+
+def check_eval(config: EvalConfig) -> list[Problem]:
+    """Everything that keeps this evaluation from working on this machine."""
+    return [
+        *eval_problems(config),
+        *(() if config.base_url is not None else _model_problems(config.model)),
+        *(() if config.base_url is not None else _port_problems(config.inference)),
+        *_output_problems(config.output_dir),
+        *(
+            problem
+            for index, source in enumerate(config.env)
+            for problem in _source_problems(source, ("env", index))
+        ),
     ]
 
 

@@ -14,7 +14,9 @@ import pytest
 
 from gradus.cli.main import COMMANDS, ROLES, main
 from gradus.config.base import StrictConfig
+from gradus.config.eval import EvalConfig
 from gradus.config.resolve import resolve_run, resolve_sft
+from gradus.config.resolve_eval import resolve_eval
 from gradus.errors import ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
@@ -151,6 +153,8 @@ def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[s
 def role_configs() -> dict[str, StrictConfig]:
     """Subcommand → a config as the launcher writes it."""
     run = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=4)
+    env = [{"id": "reverse-text"}]
+    evaluation = EvalConfig.model_validate({"model": {"name": "someone/tiny"}, "env": env})
     sft = resolve_sft(build_sft_config(), run_dir=Path("runs/x"), epoch=4)
     return {
         "inference": run.inference,
@@ -158,6 +162,7 @@ def role_configs() -> dict[str, StrictConfig]:
         "trainer": run.trainer,
         "sft-trainer": sft,
         "orchestrator": run.orchestrator,
+        "evaluator": resolve_eval(evaluation, run_dir=Path("runs/x"), epoch=4).evaluator,
     }
 
 
@@ -167,6 +172,7 @@ ENTRIES = {
     "trainer": ("gradus.trainer.trainer", "run", "trainer"),
     "sft-trainer": ("gradus.trainer.sft", "run", "trainer"),
     "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
+    "evaluator": ("gradus.orchestrator.evaluator", "run", "evaluator"),
 }
 
 

@@ -1,0 +1,86 @@
+"""Whether an OpenAI-compatible endpoint is there, takes the key, and serves the model."""
+
+from __future__ import annotations
+
+import difflib
+import http.client
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+
+from gradus.errors import ConfigError, ProcessError
+from gradus.log import get_logger
+
+TIMEOUT_SECONDS = 10.0
+_MAX_BYTES = 4 << 20
+_VERSIONED = re.compile(r"/v\d+$")
+
+log = get_logger(__name__)
+
+
+def check_endpoint(
+    base_url: str, model: str, *, api_key_var: str | None, environment: Mapping[str, str]
+) -> None:
+    """Ask for the list of models before anything is started.
+
+    ProcessError when nobody answers, ConfigError for a refused key or an unknown model. An endpoint
+    without such a list is believed.
+    """
+    key = None
+    if api_key_var is not None:
+        key = environment.get(api_key_var)
+        if not key:
+            raise ConfigError(f"api_key_var: the variable {api_key_var} is not set; export the key")
+    base = base_url.rstrip("/")
+    url = f"{base}/models" if _VERSIONED.search(base) else f"{base}/v1/models"
+    served = _served_models(url, key, api_key_var)
+    if served is None or model in served:
+        return
+    near = difflib.get_close_matches(model, served, n=1)
+    shown = ", ".join(sorted(served)[:8])
+    raise ConfigError(
+        f"model.name: {base_url} does not serve {model!r}"
+        + (f"; did you mean {near[0]!r}?" if near else f"; it serves {shown}")
+    )
+
+
+def _served_models(url: str, key: str | None, api_key_var: str | None) -> list[str] | None:
+    """The ids; None when the endpoint has no list of models."""
+    headers = {"Accept": "application/json"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            body = response.read(_MAX_BYTES)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code in (401, 403):
+            which = f"the key in {api_key_var}" if api_key_var else "a request without a key"
+            raise ConfigError(
+                f"base_url: {url} refuses {which} ({error.code}); set api_key_var to the variable "
+                "that holds the right one"
+            ) from None
+        if error.code in (404, 405, 501):
+            log.warning("%s has no list of models; the name is not checked", url)
+            return None
+        raise ProcessError(
+            f"base_url: {url} answered {error.code}; is the endpoint healthy?"
+        ) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ProcessError(
+            f"base_url: {url} cannot be reached ({reason}); start the endpoint or correct the "
+            "address"
+        ) from None
+    return _ids(body)
+
+
+def _ids(body: bytes) -> list[str] | None:
+    try:
+        return [str(card["id"]) for card in json.loads(body)["data"]]
+    except (ValueError, KeyError, TypeError):
+        log.warning("the endpoint's list of models cannot be read; the name is not checked")
+        return None

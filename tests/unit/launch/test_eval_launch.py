@@ -1,0 +1,205 @@
+"""`gradus eval` as a user meets it: the endpoint's check, the table, a kill and its resume."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.errors import ConfigError, ProcessError, RunDirectoryError
+from gradus.launch.endpoint_check import check_endpoint
+from gradus.launch.eval_table import error_lines, is_complete, progress_line, table
+from gradus.launch.evaluation import LiveTable, open_evaluation
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Status
+from gradus.wire.inference import SERVED_MODEL_NAME
+
+KEY = {"SERVICE_KEY": "data-token"}
+ROW: dict[str, Any] = {
+    "name": "words",
+    "planned_episodes": 8,
+    "num_episodes": 4,
+    "group_size": 4,
+    "avg": 0.5,
+    "pass_at": {"1": 0.5, "4": 0.75},
+    "pass_all": {"1": 0.5, "4": 0.25},
+    "errors": {"ProviderError": 1},
+    "truncated_share": 0.25,
+    "mean_length_tokens": 12.4,
+}
+PROGRESS = {
+    "environments": [ROW],
+    "overall": ROW | {"name": "overall"},
+    "error_messages": {"ProviderError": "upstream 500:\x1b[2J scripted"},
+}
+
+
+async def check(engine: ScriptedEngine, model: str = SERVED_MODEL_NAME, **changes: Any) -> None:
+    values = {"api_key_var": "SERVICE_KEY", "environment": KEY} | changes
+    await asyncio.to_thread(check_endpoint, f"{engine.base_url}/v1", model, **values)
+
+
+async def test_an_endpoint_that_serves_the_model_is_accepted() -> None:
+    async with ScriptedEngine() as engine:
+        await check(engine)
+
+
+async def test_a_wrong_model_name_is_refused_with_the_nearest() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="does not serve 'polic'; did you mean 'policy'"):
+            await check(engine, "polic")
+
+
+async def test_a_wrong_key_is_refused_by_the_name_of_its_variable() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="refuses the key in SERVICE_KEY") as caught:
+            await check(engine, environment={"SERVICE_KEY": "canary"})
+        assert "canary" not in str(caught.value)
+
+
+async def test_a_key_that_is_not_set_is_named() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="SERVICE_KEY is not set"):
+            await check(engine, environment={})
+
+
+async def test_a_request_without_a_key_where_one_is_needed_is_named() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="refuses a request without a key"):
+            await check(engine, api_key_var=None)
+
+
+async def test_an_endpoint_that_is_broken_or_gone_is_named() -> None:
+    async with ScriptedEngine() as engine:
+        engine.inject(Status(503), path="/v1/models")
+        with pytest.raises(ProcessError, match="answered 503"):
+            await check(engine)
+    with pytest.raises(ProcessError, match="cannot be reached"):
+        await check(engine)
+
+
+async def test_an_endpoint_without_a_list_of_models_is_believed() -> None:
+    async with ScriptedEngine() as engine:
+        engine.inject(Status(404), path="/v1/models")
+        await check(engine, "anything")
+
+
+def test_the_table_has_a_column_for_each_number() -> None:
+    head, row = table(PROGRESS)
+    assert head.split() == [
+        *("environment", "episodes", "avg", "pass@1", "pass@4", "pass^4"),
+        *("errors", "truncated", "length"),
+    ]
+    assert row.split() == [
+        *("words", "4/8", "0.500", "(@4)", "0.500", "0.750", "0.250", "1", "0.250", "12")
+    ]
+
+
+def test_several_environments_have_a_line_over_all() -> None:
+    both = PROGRESS | {"environments": [ROW, ROW | {"name": "sums", "avg": None}]}
+    assert [line.split()[0] for line in table(both)] == ["environment", "words", "sums", "overall"]
+
+
+def test_errors_are_counted_by_kind_and_cannot_move_the_cursor() -> None:
+    assert error_lines(PROGRESS) == ["error       1 x ProviderError: upstream 500: [2J scripted"]
+
+
+def test_an_evaluation_with_errors_or_holes_is_not_complete() -> None:
+    whole = ROW | {"num_episodes": 8, "errors": {}}
+    assert is_complete({"overall": whole})
+    assert not is_complete({"overall": whole | {"num_episodes": 7}})
+    assert not is_complete({"overall": whole | {"errors": {"TaskError": 1}}})
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_table_and_a_file_gets_lines(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        live = LiveTable(stream)
+        live.show(path)
+        path.write_text(json.dumps(PROGRESS))
+        live.show(path)
+        live.clear()
+    assert terminal.getvalue().startswith(table(PROGRESS)[0])
+    assert "\x1b[2A" in terminal.getvalue()
+    assert file.getvalue() == f"{progress_line(PROGRESS)}\n"
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="holds no evaluation to resume"):
+        open_evaluation(tmp_path, "mine", clean=False, resume=True)
+    open_evaluation(tmp_path, "mine", clean=False, resume=False).release()
+    left = tmp_path / "mine" / "ready" / "evaluator.json"
+    left.parent.mkdir()
+    left.write_text("{}")
+    open_evaluation(tmp_path, "mine", clean=False, resume=True).release()
+    assert not left.exists()
+
+
+def command(tmp_path: Path, base_url: str, *words: str) -> list[str]:
+    env = {"id": "reverse-text", "num_tasks": 6, "group_size": 2}
+    pool = {"type": "static", "num_workers": 1}
+    return [
+        *(sys.executable, "-m", "gradus.cli.main", "eval", "--base-url", base_url),
+        *("--model", SERVED_MODEL_NAME, "--api-key-var", "SERVICE_KEY", "--name", "mine"),
+        *("--output-dir", str(tmp_path), "--env", json.dumps([env | {"pool": pool}])),
+        *("--max-in-flight-episodes", "2", *words),
+    ]
+
+
+async def start(words: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | KEY
+    )
+
+
+@pytest.mark.end_to_end
+async def test_killed_in_the_middle_and_resumed_every_episode_is_there_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("r")
+    episodes = tmp_path / "mine" / "episodes" / "step_0" / "eval.jsonl"
+    async with ScriptedEngine() as engine:
+        engine.inject(Status(429), path="/v1/chat/completions")
+        asked = 0
+        reached = asyncio.Event()
+        launchers: list[subprocess.Popen[str]] = []
+
+        def reply(messages: list[dict[str, object]]) -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 7:
+                os.kill(launchers[0].pid, signal.SIGKILL)
+                reached.set()
+            return str(messages[-1]["content"])[::-1]
+
+        engine.chat_reply = reply
+        words = command(tmp_path, f"{engine.base_url}/v1")
+        launchers.append(await start(words))
+        async with asyncio.timeout(90):
+            await reached.wait()
+        await asyncio.to_thread(launchers[0].communicate)
+        assert not (tmp_path / "mine" / "results.json").exists()
+        resumed = await start([*words, "--resume"])
+        output, _ = await asyncio.to_thread(resumed.communicate, None, 90)
+    assert resumed.returncode == 0, output
+    lines = [json.loads(line)["gradus"] for line in episodes.read_text().splitlines()]
+    assert sorted(line["episode"] for line in lines) == sorted(
+        f"reverse-text/{task}/{replica}" for task in range(6) for replica in range(2)
+    )
+    results = json.loads((tmp_path / "mine" / "results.json").read_text())
+    assert results["overall"]["num_episodes"] == 12
+    assert "pass@2" in output or "avg" in output
