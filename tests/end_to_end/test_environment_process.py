@@ -76,6 +76,7 @@ async def test_tasks_are_served_by_index(shared: RunningEnvironment) -> None:
     assert (await shared.ask(method="info"))["result"] == {
         "num_tasks": 3,
         "taskset": "gradus-test-echo",
+        "agents": {"agent": True},
     }
     task = (await shared.ask(method="task", index=2))["result"]
     assert task["task_data"]["prompt"] == "repeat 2"

@@ -75,6 +75,9 @@ class AgentRoleConfig(StrictConfig):
     """The role's sampling."""
     max_turns: int | None = Field(None, ge=1)
     """Most model turns of the role."""
+    train: bool | None = None
+    """Whether the role's traces train. None means that they do, unless the role is named `judge`, or
+    another model plays it beside the policy."""
 
 
 class EnvironmentConfig(StrictConfig):

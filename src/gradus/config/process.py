@@ -128,6 +128,8 @@ class SourceConfig(StrictConfig):
     """User-managed environment server. None means the run's own, found by its ready file."""
     state_columns: list[str]
     """Keys of the trace's info kept in records."""
+    untrained_agents: list[str] = Field(default_factory=list)
+    """Agents whose traces never train."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Order of the tasks."""
     errors: ErrorPolicyConfig = ErrorPolicyConfig()

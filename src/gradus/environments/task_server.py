@@ -9,7 +9,8 @@ the id is any bytes that the client chose, both payloads are msgpack maps.
     reply     {"ok": true, "result": {...}}
               {"ok": false, "error": "what is wrong and what to do"}
 
-Results: `info` {"num_tasks": int or null (endless), "taskset": id}; `task` {"task_data": {...},
+Results: `info` {"num_tasks": int or null (endless), "taskset": id, "agents": {name: whether the
+environment lets it train}}; `task` {"task_data": {...},
 "key": str}; `health` {"healthy": bool, "reason": str or null, "num_workers": int}.
 
 A message that is none of these is answered with an error where it can be, and never ends the
@@ -18,7 +19,7 @@ socket. `REQUEST_METHODS` lists the methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -60,6 +61,10 @@ class Tasks(Protocol):
     @property
     def num_tasks(self) -> int | None:
         """Number of tasks. None means endless."""
+
+    @property
+    def agents(self) -> Mapping[str, bool]:
+        """Agents of an episode → whether the environment lets them train."""
 
     async def task(self, index: int) -> dict[str, Any]:
         """`task_data` and `key` of one task; GradusError outside the range."""
@@ -107,7 +112,11 @@ class TaskServer:
 
     async def _result(self, request: TaskRequest) -> Any:
         if request.method == "info":
-            return {"num_tasks": self._tasks.num_tasks, "taskset": self._tasks.taskset_id}
+            return {
+                "num_tasks": self._tasks.num_tasks,
+                "taskset": self._tasks.taskset_id,
+                "agents": self._tasks.agents,
+            }
         if request.method == "health":
             return self._health()
         if request.method == "task" and request.index is not None:

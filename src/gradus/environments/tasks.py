@@ -6,12 +6,17 @@ import asyncio
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import ValidationError
+from verifiers.v1.configs.agent import agent_config_fields
 
 from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.log import get_logger
+
+log = get_logger(__name__)
 
 ENDLESS_WINDOW = 4096
 """Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
@@ -20,8 +25,12 @@ ENDLESS_WINDOW = 4096
 class TaskIndex:
     """Owns the tasks of one taskset: all of a finite one, a window of an endless one."""
 
-    def __init__(self, taskset: vf.Taskset[Any, Any]) -> None:
+    def __init__(
+        self, taskset: vf.Taskset[Any, Any], agents: Mapping[str, bool] | None = None
+    ) -> None:
         self.taskset_id: str = taskset.config.id
+        self.agents = dict(agents or {})
+        """Agents of an episode → whether the environment lets them train."""
         self._taskset = taskset
         self._all = list(taskset) if taskset.bounded else None
         self._iterator: Iterator[vf.Task[Any, Any, Any]] = iter(())
@@ -96,7 +105,7 @@ def load_tasks(source: str, verifiers_config: Mapping[str, Any]) -> TaskIndex:
             "leave the source out"
         ) from error
     try:
-        index = TaskIndex(environment.taskset)
+        index = TaskIndex(environment.taskset, standing(environment))
     except Exception as error:
         raise EnvironmentFailure(
             f"{name} could not load its tasks: {_origin(error)}. Check the source's `taskset` "
@@ -107,6 +116,28 @@ def load_tasks(source: str, verifiers_config: Mapping[str, Any]) -> TaskIndex:
             f"{name} has no tasks: its data set is empty. Check the source's `taskset` settings"
         )
     return index
+
+
+def standing(environment: vf.Env[Any]) -> dict[str, bool]:
+    """The environment's agents → whether its `setup` lets them train.
+
+    `setup` says who never trains. It is run here up to where it waits for something, on agents that
+    can do nothing else than to be marked; what it does not say in time counts as trainable.
+    """
+    seats = {
+        name: SimpleNamespace(trainable=True) for name in agent_config_fields(environment.config)
+    }
+    agents: Any = vf.Agents(environment.config, lambda name, _: seats[name])
+    setup = environment.setup(agents)
+    try:
+        setup.send(None)
+    except StopIteration:
+        pass
+    except Exception as error:  # it wanted more of an agent than its mark
+        log.debug("setup of the environment cannot be tried: %s", error)
+    finally:
+        setup.close()
+    return {name: bool(seat.trainable) for name, seat in seats.items()}
 
 
 def _missing_module(name: str, error: ModuleNotFoundError) -> ConfigError:

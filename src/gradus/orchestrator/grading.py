@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from verifiers.v1.episode import WireEpisode
@@ -95,6 +95,8 @@ class Grading:
     filters: Sequence[ActiveFilter]
     temperature: float
     max_length_tokens: int
+    untrained_agents: Collection[str] = ()
+    """Agents whose traces never train."""
 
 
 def grade(group: Group, grading: Grading) -> None:

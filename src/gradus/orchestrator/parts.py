@@ -34,6 +34,7 @@ from gradus.orchestrator.grading import Grading
 from gradus.orchestrator.journal import Journal
 from gradus.orchestrator.policy import InferencePool, PolicyPool
 from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.seats import check_seats
 from gradus.orchestrator.task_source import SourceShare
 from gradus.orchestrator.vocabulary import read_vocabulary_size
 from gradus.run_dir import RunDirectory
@@ -129,6 +130,8 @@ async def _open_source(
     environment = EnvironmentClient(source.name, address, settings)
     stack.push_async_callback(environment.close)
     info = await environment.info()
+    if info.agents and info.num_tasks != 0:
+        check_seats(source, info.agents, (await environment.task(0)).task_data)
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
     errors = ErrorPolicy(source.errors)
     return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
@@ -171,4 +174,5 @@ def build_grading(
         filters=build_filters(config.orchestrator.filters, vocabulary_size=vocabulary_size),
         temperature=temperature,
         max_length_tokens=config.model.max_length_tokens,
+        untrained_agents=frozenset(source.untrained_agents),
     )

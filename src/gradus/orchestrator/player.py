@@ -12,6 +12,7 @@ from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failu
 from gradus.orchestrator.grading import Group, PlayedEpisode
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.policy import PolicyPool
+from gradus.orchestrator.seats import settle_standing
 from gradus.wire.policy import VersionSpan
 
 
@@ -116,7 +117,8 @@ class EpisodePlayer:
             result = await source.environment.run(group.task, version=episode.version)
         except EpisodeFailed as failed:
             return self._ended(episode, failure=failed.failure)
-        failure = find_failure(result)
+        standing = settle_standing(result, source.grading.untrained_agents)
+        failure = find_failure(result) if standing is None else standing
         if failure is None:
             await source.grading.algorithm.score_episode(result, group.credit_context)
         return PlayedEpisode(

@@ -27,6 +27,8 @@ class TaskSetInfo(msgspec.Struct, frozen=True):
     num_tasks: int | None
     """None means endless."""
     taskset: str
+    agents: dict[str, bool] = {}
+    """Agents of an episode → whether the environment lets them train."""
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -330,3 +330,21 @@ def test_the_version_that_waits_for_an_evaluation_stays_on_disk() -> None:
 def test_an_evaluation_may_not_outlast_the_patience_of_the_trainer() -> None:
     with pytest.raises(ConfigError, match="lower the first or raise the second"):
         resolve_evaluated(eval={"timeout_seconds": 1800.0})
+
+
+@pytest.mark.parametrize(
+    ("agents", "untrained"),
+    [
+        ({}, ["judge"]),
+        ({"judge": {"train": True}, "a": {}}, []),
+        ({"a": {"train": False}, "b": {"train": True}}, ["a", "judge"]),
+        ({"a": {}, "b": {"model": "m", "base_url": "http://x/v1"}}, ["b", "judge"]),
+        ({"b": {"model": "m", "base_url": "http://x/v1"}}, ["judge"]),
+    ],
+)
+def test_a_judge_and_roles_of_other_models_do_not_train_unless_asked(
+    agents: dict[str, Any], untrained: list[str]
+) -> None:
+    values = {"orchestrator": {"train": {"env": [{"id": "a", "agents": agents}]}}}
+    configs = resolve_run(build_run_config(values), run_dir=Path("runs/x"), epoch=0)
+    assert configs.orchestrator.sources[0].untrained_agents == untrained

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ class FakeTasks:
 
     taskset_id = "fake"
     num_tasks = 3
+    agents: ClassVar[dict[str, bool]] = {"agent": True}
 
     async def task(self, index: int) -> dict[str, Any]:
         if index == 3:
@@ -57,7 +58,7 @@ async def test_the_three_methods_answer(tmp_path: Path) -> None:
     async with serving(tmp_path) as address:
         assert await ask(address, method="info") == {
             "ok": True,
-            "result": {"num_tasks": 3, "taskset": "fake"},
+            "result": {"num_tasks": 3, "taskset": "fake", "agents": {"agent": True}},
         }
         assert await ask(address, method="task", index=1) == {
             "ok": True,

@@ -10,9 +10,9 @@ import pytest
 import verifiers.v1 as vf
 
 from gradus.environments import tasks
-from gradus.environments.tasks import TaskIndex, load_tasks
+from gradus.environments.tasks import TaskIndex, load_tasks, standing
 from gradus.errors import ConfigError, EnvironmentFailure
-from gradus.testing.environment import EchoConfig, EchoTaskset
+from gradus.testing.environment import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
 MODULES = Path(__file__).parents[2] / "environments"
 
@@ -116,3 +116,39 @@ def test_a_data_set_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(ConfigError, match="'gradus-test-echo' has no tasks"):
         load(id="gradus-test-echo", num_tasks=0)
+
+
+class MarkingEnv(TalkEnv):
+    """Lets its agent train or not, or wants more of it than a mark."""
+
+    trainable = False
+    needs_more = False
+
+    async def setup(self, agents: vf.Agents) -> None:
+        if self.needs_more:
+            agents.agent.config  # noqa: B018 - reading it is what fails
+        agents.agent.trainable = self.trainable
+
+
+@pytest.mark.parametrize(
+    ("trainable", "needs_more", "expected"),
+    [(False, False, False), (True, False, True), (False, True, True)],
+)
+def test_agents_are_known_with_the_standing_that_setup_gives_them(
+    trainable: bool, needs_more: bool, expected: bool
+) -> None:
+    seat = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}}
+    config = TalkConfig.model_validate({"taskset": {"id": "gradus-test-echo"}, "agent": seat})
+    environment = MarkingEnv(config)
+    environment.trainable, environment.needs_more = trainable, needs_more
+    assert standing(environment) == {"agent": expected}
+
+
+def test_a_single_seat_is_an_agent() -> None:
+    assert load(id="gradus-test-echo").agents == {"agent": True}
+
+
+def test_both_seats_of_a_game_are_agents() -> None:
+    seat = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}}
+    config = {"taskset": {"id": "kuhn-poker"}, "first": seat, "second": seat}
+    assert load_tasks("here", config).agents == {"first": True, "second": True}

@@ -1,0 +1,93 @@
+"""The rules of Kuhn poker, pure.
+
+Each player antes one chip and holds one of three cards. A player may check or bet one chip; against
+a bet, fold or call. After check-check or a call the higher card takes the pot.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+CARDS = "JQK"
+"""From the lowest to the highest."""
+PASS, BET = "p", "b"
+"""Check or fold; bet or call."""
+DEALS = tuple("".join(cards) for cards in itertools.permutations(CARDS, 2))
+"""All six deals: the card of the first player, then that of the second."""
+
+_CHIPS = {"pp": 1, "bp": 1, "bb": 2, "pbp": 1, "pbb": 2}
+"""Finished histories of moves and what the loser pays."""
+_FOLDED_BY = {"bp": 1, "pbp": 0}
+
+
+@dataclass(frozen=True)
+class Game:
+    """One game: the deal and the moves so far.
+
+    >>> Game("KJ").play("b").play("p").payoffs
+    (1, -1)
+    """
+
+    deal: str
+    history: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the moves settle the game."""
+        return self.history in _CHIPS
+
+    @property
+    def player(self) -> int:
+        """Who moves now: 0 or 1."""
+        return len(self.history) % 2
+
+    def play(self, move: str) -> Game:
+        """The game after a move; ValueError for a move that there is not."""
+        if self.is_over or move not in (PASS, BET):
+            raise ValueError(f"move {move!r} is not possible after {self.history!r}")
+        return Game(self.deal, self.history + move)
+
+    @property
+    def payoffs(self) -> tuple[int, int]:
+        """Chips won by the first and the second player; they add up to 0."""
+        if not self.is_over:
+            raise ValueError(f"the game is not over after {self.history!r}")
+        loser = _FOLDED_BY.get(self.history)
+        if loser is None:
+            first, second = (CARDS.index(card) for card in self.deal)
+            loser = 0 if first < second else 1
+        chips = _CHIPS[self.history]
+        return (-chips, chips) if loser == 0 else (chips, -chips)
+
+    def forfeit(self) -> tuple[int, int]:
+        """Payoffs when the player to move makes no legal move: the largest loss."""
+        return (-2, 2) if self.player == 0 else (2, -2)
+
+
+def observation(game: Game) -> str:
+    """What the player to move is told: the own card and all moves.
+
+    >>> observation(Game("KJ", "p"))
+    'J p'
+    """
+    return f"{game.deal[game.player]} {game.history}".strip()
+
+
+def demonstrations(num: int, *, seed: int) -> list[list[tuple[str, str]]]:
+    """Turns of random play, one player's (observation, move) pairs per conversation.
+
+    They show the format and no strategy: every move is as likely as the other.
+    """
+    draw = random.Random(seed)
+    shown: list[list[tuple[str, str]]] = []
+    while len(shown) < num:
+        game = Game(draw.choice(DEALS))
+        turns: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
+        while not game.is_over:
+            move = draw.choice((PASS, BET))
+            turns[game.player].append((observation(game), move))
+            game = game.play(move)
+        shown.extend(turn for turn in turns if turn)
+    return shown[:num]

@@ -1,0 +1,70 @@
+"""The dictionary, its tool, and what a reply is worth."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from verifiers.v1.types import ToolMessage
+
+from word_lookup.entries import build_entries
+from word_lookup.taskset import (
+    Dictionary,
+    DictionaryConfig,
+    WordLookupConfig,
+    WordLookupTask,
+    WordLookupTaskset,
+)
+
+
+def build_tasks(**dictionary: Any) -> list[WordLookupTask]:
+    config = WordLookupConfig.model_validate({"id": "word-lookup", "dictionary": dictionary})
+    return list(WordLookupTaskset(config))
+
+
+def test_values_depend_on_the_seed_alone() -> None:
+    assert build_entries(seed=1) == build_entries(seed=1)
+    assert build_entries(seed=1) != build_entries(seed=2)
+
+
+@pytest.mark.parametrize("num", [0, 27])
+def test_there_are_as_many_keys_as_letters(num: int) -> None:
+    with pytest.raises(ValueError, match="1 to 26"):
+        build_entries(num=num)
+
+
+def test_every_key_is_a_task_once_and_does_not_say_its_value() -> None:
+    tasks = build_tasks(num_entries=4, seed=3)
+    assert [task.data.prompt for task in tasks] == ["a", "b", "c", "d"]
+    assert [task.data.answer for task in tasks] == [*build_entries(seed=3, num=4).values()]
+
+
+def test_the_tool_knows_the_value_of_every_task() -> None:
+    tool = Dictionary(DictionaryConfig(seed=3))
+    for task in build_tasks(seed=3):
+        assert tool.get(task.data.prompt) == task.data.answer
+    assert tool.get("no such key") == "?"
+
+
+@pytest.mark.parametrize(
+    ("reply", "outputs", "reward"),
+    [
+        ("{answer}", [], 1.0),
+        (" {answer}\n", ["{answer}"], 1.0),
+        ("x", ["{answer}"], 0.25),
+        ("x", ["?"], 0.0),
+        ("", [], 0.0),
+    ],
+)
+async def test_the_value_is_the_answer_and_asking_for_it_is_a_start(
+    reply: str, outputs: list[str], reward: float
+) -> None:
+    task = build_tasks()[0]
+    answer = task.data.answer
+    messages = [
+        ToolMessage(tool_call_id="c", content=output.format(answer=answer)) for output in outputs
+    ]
+    trace: Any = SimpleNamespace(last_reply=reply.format(answer=answer), tool_messages=messages)
+    assert await task.answer(trace) == reward
+    assert await task.tool_calls(trace) == len(outputs)

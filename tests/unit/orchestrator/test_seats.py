@@ -1,0 +1,124 @@
+"""Which traces train, and which algorithms are refused for which agents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from verifiers.v1.episode import WireEpisode
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.process import SourceConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.seats import check_seats, settle_standing
+from gradus.testing.episodes import build_episode, build_trace
+
+BOTH = {"first": True, "second": True}
+
+
+def build_game(**task: Any) -> WireEpisode:
+    """Two players and a judge whom the environment does not let train."""
+    episode = build_episode(
+        [
+            build_trace(agent="first"),
+            build_trace(agent="second"),
+            build_trace(agent="judge", trainable=False),
+        ]
+    )
+    record = episode.task.data.model_dump() | task
+    episode.task.data = type(episode.task.data).model_validate(record)
+    return episode
+
+
+def trained(episode: WireEpisode) -> list[str]:
+    return [trace.agent.name for trace in episode.traces if trace.agent.trainable]
+
+
+def test_every_agent_that_the_environment_lets_train_does() -> None:
+    episode = build_game()
+    assert settle_standing(episode, []) is None
+    assert trained(episode) == ["first", "second"]
+
+
+def test_agents_of_the_config_s_choice_do_not_train() -> None:
+    episode = build_game()
+    settle_standing(episode, ["second", "judge"])
+    assert trained(episode) == ["first"]
+
+
+def test_the_learner_seat_of_the_task_is_the_one_that_trains() -> None:
+    episode = build_game(learner_seat="second")
+    assert settle_standing(episode, []) is None
+    assert trained(episode) == ["second"]
+
+
+def test_a_learner_seat_does_not_train_an_agent_that_must_not() -> None:
+    episode = build_game(learner_seat="judge")
+    settle_standing(episode, [])
+    assert trained(episode) == []
+
+
+@pytest.mark.parametrize("seat", [None, "third", 1])
+def test_a_missing_learner_seat_is_an_error_that_names_the_agents(seat: object) -> None:
+    failure = settle_standing(build_game(learner_seat=seat), [])
+    assert failure is not None
+    assert failure.kind == "invalid_learner_seat"
+    assert f"is {seat!r}; it must name one of the agents first, judge, second" in failure.message
+
+
+def source(algorithm: str, *, untrained: list[str] | None = None, **options: Any) -> SourceConfig:
+    return SourceConfig(
+        name="poker",
+        ratio=1.0,
+        group_size=4,
+        sampling=SamplingConfig(temperature=1.0),
+        algo=AlgorithmConfig(type=algorithm, options=options),
+        timeout=EnvironmentTimeoutConfig(),
+        address=None,
+        state_columns=[],
+        untrained_agents=untrained or [],
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "max_rl", "echo"])
+def test_one_baseline_over_mixed_seats_is_refused_with_what_to_change(algorithm: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_seats(source(algorithm), BOTH, {})
+    for words in ("'poker'", "first, second all train", "Use rae", "train = false", "learner_seat"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["rae", "hierarchical_grpo", "my_package.mine:Own"])
+def test_algorithms_that_tell_agents_apart_may_train_several(algorithm: str) -> None:
+    check_seats(source(algorithm), BOTH, {})
+
+
+def test_one_trained_agent_among_several_is_a_group() -> None:
+    check_seats(source("grpo", untrained=["second"]), BOTH, {})
+    check_seats(source("grpo"), {"agent": True, "user": False}, {})
+    check_seats(source("grpo"), {"agent": True}, {})
+
+
+def test_a_learner_seat_makes_a_group_of_one_agent() -> None:
+    check_seats(source("grpo"), BOTH, {"learner_seat": "first"})
+
+
+def test_rae_without_agents_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only the agent 'agent'; use grpo"):
+        check_seats(source("rae"), {"agent": True}, {})
+
+
+def test_an_environment_in_which_nobody_trains_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no agent trains \(first, second\)"):
+        check_seats(source("rae", untrained=["first", "second"]), BOTH, {})
+
+
+def test_episode_agents_that_there_are_not_are_refused() -> None:
+    with pytest.raises(ConfigError, match="names solver, but the environment has first, second"):
+        check_seats(source("hierarchical_grpo", episode_agents=["solver", "first"]), BOTH, {})
+
+
+def test_an_environment_that_does_not_say_its_agents_is_believed() -> None:
+    check_seats(source("rae"), {}, {})
