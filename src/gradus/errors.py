@@ -6,6 +6,7 @@ GradusError            70   something in gradus failed
 │   └── FencedError    75   a newer owner holds the run directory; this process must stop
 ├── ProtocolError      70   another process said something that it must not say
 ├── DeadlineError      75   a wait ended without the awaited event
+│   └── StallError     75   nothing in the run moved for too long
 ├── ProcessError       70   a process that we started ended or never became ready
 ├── StorageError       75   a disk is full, read-only, or failing
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
@@ -60,6 +61,10 @@ class DeadlineError(GradusError):
     """A wait ended without the awaited event; the message names what was awaited from whom."""
 
     exit_code = ExitCode.TRY_AGAIN
+
+
+class StallError(DeadlineError):
+    """Nothing in the run moved for too long; the message names who waits for whom."""
 
 
 class ProcessError(GradusError):

@@ -11,6 +11,7 @@ from gradus.config.base import StrictConfig
 from gradus.config.environment import TrainEnvironmentConfig
 from gradus.config.evaluation import EvalSourcesConfig
 from gradus.config.sampling import SamplingConfig
+from gradus.config.watchdog import WatchdogConfig
 
 
 class TrainSourcesConfig(StrictConfig):
@@ -72,5 +73,7 @@ class OrchestratorConfig(StrictConfig):
     """Deadline for inference to apply a published version."""
     trainer_timeout_seconds: float = Field(1800.0, gt=0)
     """Deadline for the trainer's answer to a batch."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """What happens when the run stands still."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the orchestrator process."""

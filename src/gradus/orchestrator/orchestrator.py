@@ -35,6 +35,7 @@ from gradus.orchestrator.player import EpisodePlayer
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.scheduler import Scheduler
 from gradus.orchestrator.task_source import TaskSource
+from gradus.orchestrator.watchdog import WaitBoard, WaitFor, Watchdog, guard_event_loop
 from gradus.run_dir import RunDirectory, write_atomically, write_json
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 
@@ -53,7 +54,11 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         ready = {"pid": os.getpid(), "epoch": config.epoch}
         run_dir.evicted.unlink(missing_ok=True)
         write_json(run_dir.ready_file("orchestrator"), ready)
-        await Orchestrator(config, parts).play()
+        guarding = asyncio.create_task(guard_event_loop(config.orchestrator.watchdog))
+        try:
+            await Orchestrator(config, parts).play()
+        finally:
+            guarding.cancel()
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -123,11 +128,16 @@ class Orchestrator:
             groups={},
             evict=self._evict,
         )
+        self._board = WaitBoard(clock=parts.clock)
         self._player = EpisodePlayer(
             parts.sources, parts.policy, on_retry=self._groups.retry, clock=parts.clock
         )
         self._engine = EngineWatch(
-            parts.policy, controller, count=self._count_episodes, on_limit=self._set_limit
+            parts.policy,
+            controller,
+            count=self._count_episodes,
+            on_limit=self._set_limit,
+            on_tokens=self._board.moved,
         )
         self._evaluation = Evaluation(
             settings.eval,
@@ -137,6 +147,7 @@ class Orchestrator:
             journal=parts.journal,
             episodes=RunDirectory(Path(config.run_dir)).episodes,
         )
+        self._watchdog = Watchdog(self._board, settings.watchdog, oldest=self._oldest_episodes)
         self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
         self._num_opened = 0
         self._num_shipped = 0
@@ -161,6 +172,7 @@ class Orchestrator:
             shipping = tasks.create_task(self.ship())
             recording = tasks.create_task(self._recorder.run())
             watches.append(tasks.create_task(self._engine.run()))
+            watches.append(tasks.create_task(self._watchdog.run()))
             last_step = await self.refresh()
             if self._num_shipped < self._config.max_steps:
                 raise ProtocolError(
@@ -196,6 +208,7 @@ class Orchestrator:
                 group = self._groups.groups[planned.group_id]
                 version = self._player.start(planned.id, group, tasks)
                 self._groups.start(planned.id, version=version)
+                self._board.moved()
             held_back = self._scheduler.wait_seconds(now=self._parts.clock())
             if not held_back and self._scheduler.wants_group and self._ledger.free_slots > 0:
                 await self._open_group()
@@ -203,11 +216,31 @@ class Orchestrator:
             self._room.clear()
             if held_back:
                 asyncio.get_running_loop().call_later(held_back, self._room.set)
-            await self._room.wait()
+            with self._board.waiting("schedule", self._schedule_wait, is_progress=False):
+                await self._room.wait()
+
+    def _schedule_wait(self) -> WaitFor:
+        if self._ledger.free_slots == 0 and self._scheduler.wants_group:
+            return WaitFor("a free slot", on="refresh")
+        if self._scheduler.in_flight >= self._scheduler.max_in_flight:
+            return WaitFor("room in flight", on="collect")
+        return WaitFor("the rate of starts", on="time")
+
+    def _collect_wait(self) -> WaitFor:
+        running = self._player.running
+        if not running:
+            return WaitFor("an episode to start", on="schedule")
+        return WaitFor("an episode to end", on=f"environment {running[0].group.source!r}")
+
+    def _oldest_episodes(self) -> list[str]:
+        now = self._parts.clock()
+        return [episode.text(now=now) for episode in self._player.running]
 
     async def _open_group(self) -> None:
         pointer = self._tasks.next_task()
-        task = await self._parts.sources[pointer.source].environment.task(pointer.index)
+        asked = WaitFor(f"task {pointer.index}", on=f"environment {pointer.source!r}")
+        with self._board.waiting("schedule", asked):
+            task = await self._parts.sources[pointer.source].environment.task(pointer.index)
         group, episode_ids = self._groups.open(pointer, task, number=self._num_opened)
         self._num_opened += 1
         self._scheduler.plan(group.id, episode_ids)
@@ -226,7 +259,11 @@ class Orchestrator:
         consumes: ended episodes           waits for: the next one
         produces: samples for a batch      unblocked by: environments
         """
-        while (played := await self._player.ended.get()) is not None:
+        while True:
+            with self._board.waiting("collect", self._collect_wait):
+                played = await self._player.ended.get()
+            if played is None:
+                return
             self._scheduler.ended()
             self._groups.settle(played)
             self._room.set()
@@ -240,7 +277,8 @@ class Orchestrator:
         """
         for _ in range(self._config.max_steps):
             begun = self._parts.clock()
-            batch = await self._batcher.next_batch()
+            with self._board.waiting("ship", WaitFor("a full batch", on="collect")):
+                batch = await self._batcher.next_batch()
             # Before slots were free the trainer was waited for, not the episodes.
             waited = self._parts.clock() - max(begun, self._slots_freed_at)
             metrics = self._groups.ship(batch) | {"time/generate_wait_seconds": waited}
@@ -253,7 +291,8 @@ class Orchestrator:
             self._parts.check_lease()
             self._num_shipped = batch.step + 1
             self._trainer_owes.set()
-            await self._parts.sender.send(wire_batch)
+            with self._board.waiting("ship", WaitFor("room in the transport", on="trainer")):
+                await self._parts.sender.send(wire_batch)
             self._parts.journal.write(
                 JournalEvent.BATCH_SHIPPED,
                 step=batch.step,
@@ -294,11 +333,14 @@ class Orchestrator:
 
     async def _next_event(self) -> Event:
         """The trainer is silent without a batch; with one it must answer before the deadline."""
-        await self._trainer_owes.wait()
+        nothing_owed = WaitFor(f"batch {self._num_shipped} to be sent", on="ship")
+        with self._board.waiting("refresh", nothing_owed, is_progress=False):
+            await self._trainer_owes.wait()
         seconds = self._config.orchestrator.trainer_timeout_seconds
         try:
-            async with asyncio.timeout(seconds):
-                return await self._parts.sender.receive_event()
+            with self._board.waiting("refresh", WaitFor("the trainer's next word", on="trainer")):
+                async with asyncio.timeout(seconds):
+                    return await self._parts.sender.receive_event()
         except TimeoutError as error:
             raise DeadlineError(
                 f"the trainer said nothing for {seconds:g} s although batch "
@@ -318,9 +360,14 @@ class Orchestrator:
                 f"the trainer published version {published.version}, "
                 f"but only {self._num_shipped} batches were sent"
             )
-        self._steps.held(published.version - 1, await self._evaluation.released())
+        held = WaitFor("the evaluation of the version served now", on="evaluation")
+        with self._board.waiting("refresh", held):
+            seconds = await self._evaluation.released()
+        self._steps.held(published.version - 1, seconds)
         self._abandon_too_old()
-        applied = await self._parts.policy.apply(published)
+        to_serve = WaitFor(f"version {published.version} to be served", on="inference")
+        with self._board.waiting("refresh", to_serve):
+            applied = await self._parts.policy.apply(published)
         self._evaluation.begin_if_due(applied.version)
         freed = self._ledger.release_trained(version=applied.version)
         self._parts.journal.write(

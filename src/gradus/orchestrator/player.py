@@ -27,13 +27,13 @@ class RunningEpisode:
     started_at: float
     retry: int = 0
 
-    @property
-    def text(self) -> str:
+    def text(self, *, now: float) -> str:
         """Where it stands, for a report."""
         task = self.group.pointer
+        age = now - self.started_at
         return (
-            f"{self.id}: source {task.source!r}, task {task.index}, version {self.version}, "
-            f"retry {self.retry}"
+            f"{self.id}: {age:.0f} s, source {task.source!r}, task {task.index}, "
+            f"version {self.version}, retry {self.retry}"
         )
 
 

@@ -92,6 +92,8 @@ class Rig:
     monitor: RecordingMonitor = field(default_factory=RecordingMonitor)
     check_lease: Callable[[], None] = lambda: None
     evaluated: list[EvaluationSource] = field(default_factory=list)
+    clock: Callable[[], float] | None = None
+    """By default every look moves it by one second."""
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -127,8 +129,8 @@ class Rig:
             journal=journal,
             episodes=EpisodeWriter(self.root / "episodes", {}),
             check_lease=self.check_lease,
-            clock=lambda: float(next(ticks)),
             evaluated=self.evaluated,
+            clock=self.clock or (lambda: float(next(ticks))),
         )
         return Orchestrator(self.config, parts), journal
 
