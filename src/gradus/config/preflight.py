@@ -84,7 +84,12 @@ def check_sft(config: SftConfig) -> list[Problem]:
         *_model_problems(config.model),
         *machine_problems(("parallel",), config.parallel, config.model, os.environ),
         *_output_problems(config.output_dir),
-        *_data_problems(config.data.path),
+        *_data_problems(("data", "path"), config.data.path),
+        *(
+            _data_problems(("validation", "path"), config.validation.path)
+            if config.validation is not None
+            else ()
+        ),
     ]
 
 
@@ -170,16 +175,20 @@ def _port_problems(config: InferenceConfig) -> Iterator[Problem]:
         yield Problem(("inference", "port"), f"{text}use 0, and the system chooses a free port")
 
 
-def _data_problems(data: str) -> Iterator[Problem]:
+def _data_problems(key: KeyPath, data: str) -> Iterator[Problem]:
     """The conversations are there, unless they come from the hub."""
     path = Path(data)
     is_file_name = data.endswith(_DATA_SUFFIXES) or data.startswith(_PATH_STARTS)
     if not is_file_name and not path.exists():
         return
-    if not path.is_file():
-        yield Problem(("data", "path"), f"{data!r}: no such file (seen from {Path.cwd()})")
+    if path.is_dir():
+        if not any(path.glob("step_*/train.jsonl")):
+            text = "holds no step_N/train.jsonl; name a file, or the episodes folder of a run"
+            yield Problem(key, f"{data!r} {text}")
+    elif not path.is_file():
+        yield Problem(key, f"{data!r}: no such file (seen from {Path.cwd()})")
     elif path.stat().st_size == 0:
-        yield Problem(("data", "path"), f"{data!r} is empty; it must hold one JSON object per line")
+        yield Problem(key, f"{data!r} is empty; it must hold one JSON object per line")
 
 
 def _plugin_problems(path: KeyPath, name: str) -> Iterator[Problem]:

@@ -17,13 +17,29 @@ class SftDataConfig(StrictConfig):
     """Conversations to learn."""
 
     path: str
-    """JSON lines with `messages`, or with `prompt` and `completion`; or a data set of the hub."""
+    """JSON lines with `messages`, or with `prompt` and `completion`; the `episodes` folder of a
+    run, or one of its files; or a data set of the hub."""
     split: str = "train"
     """Split of a hub data set."""
     shuffle: bool = True
     """Shuffle the conversations each pass."""
     train_roles: list[str] = Field(default_factory=lambda: ["assistant"], min_length=1)
     """Roles whose tokens are learned."""
+    min_reward: float | None = None
+    """Least reward of an episode's trace to be learned. None means to learn all that finished."""
+
+
+class SftValidationConfig(StrictConfig):
+    """Held-out conversations; what `data` says of roles and rewards holds for them too."""
+
+    path: str
+    """As in `data.path`."""
+    split: str = "validation"
+    """Split of a hub data set."""
+    interval_steps: int = Field(10, ge=1)
+    """Steps between validations; there is one after the last step too."""
+    max_conversations: int = Field(256, ge=1)
+    """Conversations used, from the beginning of the data."""
 
 
 class SftConfig(StrictConfig):
@@ -37,6 +53,8 @@ class SftConfig(StrictConfig):
     """The model to start from."""
     data: SftDataConfig
     """What to learn."""
+    validation: SftValidationConfig | None = None
+    """What to measure the loss on. None means no validation."""
     optimizer: OptimizerConfig = AdamWConfig(lr=1e-4)
     """Optimizer and schedule."""
     lora: LoraConfig | None = None

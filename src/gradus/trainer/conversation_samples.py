@@ -8,6 +8,8 @@ the context in which it would be sampled.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -161,9 +163,13 @@ class ConversationStream:
         self._encoder = encoder
         self._max_tokens = max_tokens
         self._samples: dict[int, list[Sample]] = {}
-        self._order = self._passes(seed, shuffle)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._order = self._passes(0)
+        self.num_read = 0
+        """Conversations drawn so far, over all passes; the place where a resumed run goes on."""
         self.num_skipped = 0
-        """Conversations that are too long or hold nothing to learn, seen so far."""
+        """Conversations that are too long or hold nothing to learn, seen since the start."""
 
     def take(self, num_conversations: int) -> list[Sample]:
         """Samples of the next conversations that can be learned; ConfigError when none can."""
@@ -171,6 +177,7 @@ class ConversationStream:
         remaining, misses = num_conversations, 0
         while remaining:
             samples = self._learnable(next(self._order))
+            self.num_read += 1
             taken += samples
             remaining -= bool(samples)
             misses = 0 if samples else misses + 1
@@ -181,25 +188,48 @@ class ConversationStream:
                 )
         return taken
 
+    def go_to(self, num_read: int) -> None:
+        """Go on as if `num_read` conversations had been drawn, without reading them again."""
+        number, position = divmod(num_read, len(self._conversations))
+        self._order = itertools.islice(self._passes(number), position, None)
+        self.num_read = num_read
+
+    def digest(self) -> int:
+        """A number that changes with the conversations and their order on disk, 63 bits."""
+        digest = hashlib.sha256()
+        for conversation in self._conversations:
+            # The place is left out: data that moved is the same data.
+            content = repr(dataclasses.replace(conversation, id=""))
+            digest.update(content.encode(errors="surrogatepass"))
+        return int.from_bytes(digest.digest()[:8]) >> 1
+
     def _learnable(self, index: int) -> list[Sample]:
         if index not in self._samples:
             conversation = self._conversations[index]
-            samples = [s for s in self._encoder.encode(conversation) if s.loss_mask[1:].any()]
-            if not samples or max(map(len, samples)) > self._max_tokens:
+            samples = learnable_samples(self._encoder, conversation, self._max_tokens)
+            if not samples:
                 self.num_skipped += 1
                 level = logging.WARNING if self.num_skipped == 1 else logging.DEBUG
                 logger.log(level, "%s is skipped: too long or nothing to learn", conversation.id)
-                samples = []
             self._samples[index] = samples
         return self._samples[index]
 
-    def _passes(self, seed: int, shuffle: bool) -> Iterator[int]:
-        for number in itertools.count():
+    def _passes(self, first: int) -> Iterator[int]:
+        for number in itertools.count(first):
             count = len(self._conversations)
-            if shuffle:
-                yield from np.random.default_rng((seed, number)).permutation(count).tolist()
+            if self._shuffle:
+                order = np.random.default_rng((self._seed, number)).permutation(count)
+                yield from order.tolist()
             else:
                 yield from range(count)
+
+
+def learnable_samples(
+    encoder: ConversationEncoder, conversation: Conversation | PlainText, max_tokens: int
+) -> list[Sample]:
+    """The samples of a conversation with something to learn; none when one of them is too long."""
+    samples = [s for s in encoder.encode(conversation) if s.loss_mask[1:].any()]
+    return [] if any(len(sample) > max_tokens for sample in samples) else samples
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -1,16 +1,12 @@
-"""Conversations on disk: each row says what was said, and which messages are to be learned."""
+"""One row of data: what was said, and which messages are to be learned."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gradus.config.sft import SftDataConfig
 from gradus.errors import ConfigError
-from gradus.trainer.datasets import load_hub_rows
 
 Message = Mapping[str, Any]
 
@@ -38,21 +34,6 @@ class PlainText:
     """Learned, with the end-of-text token behind it."""
 
 
-def load_conversations(config: SftDataConfig) -> list[Conversation | PlainText]:
-    """Every row of the data; refuses an empty data set and names the first row that is wrong."""
-    path = Path(config.path)
-    if path.is_file():
-        rows: Iterable[tuple[str, Any]] = _read_lines(path)
-    else:
-        numbered = enumerate(load_hub_rows(config.path, config.split))
-        rows = ((f"{config.path} row {number}", row) for number, row in numbered)
-    roles = frozenset(config.train_roles)
-    found = [parse_row(place, row, roles) for place, row in rows]
-    if not found:
-        raise ConfigError(f"data set {config.path!r} has no rows")
-    return found
-
-
 def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | PlainText:
     """The conversation in one row with `messages`, or with `prompt` and `completion`.
 
@@ -74,18 +55,6 @@ def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | Pla
     context = _messages(place, prompt)
     messages = context + _messages(place, completion)
     return Conversation(place, messages, _with_roles(messages, roles, start=len(context)), tools)
-
-
-def _read_lines(path: Path) -> Iterable[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}:{number}"
-            try:
-                yield place, json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{place} is not JSON: {error}") from error
 
 
 def _messages(place: str, value: Any) -> list[Message]:

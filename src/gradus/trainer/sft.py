@@ -1,4 +1,8 @@
-"""Supervised fine-tuning: the trainer's step on conversations, from data to a model directory."""
+"""Supervised fine-tuning: the trainer's step on conversations, from data to a model directory.
+
+Rungs of a step: receive → forward_backward → optimize → validate → record → checkpoint. Every rank
+reads the same data in the same order, so that a resumed run only needs to know how far it had read.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,24 @@ from dataclasses import dataclass
 
 import torch
 
+from gradus.checkpoints import Checkpoints
 from gradus.config.process import SftProcessConfig
 from gradus.config.sft import SftConfig
 from gradus.config.trainer import LossConfig
+from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.console import SFT_COLUMNS, ConsoleMonitor
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.run_dir import RunDirectory, write_json
-from gradus.trainer.conversation_samples import ConversationEncoder, ConversationStream
-from gradus.trainer.conversations import load_conversations
+from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.conversation_files import load_conversations
+from gradus.trainer.conversation_samples import (
+    ConversationEncoder,
+    ConversationStream,
+    learnable_samples,
+)
+from gradus.trainer.conversations import Conversation, PlainText
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model, load_tokenizer
@@ -31,10 +43,15 @@ from gradus.trainer.step import GradientStep
 from gradus.trainer.tensors import check_trainable
 from gradus.trainer.throughput import Stopwatch
 from gradus.trainer.trainer import learning_metrics, run_directory, serving_dtype
+from gradus.trainer.training_state import PART, TrainingState
+from gradus.trainer.validation import Validation
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
 
 logger = get_logger(__name__)
+
+_NUM_READ = "conversations_read"
+_DATA_DIGEST = "data_digest"
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,8 @@ class SupervisedTrainer:
     gradients: GradientStep
     optimizer: PolicyOptimizer
     monitor: Monitor
+    validation: Validation | None
+    saver: CheckpointSaver
 
     def train_step(self, step: int) -> None:
         """Learn the next conversations."""
@@ -66,8 +85,21 @@ class SupervisedTrainer:
             loss = self.gradients.run(micro_batches)
         with watch.measure("optimize"):
             update = self.optimizer.step(step)
+        with watch.measure("validate"):
+            held_out = self.validate(step + 1)
         metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped)
-        self.monitor.record(metrics | self._batch_metrics(samples), step=step)
+        self.monitor.record(metrics | held_out | self._batch_metrics(samples), step=step)
+        self.saver.after_step(step + 1)
+
+    def validate(self, num_updates: int) -> dict[str, float]:
+        """Metrics on what is never learned, when they are due; later also online evaluation."""
+        settings = self.config.validation
+        if self.validation is None or settings is None:
+            return {}
+        is_last = num_updates == self.config.max_steps
+        if num_updates % settings.interval_steps and not is_last:
+            return {}
+        return self.validation.run()
 
     def _batch_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
         return {
@@ -94,46 +126,137 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     sft = config.sft
     dtype = serving_dtype(sft.compute_dtype)
     conversations = load_conversations(sft.data)
+    held_out = _load_held_out(sft)
     tokenizer = load_tokenizer(sft.model)
     model = load_model(sft.model, world.device)
     files = model_files(model, tokenizer, dtype)
-    vocabulary = vocabulary_size(model)
     if sft.lora is not None:
         add_adapters(model, sft.lora, dtype)
     policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, sft.parallel)
+    optimizer = PolicyOptimizer(
+        policy,
+        sft.optimizer,
+        max_steps=sft.max_steps,
+        max_skipped_steps=sft.max_skipped_steps,
+        world=world,
+    )
+    encoder = ConversationEncoder(tokenizer)
+    stream = ConversationStream(
+        conversations,
+        encoder,
+        max_tokens=_max_tokens(sft),
+        seed=sft.seed,
+        shuffle=sft.data.shuffle,
+    )
     trainer = SupervisedTrainer(
         config=sft,
         world=world,
-        vocabulary=vocabulary,
-        stream=ConversationStream(
-            conversations,
-            ConversationEncoder(tokenizer),
-            max_tokens=min(sft.model.max_length_tokens, sft.micro_batch_tokens),
-            seed=sft.seed,
-            shuffle=sft.data.shuffle,
-        ),
+        vocabulary=vocabulary_size(model),
+        stream=stream,
         gradients=GradientStep(
             policy, build_loss(LossConfig()), world, sync=sft.parallel.gradient_sync
         ),
-        optimizer=PolicyOptimizer(
-            policy,
-            sft.optimizer,
-            max_steps=sft.max_steps,
-            max_skipped_steps=sft.max_skipped_steps,
-            world=world,
-        ),
+        optimizer=optimizer,
         monitor=monitor,
+        validation=_build_validation(sft, policy, world, encoder, held_out),
+        saver=_build_saver(config, TrainingState(policy, optimizer, world), stream),
     )
     if world.is_first:
         write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})
     logger.info("%d conversations, %d ranks on %s", len(conversations), world.size, world.device)
-    for step in range(sft.max_steps):
-        trainer.train_step(step)
+    with trainer.saver:
+        for step in range(_first_step(config, trainer), sft.max_steps):
+            trainer.train_step(step)
     publisher = PolicyPublisher(model, world, dtype=dtype, weights=None)
     publisher.save(run_dir.model, files)
     if sft.lora is not None:
         adapter = adapter_files(model, sft.lora, sft.model.name)
         publisher.save_adapter(run_dir.adapter, adapter)
+
+
+def _first_step(config: SftProcessConfig, trainer: SupervisedTrainer) -> int:
+    """0, or the step of the checkpoint that was loaded."""
+    if config.resume_step is None:
+        return 0
+    progress = resume(trainer.saver.state, trainer.saver.checkpoints, config.resume_step)
+    counters = progress.counters
+    if counters.get(_DATA_DIGEST) != trainer.stream.digest():
+        raise ConfigError(
+            f"data.path {config.sft.data.path!r} has changed since checkpoint {progress.step}, so "
+            "its order cannot go on where it stopped; restore the data or start a new run"
+        )
+    trainer.stream.go_to(counters[_NUM_READ])
+    return progress.step
+
+
+def _build_saver(
+    config: SftProcessConfig, state: TrainingState, stream: ConversationStream
+) -> CheckpointSaver:
+    """Rank 0 commits by itself: a supervised run has no other part."""
+    run_dir = run_directory(config.run_dir)
+    settings = config.sft.checkpoint
+    check_space(state, run_dir, settings)
+    checkpoints = Checkpoints(run_dir, config.epoch)
+    if state.world.is_first:
+        checkpoints.discard_stale()
+    digest = stream.digest()
+
+    def seal(step: int) -> None:
+        checkpoints.commit(step, [PART])
+        checkpoints.prune(settings.keep_last, settings.keep_interval_steps)
+
+    def counters() -> dict[str, int]:
+        return {
+            _NUM_READ: stream.num_read,
+            _DATA_DIGEST: digest,
+        }
+
+    return CheckpointSaver(
+        state=state,
+        checkpoints=checkpoints,
+        config=settings,
+        max_steps=config.sft.max_steps,
+        handover=Handover(lambda step: logger.info("checkpoint %d is saved", step), seal),
+        counters=counters,
+    )
+
+
+def _load_held_out(sft: SftConfig) -> list[Conversation | PlainText]:
+    validation = sft.validation
+    if validation is None:
+        return []
+    place = {"path": validation.path, "split": validation.split}
+    return load_conversations(sft.data.model_copy(update=place))[: validation.max_conversations]
+
+
+def _build_validation(
+    sft: SftConfig,
+    policy: PolicyModel,
+    world: World,
+    encoder: ConversationEncoder,
+    held_out: Sequence[Conversation | PlainText],
+) -> Validation | None:
+    if sft.validation is None:
+        return None
+    limit = _max_tokens(sft)
+    samples = [sample for it in held_out for sample in learnable_samples(encoder, it, limit)]
+    if not samples:
+        raise ConfigError(
+            f"validation.path {sft.validation.path!r}: none of {len(held_out)} conversations has "
+            f"tokens to learn within {limit} tokens"
+        )
+    return Validation(
+        policy,
+        world,
+        samples,
+        micro_batch_tokens=sft.micro_batch_tokens,
+        vocabulary=vocabulary_size(policy.model),
+    )
+
+
+def _max_tokens(sft: SftConfig) -> int:
+    """Longest sample: the model's context, or what one forward can hold."""
+    return min(sft.model.max_length_tokens, sft.micro_batch_tokens)
 
 
 def _build_monitor(config: SftConfig, run_dir: RunDirectory, world: World) -> MonitorGroup:

@@ -160,3 +160,18 @@ def test_the_config_package_imports_nothing_heavy() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
+def test_the_episodes_folder_of_a_run_is_data_and_another_folder_is_not(
+    working_directory: Path,
+) -> None:
+    episodes, other = working_directory / "episodes", working_directory / "other"
+    (episodes / "step_0").mkdir(parents=True)
+    other.mkdir()
+    (episodes / "step_0" / "train.jsonl").write_text("{}\n")
+    data = {"data": {"path": str(episodes)}}
+    assert check_sft(build_sft_config(data)) == []
+    wrong = data | {"validation": {"path": str(other)}}
+    [problem] = check_sft(build_sft_config(wrong))
+    assert problem.path == ("validation", "path")
+    assert "episodes folder" in problem.message

@@ -12,7 +12,8 @@ import pytest
 
 from gradus.config.sft import SftDataConfig
 from gradus.errors import ConfigError
-from gradus.trainer.conversations import Conversation, PlainText, load_conversations, parse_row
+from gradus.trainer.conversation_files import load_conversations
+from gradus.trainer.conversations import Conversation, PlainText, parse_row
 
 ROLES = frozenset({"assistant"})
 USER = {"role": "user", "content": "hi"}

@@ -1,0 +1,139 @@
+"""Supervised runs that stop and go on: the same data in the same order, the same weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.checkpoints import Checkpoints
+from gradus.config.checkpoint import CheckpointConfig
+from gradus.config.model import ModelConfig
+from gradus.config.optimizer import AdamWConfig
+from gradus.config.process import SftProcessConfig
+from gradus.config.sft import SftConfig, SftDataConfig, SftValidationConfig
+from gradus.errors import ConfigError
+from gradus.run_dir import RunDirectory
+from gradus.trainer.conversation_samples import ConversationEncoder, ConversationStream
+from gradus.trainer.conversations import PlainText
+from gradus.trainer.model.load import load_tokenizer
+from gradus.trainer.sft import run
+
+pytestmark = pytest.mark.torch
+
+
+def write_rows(path: Path, letters: str = "abcdefg") -> Path:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": letter},
+                {"role": "assistant", "content": letter * 3},
+            ]
+        }
+        for letter in letters
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def build_config(
+    root: Path, model: Path, data: Path, *, resume_step: int | None = None, **options: Any
+) -> SftProcessConfig:
+    sft = SftConfig(
+        **{
+            "model": ModelConfig(name=str(model), max_length_tokens=64),
+            "data": SftDataConfig(path=str(data)),
+            "optimizer": AdamWConfig(lr=1e-2, warmup_steps=2, schedule="linear"),
+            "max_steps": 6,
+            "batch_conversations": 3,
+            "micro_batch_tokens": 64,
+            "deterministic": True,
+            "checkpoint": CheckpointConfig(interval_steps=2, keep_last=3),
+            **options,
+        }
+    )
+    epoch = 0 if resume_step is None else 1
+    return SftProcessConfig(run_dir=str(root), epoch=epoch, sft=sft, resume_step=resume_step)
+
+
+def model_bytes(root: Path) -> bytes:
+    return (root / "model/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_resumed_run_ends_bit_by_bit_as_an_undisturbed_one(
+    tmp_path: Path, tiny_model: Path, step: int
+) -> None:
+    """Batches of 3 out of 7 conversations: no checkpoint lies at the end of a pass."""
+    data = write_rows(tmp_path / "data.jsonl")
+    run(build_config(tmp_path / "run", tiny_model, data))
+    expected = model_bytes(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/model")
+    moved = data.rename(tmp_path / "moved.jsonl")
+    run(build_config(tmp_path / "run", tiny_model, moved, resume_step=step))
+    assert model_bytes(tmp_path / "run") == expected
+
+
+def test_checkpoints_are_committed_and_pruned_by_the_run_itself(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    data = write_rows(tmp_path / "data.jsonl")
+    settings = CheckpointConfig(interval_steps=1, keep_interval_steps=3)
+    run(build_config(tmp_path / "run", tiny_model, data, checkpoint=settings))
+    names = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
+    assert names == ["step_00000003", "step_00000005", "step_00000006"]
+    latest = Checkpoints(RunDirectory(tmp_path / "run"), epoch=1).latest()
+    assert latest is not None
+    assert latest.manifest.parts == ["trainer"]
+
+
+def test_other_data_is_refused_on_resume(tmp_path: Path, tiny_model: Path) -> None:
+    data = write_rows(tmp_path / "data.jsonl")
+    run(build_config(tmp_path / "run", tiny_model, data, max_steps=2))
+    write_rows(data, "abcdefx")
+    with pytest.raises(ConfigError, match="has changed since checkpoint 2"):
+        run(build_config(tmp_path / "run", tiny_model, data, resume_step=2))
+
+
+def test_a_stream_goes_on_where_another_stopped(tiny_model: Path) -> None:
+    texts = [PlainText(str(n), letter, letter * 2) for n, letter in enumerate("abcde")]
+    encoder = ConversationEncoder(load_tokenizer(ModelConfig(name=str(tiny_model))))
+
+    def build() -> ConversationStream:
+        return ConversationStream(texts, encoder, max_tokens=64, seed=5, shuffle=True)
+
+    undisturbed, first, second = build(), build(), build()
+    expected = [sample.id for _ in range(6) for sample in undisturbed.take(3)]
+    found = [sample.id for _ in range(3) for sample in first.take(3)]
+    second.go_to(first.num_read)
+    found += [sample.id for _ in range(3) for sample in second.take(3)]
+    assert found == expected
+    assert second.num_read == undisturbed.num_read == 18
+
+
+def test_the_loss_on_held_out_data_falls_and_is_not_trained_on(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    data = write_rows(tmp_path / "data.jsonl")
+    held_out = write_rows(tmp_path / "held_out.jsonl", "hi")
+    validation = SftValidationConfig(path=str(held_out), interval_steps=4)
+    run(build_config(tmp_path / "with", tiny_model, data, validation=validation))
+    run(build_config(tmp_path / "without", tiny_model, data))
+    lines = (tmp_path / "with/metrics.jsonl").read_text().splitlines()
+    records = {record["step"]: record for record in map(json.loads, lines)}
+    measured = [step for step, record in records.items() if "validation/loss/mean" in record]
+    assert measured == [3, 5]
+    assert records[3]["validation/loss/mean"] < 5
+    assert records[3]["validation/tokens/sum"] == 2 * 4
+    assert model_bytes(tmp_path / "with") == model_bytes(tmp_path / "without")
+
+
+def test_held_out_data_with_nothing_to_learn_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    data = write_rows(tmp_path / "data.jsonl")
+    held_out = write_rows(tmp_path / "held_out.jsonl", ["h" * 100])  # type: ignore[arg-type]
+    validation = SftValidationConfig(path=str(held_out))
+    with pytest.raises(ConfigError, match=r"validation\.path"):
+        run(build_config(tmp_path / "run", tiny_model, data, validation=validation))
