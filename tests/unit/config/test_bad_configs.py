@@ -312,7 +312,7 @@ SFT_CASES = [
     bad(
         "empty data file", "[data]\npath = 'empty.jsonl'", "is empty; it must hold one JSON object"
     ),
-    bad("folder as data", "[data]\npath = './'", "no such file"),
+    bad("folder as data", "[data]\npath = './'", "holds no step_N/train.jsonl"),
     bad("no roles", "[data]\ntrain_roles = []", "too few entries"),
     bad("precision", "compute_dtype = 'fp8'", "'fp8' must be bfloat16 or float32"),
     bad("more ranks than samples", "batch_conversations = 1\nnum_processes = 2", "2 ranks nothing"),
