@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
+from gradus.orchestrator.algorithms.base import trainable_traces
 from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch, StaleDrop
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
@@ -19,6 +20,7 @@ from gradus.orchestrator.metrics import TRAINABLE_SHARE, Metrics, Tally, batch_m
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.player import RunningEpisode
 from gradus.orchestrator.recorder import Recorder
+from gradus.orchestrator.starvation import Fate, GroupTime, PlayTime, Starvation
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer, TaskSource
 
@@ -57,6 +59,7 @@ class OpenGroups:
     journal: Journal
     recorder: Recorder
     tally: Tally
+    starvation: Starvation
     groups: dict[str, Group]
     """By id."""
     evict: Callable[[str], None]
@@ -118,7 +121,7 @@ class OpenGroups:
         self.ledger.ship(batch.group_ids, step=batch.step)
         for group_id in batch.group_ids:
             self._close(self.groups[group_id], batch.step)
-        metrics = self.tally.take()
+        metrics = self.tally.take() | self.starvation.metrics()
         share = metrics.get(TRAINABLE_SHARE, 1.0)
         if share <= LEAST_TRAINABLE_SHARE:
             log.warning(
@@ -187,6 +190,7 @@ class OpenGroups:
         """Count and record a group to which nothing more can happen."""
         del self.groups[group.id]
         self.tally.add_group(group)
+        self.starvation.add(group.source, group_time(group))
         self.recorder.add_group(group, step=step)
 
     def _close_if_abandoned(self, group: Group) -> None:
@@ -211,3 +215,22 @@ class OpenGroups:
         """Time, not the task, kept the group from training: its task is drawn again."""
         self.tasks.give_back(group.pointer)
         self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
+
+
+def group_time(group: Group) -> GroupTime:
+    """How long the episodes of a final group took, and whether time kept it from training."""
+    kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
+    lengths = {
+        played.id: sum(trace.num_output_tokens for trace in trainable_traces([episode]))
+        for played, episode in group.finished
+    }
+    fate = Fate.TRAINED if kept else Fate.OTHER
+    if not kept and not {ABANDONED, STALE}.isdisjoint(group.dropped.values()):
+        fate = Fate.TOO_SLOW
+    return GroupTime(
+        fate,
+        tuple(
+            PlayTime(played.seconds, lengths.get(played.id), played.id in kept)
+            for played in group.played
+        ),
+    )

@@ -34,6 +34,7 @@ from gradus.orchestrator.parts import Parts, open_parts
 from gradus.orchestrator.player import EpisodePlayer
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.scheduler import Scheduler
+from gradus.orchestrator.starvation import Starvation
 from gradus.orchestrator.task_source import TaskSource
 from gradus.orchestrator.watchdog import WaitBoard, WaitFor, Watchdog, guard_event_loop
 from gradus.run_dir import RunDirectory, write_atomically, write_json
@@ -125,6 +126,7 @@ class Orchestrator:
             journal=parts.journal,
             recorder=self._recorder,
             tally=Tally(),
+            starvation=Starvation(),
             groups={},
             evict=self._evict,
         )

@@ -1,0 +1,169 @@
+"""Whether slow tasks train as often as they are started: the bias of asynchronous training (pure).
+
+What takes long ends too old more often, is abandoned or dropped as stale, and the policy learns
+from short episodes only. Rewards do not show it. Two views per source, over its last groups:
+
+- distributions: latency and length of all episodes that were started, beside those that trained;
+- bias: of all tasks that trained, or would have if they had been quicker, which share trained among
+  the slowest quarter, against the share of all. 0: slow tasks train as often as others; 1: never.
+
+A task that trained nothing for another reason (equal rewards, errors) says nothing about slowness
+and is left out of the bias. A task is as slow as its slowest episode, because a group waits for it;
+an abandoned one took at least as long as it was given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gradus.log import get_logger
+
+WINDOW_GROUPS = 128
+"""Groups of a source that are looked at; also the distance between two warnings."""
+LEAST_GROUPS = 20
+"""With fewer groups that count, chance decides."""
+LEAST_LOST = 3
+"""Slow tasks that must be lost before anyone is alarmed."""
+ALARM_BIAS = 0.25
+SLOW_SHARE = 0.25
+
+log = get_logger(__name__)
+
+
+class Fate(StrEnum):
+    """What became of a group, as far as time is concerned."""
+
+    TRAINED = "trained"
+    TOO_SLOW = "too_slow"
+    """Abandoned, or stale before its batch."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class PlayTime:
+    """One started episode."""
+
+    seconds: float
+    length_tokens: int | None
+    """Sampled tokens; None when it did not finish."""
+    is_trained: bool
+
+
+@dataclass(frozen=True)
+class GroupTime:
+    """One group that is final."""
+
+    fate: Fate
+    episodes: tuple[PlayTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of its slowest episode."""
+        return max(episode.seconds for episode in self.episodes)
+
+
+def slow_bias(groups: Sequence[GroupTime]) -> float:
+    """1 - share of the slowest quarter that trained / share of all; 0 with too few groups.
+
+    >>> quick = [GroupTime(Fate.TRAINED, (PlayTime(1.0, 8, True),))] * 15
+    >>> slow = [GroupTime(Fate.TOO_SLOW, (PlayTime(9.0, None, False),))] * 5
+    >>> slow_bias(quick + slow)
+    1.0
+    """
+    counted = [group for group in groups if group.fate is not Fate.OTHER]
+    if len(counted) < LEAST_GROUPS:
+        return 0.0
+    share = _trained_share(counted)
+    return 1 - _trained_share(_slowest(counted)) / share if share else 0.0
+
+
+def is_alarming(groups: Sequence[GroupTime]) -> bool:
+    """Whether slow tasks are under-trained so much that somebody should look."""
+    counted = [group for group in groups if group.fate is not Fate.OTHER]
+    lost = sum(group.fate is Fate.TOO_SLOW for group in _slowest(counted))
+    return lost >= LEAST_LOST and slow_bias(counted) >= ALARM_BIAS
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed.
+
+    >>> quantile([3.0, 1.0, 2.0, 4.0], 0.5)
+    2.0
+    """
+    ordered = sorted(values)
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
+class Starvation:
+    """Owns the last groups of every source.
+
+    >>> Starvation().metrics()
+    {}
+    """
+
+    def __init__(self) -> None:
+        self._windows: dict[str, deque[GroupTime]] = {}
+        self._since_warning: dict[str, int] = {}
+
+    def add(self, source: str, group: GroupTime) -> None:
+        """A group with at least one started episode is final."""
+        if not group.episodes:
+            return
+        window = self._windows.setdefault(source, deque(maxlen=WINDOW_GROUPS))
+        window.append(group)
+        quiet = self._since_warning.get(source, WINDOW_GROUPS) + 1
+        self._since_warning[source] = quiet
+        if group.fate is Fate.TOO_SLOW and quiet > WINDOW_GROUPS and is_alarming(window):
+            self._since_warning[source] = 0
+            self._warn(source, window)
+
+    def metrics(self) -> dict[str, float]:
+        """Per source: quantiles of started and trained episodes, bias and alarm."""
+        found: dict[str, float] = {}
+        for source, window in self._windows.items():
+            prefix = f"episode/{source}"
+            episodes = [episode for group in window for episode in group.episodes]
+            trained = [episode for episode in episodes if episode.is_trained]
+            found |= _distribution(f"{prefix}/started", episodes)
+            found |= _distribution(f"{prefix}/trained", trained)
+            found[f"{prefix}/slow_bias"] = slow_bias(window)
+            found[f"{prefix}/slow_alarm"] = float(is_alarming(window))
+        return found
+
+    def _warn(self, source: str, window: Sequence[GroupTime]) -> None:
+        counted = [group for group in window if group.fate is not Fate.OTHER]
+        slow = _slowest(counted)
+        log.warning(
+            "source %r: slow tasks are under-trained: of the slowest quarter (from %.1f s on) %.0f "
+            "%% trained, of all %.0f %%. Raise orchestrator.max_staleness, lower max_lag, or "
+            "shorten the episodes",
+            source,
+            slow[0].seconds,
+            100 * _trained_share(slow),
+            100 * _trained_share(counted),
+        )
+
+
+def _slowest(groups: Sequence[GroupTime]) -> list[GroupTime]:
+    """The slowest quarter, quickest first."""
+    ordered = sorted(groups, key=lambda group: group.seconds)
+    return ordered[len(ordered) - max(1, int(len(ordered) * SLOW_SHARE)) :]
+
+
+def _trained_share(groups: Sequence[GroupTime]) -> float:
+    return sum(group.fate is Fate.TRAINED for group in groups) / len(groups)
+
+
+def _distribution(prefix: str, episodes: Sequence[PlayTime]) -> dict[str, float]:
+    """Median and 90 % quantile of latency and length; absent without episodes."""
+    seconds = [episode.seconds for episode in episodes]
+    lengths = [float(e.length_tokens) for e in episodes if e.length_tokens is not None]
+    found: dict[str, float] = {}
+    for name, values in (("seconds", seconds), ("length_tokens", lengths)):
+        if values:
+            found[f"{prefix}_{name}/p50"] = quantile(values, 0.5)
+            found[f"{prefix}_{name}/p90"] = quantile(values, 0.9)
+    return found

@@ -1,0 +1,203 @@
+"""Slow tasks that start and do not train are noticed, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.grading import Group, PlayedEpisode, give_up
+from gradus.orchestrator.open_groups import ABANDONED, RUN_ENDED, STALE, group_time
+from gradus.orchestrator.starvation import (
+    WINDOW_GROUPS,
+    Fate,
+    GroupTime,
+    PlayTime,
+    Starvation,
+    is_alarming,
+    quantile,
+    slow_bias,
+)
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
+from gradus.testing.builders import build_sample
+from gradus.testing.episodes import build_episode
+from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
+from gradus.wire.policy import VersionSpan
+
+
+def groups_of(fate: Fate, number: int, *, seconds: float) -> list[GroupTime]:
+    is_trained = fate is Fate.TRAINED
+    return [GroupTime(fate, (PlayTime(seconds + n / 1000, 8, is_trained),)) for n in range(number)]
+
+
+def mixed(*, slow_trained: int, slow_lost: int, quick: int = 30) -> list[GroupTime]:
+    return [
+        *groups_of(Fate.TRAINED, quick, seconds=1.0),
+        *groups_of(Fate.TRAINED, slow_trained, seconds=9.0),
+        *groups_of(Fate.TOO_SLOW, slow_lost, seconds=9.5),
+    ]
+
+
+def test_when_every_task_trains_there_is_no_bias() -> None:
+    groups = mixed(slow_trained=10, slow_lost=0)
+    assert slow_bias(groups) == 0.0
+    assert not is_alarming(groups)
+
+
+def test_when_no_slow_task_trains_the_bias_is_one() -> None:
+    groups = mixed(slow_trained=0, slow_lost=10)
+    assert slow_bias(groups) == 1.0
+    assert is_alarming(groups)
+
+
+def test_half_of_the_slow_tasks_is_in_between() -> None:
+    assert slow_bias(mixed(slow_trained=5, slow_lost=5)) == pytest.approx(1 - 0.5 / (35 / 40))
+
+
+def test_tasks_lost_for_other_reasons_are_no_sign_of_starvation() -> None:
+    groups = [
+        *groups_of(Fate.TRAINED, 30, seconds=1.0),
+        *groups_of(Fate.OTHER, 30, seconds=9.0),
+    ]
+    assert slow_bias(groups) == 0.0
+    assert not is_alarming(groups)
+
+
+def test_quick_tasks_that_are_lost_are_no_sign_of_starvation() -> None:
+    groups = [
+        *groups_of(Fate.TOO_SLOW, 10, seconds=0.5),
+        *groups_of(Fate.TRAINED, 30, seconds=1.0),
+    ]
+    assert slow_bias(groups) < 0
+    assert not is_alarming(groups)
+
+
+def test_a_few_groups_raise_no_alarm() -> None:
+    assert slow_bias(mixed(slow_trained=0, slow_lost=5, quick=10)) == 0.0
+    assert not is_alarming(mixed(slow_trained=0, slow_lost=2, quick=100))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(Fate)), st.floats(0, 1e6)), max_size=60),
+)
+def test_the_bias_is_at_most_one(groups: list[tuple[Fate, float]]) -> None:
+    times = [GroupTime(fate, (PlayTime(seconds, None, False),)) for fate, seconds in groups]
+    assert slow_bias(times) <= 1.0
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 5), (0.9, 9), (0.91, 10), (1.0, 10)])
+def test_a_quantile_is_one_of_the_values(share: float, value: float) -> None:
+    assert quantile([float(n) for n in range(10, 0, -1)], share) == value
+
+
+def test_a_group_is_as_slow_as_its_slowest_episode() -> None:
+    group = GroupTime(Fate.TRAINED, (PlayTime(1.0, 8, True), PlayTime(7.0, 8, True)))
+    assert group.seconds == 7.0
+
+
+def test_started_and_trained_distributions_stand_side_by_side() -> None:
+    starvation = Starvation()
+    for group in mixed(slow_trained=0, slow_lost=20, quick=60):
+        starvation.add("words", group)
+    metrics = starvation.metrics()
+    assert metrics["episode/words/started_seconds/p90"] > 9.0
+    assert metrics["episode/words/trained_seconds/p90"] < 2.0
+    assert metrics["episode/words/started_length_tokens/p50"] == 8.0
+    assert metrics["episode/words/slow_bias"] == 1.0
+    assert metrics["episode/words/slow_alarm"] == 1.0
+
+
+def test_the_alarm_is_said_once_per_window(caplog: pytest.LogCaptureFixture) -> None:
+    starvation = Starvation()
+    for group in mixed(slow_trained=0, slow_lost=0, quick=60):
+        starvation.add("words", group)
+    for group in groups_of(Fate.TOO_SLOW, WINDOW_GROUPS, seconds=9.0):
+        starvation.add("words", group)
+    assert len(caplog.records) == 1
+    assert "source 'words': slow tasks are under-trained" in caplog.text
+    assert "Raise orchestrator.max_staleness" in caplog.text
+
+
+def test_sources_are_told_apart() -> None:
+    starvation = Starvation()
+    for group in mixed(slow_trained=0, slow_lost=10):
+        starvation.add("slow", group)
+    for group in mixed(slow_trained=10, slow_lost=0):
+        starvation.add("quick", group)
+    metrics = starvation.metrics()
+    assert (metrics["episode/slow/slow_alarm"], metrics["episode/quick/slow_alarm"]) == (1.0, 0.0)
+
+
+def test_only_the_last_groups_count() -> None:
+    starvation = Starvation()
+    for group in mixed(slow_trained=0, slow_lost=10):
+        starvation.add("words", group)
+    for group in groups_of(Fate.TRAINED, WINDOW_GROUPS, seconds=1.0):
+        starvation.add("words", group)
+    assert starvation.metrics()["episode/words/slow_bias"] == 0.0
+
+
+def played_group() -> Group:
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, 0))
+    span = VersionSpan(0, 0)
+    group.played = [
+        PlayedEpisode("g0.0", "g0", span, build_episode(), seconds=2.0),
+        PlayedEpisode("g0.1", "g0", span, failure=Failure("TaskError", ""), seconds=3.0),
+        PlayedEpisode("g0.2", "g0", span, seconds=4.0),
+    ]
+    return group
+
+
+def sample_of(episode: str) -> Any:
+    return structs.replace(build_sample(id=f"{episode}/0/0"), episode_id=episode)
+
+
+def test_a_group_with_a_kept_sample_trained() -> None:
+    group = played_group()
+    group.samples = [sample_of("g0.0"), sample_of("g0.9")]
+    group.dropped = {"g0.9/0/0": STALE}
+    time = group_time(group)
+    assert time.fate is Fate.TRAINED
+    assert [episode.is_trained for episode in time.episodes] == [True, False, False]
+    assert [episode.length_tokens for episode in time.episodes] == [4, None, None]
+    assert time.seconds == 4.0
+
+
+@pytest.mark.parametrize(("reason", "fate"), [(ABANDONED, Fate.TOO_SLOW), (RUN_ENDED, Fate.OTHER)])
+def test_why_a_group_was_given_up_decides(reason: str, fate: Fate) -> None:
+    group = played_group()
+    give_up(group, reason)
+    assert group_time(group).fate is fate
+
+
+def test_a_group_of_which_every_sample_was_stale_was_too_slow() -> None:
+    group = played_group()
+    group.samples = [sample_of("g0.0")]
+    group.dropped = {"g0.0/0/0": STALE}
+    assert group_time(group).fate is Fate.TOO_SLOW
+
+
+async def test_a_run_with_a_slow_task_shows_its_started_and_trained_times(build_rig: Any) -> None:
+    async def wait(number: int) -> None:
+        if number == 0:
+            await asyncio.Event().wait()
+
+    rig = build_rig(
+        max_steps=6,
+        max_lag=1,
+        max_staleness=2,
+        groups_per_batch=1,
+        environment=ScriptedEnvironment(wait=wait),
+        policy=ScriptedPolicy(),
+    )
+    await rig.play()
+    metrics = rig.monitor.records[-1][1]
+    assert metrics["episode/words/started_seconds/p50"] > 0
+    assert metrics["episode/words/trained_length_tokens/p90"] == 4.0
+    assert metrics["episode/words/slow_alarm"] == 0.0
