@@ -141,14 +141,7 @@ class Orchestrator:
             on_limit=self._set_limit,
             on_tokens=self._board.moved,
         )
-        self._evaluation = Evaluation(
-            settings.eval,
-            parts.evaluated,
-            policy=parts.policy,
-            recorder=self._recorder,
-            journal=parts.journal,
-            episodes=RunDirectory(Path(config.run_dir)).episodes,
-        )
+        self._evaluation = self._build_evaluation()
         self._watchdog = Watchdog(self._board, settings.watchdog, oldest=self._oldest_episodes)
         self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
         self._num_opened = 0
@@ -159,6 +152,16 @@ class Orchestrator:
         self._trainer_owes = asyncio.Event()
         self._slots_freed_at = parts.clock()
         self._steps = StepRecords(now=self._slots_freed_at)
+
+    def _build_evaluation(self) -> Evaluation:
+        return Evaluation(
+            self._config.orchestrator.eval,
+            self._parts.evaluated,
+            policy=self._parts.policy,
+            recorder=self._recorder,
+            journal=self._parts.journal,
+            episodes=RunDirectory(Path(self._config.run_dir)).episodes,
+        )
 
     async def play(self) -> None:
         """Run all loops until the trainer is done; the first error ends them all."""
