@@ -31,6 +31,7 @@ COMMANDS = {
     "rl": Command("gradus.cli.rl", "train a policy by reinforcement learning"),
     "sft": Command("gradus.cli.sft", "train a model on conversations"),
     "eval": Command("gradus.cli.eval", "measure a model on the tasks of environments"),
+    "bench-trainer": Command("gradus.cli.bench_trainer", "measure the trainer on made-up samples"),
     "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
     "check-loss": Command("gradus.cli.check_loss", "say whether a loss depends on the layout"),
 }
@@ -41,6 +42,7 @@ ROLES = {
     "env-server": Command("gradus.cli.env_server", "serve one environment"),
     "trainer": Command("gradus.cli.trainer", "train on the batches of a run"),
     "sft-trainer": Command("gradus.cli.sft_trainer", "train on the conversations of a run"),
+    "bench-rank": Command("gradus.cli.bench_rank", "train on made-up samples"),
     "orchestrator": Command("gradus.cli.orchestrator", "play episodes and make batches"),
     "evaluator": Command("gradus.cli.evaluator", "play the episodes of an evaluation"),
 }

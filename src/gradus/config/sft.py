@@ -79,5 +79,8 @@ class SftConfig(StrictConfig):
     """Seed of shuffling and initialisation."""
     deterministic: bool = False
     """Use only deterministic kernels and one thread, for bitwise repeats."""
+    peak_teraflops: float | None = Field(None, gt=0)
+    """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
+    on any other device."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer processes."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
+from gradus.config.bench import BenchConfig
 from gradus.config.lora import ServedLoraConfig
 from gradus.config.optimizer import AdamWConfig, OptimizerConfig
 from gradus.config.parallel import ParallelConfig
@@ -46,5 +47,10 @@ class TrainerConfig(StrictConfig):
     """Deadline for the orchestrator's next batch."""
     keep_published: int = Field(2, ge=1)
     """Published versions kept on disk."""
+    peak_teraflops: float | None = Field(None, gt=0)
+    """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
+    on any other device."""
+    bench: BenchConfig = BenchConfig()
+    """Made-up samples of `gradus bench-trainer`."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer processes."""

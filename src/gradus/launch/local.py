@@ -15,12 +15,20 @@ from gradus.config.run import LaunchConfig, RunConfig
 from gradus.config.sft import SftConfig
 from gradus.errors import ConfigError, DeadlineError, GradusError
 from gradus.launch.interrupts import Interrupted, Interrupts
-from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_rl, plan_sft
+from gradus.launch.plan import (
+    LaunchPlan,
+    Machine,
+    config_file,
+    describe,
+    plan_bench,
+    plan_rl,
+    plan_sft,
+)
 from gradus.launch.progress import Progress
 from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.launch.tail import MetricsTail, Record
 from gradus.lease import RunLease, open_run
-from gradus.monitor.console import RL_COLUMNS, SFT_COLUMNS, Column
+from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.run_dir import RunDirectory, write_atomically, write_json
 from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
 
@@ -36,7 +44,7 @@ class Job:
     """What a launch needs to know beyond its plan."""
 
     kind: str
-    """`rl` or `sft`."""
+    """`rl`, `sft` or `bench`."""
     name: str
     output_dir: Path
     max_steps: int
@@ -84,6 +92,22 @@ def run_sft(config: SftConfig, *, clean: bool = False, dry_run: bool = False) ->
         plan=lambda run_dir, epoch: plan_sft(config, run_dir, epoch, Machine.current()),
     )
     return run_job(job, sys.stdout, clean=clean, dry_run=dry_run)
+
+
+def run_bench(config: RunConfig) -> int:
+    """The trainer of an RL run on made-up samples; exit codes and errors as in `run_rl`."""
+    become_subreaper()
+    bench = config.trainer.bench
+    job = Job(
+        kind="bench",
+        name=f"bench--{Path(config.model.name).name}--{secrets.token_hex(4)}",
+        output_dir=Path(config.output_dir),
+        max_steps=bench.warmup_steps + bench.steps,
+        launch=config.launch,
+        columns=BENCH_COLUMNS,
+        plan=lambda run_dir, epoch: plan_bench(config, run_dir, epoch, Machine.current()),
+    )
+    return run_job(job, sys.stdout)
 
 
 def run_job(

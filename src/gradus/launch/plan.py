@@ -157,6 +157,16 @@ def plan_sft(
     )
 
 
+def plan_bench(
+    config: RunConfig, run_dir: RunDirectory, epoch: int, machine: Machine
+) -> LaunchPlan:
+    """The trainer of an RL run by itself, on made-up samples."""
+    configs = resolve_run(config, run_dir=run_dir.root, epoch=epoch)
+    own, processes = configs.env_vars["trainer"], config.trainer.num_processes
+    trainer = _trainer_spec("bench-rank", own, run_dir, machine, num_processes=processes)
+    return LaunchPlan(configs={"trainer": configs.trainer}, stages=((trainer,),))
+
+
 def role_command(
     machine: Machine, role: str, config: Path, *, num_processes: int = 1
 ) -> tuple[str, ...]:

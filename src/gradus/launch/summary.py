@@ -41,7 +41,7 @@ class Summary:
     """The result of one launch."""
 
     kind: str
-    """`rl` or `sft`."""
+    """`rl`, `sft` or `bench`."""
     run_dir: str
     epoch: int
     outcome: str
@@ -57,6 +57,8 @@ class Summary:
         """Name and metric of the number that tells whether the run learned."""
         if self.kind == "sft":
             return "loss", "loss/total/mean"
+        if self.kind == "bench":
+            return "tokens/s", "throughput/trained_tokens_per_second"
         return "reward", "episode/reward/mean"
 
     def first_and_last(self) -> tuple[float, float] | None:

@@ -41,7 +41,7 @@ from gradus.trainer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import PolicyPublisher, model_files
 from gradus.trainer.step import GradientStep
 from gradus.trainer.tensors import check_trainable
-from gradus.trainer.throughput import Stopwatch
+from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.trainer import learning_metrics, run_directory, serving_dtype
 from gradus.trainer.training_state import PART, TrainingState
 from gradus.trainer.validation import Validation
@@ -67,10 +67,11 @@ class SupervisedTrainer:
     monitor: Monitor
     validation: Validation | None
     saver: CheckpointSaver
+    meter: WorkMeter
 
     def train_step(self, step: int) -> None:
         """Learn the next conversations."""
-        watch = Stopwatch()
+        watch = Stopwatch(device=self.world.device)
         with watch.measure("receive"):
             samples = self.stream.take(self.config.batch_conversations)
             ranks = pack(
@@ -88,7 +89,8 @@ class SupervisedTrainer:
         with watch.measure("validate"):
             held_out = self.validate(step + 1)
         metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped)
-        self.monitor.record(metrics | held_out | self._batch_metrics(samples), step=step)
+        metrics |= held_out | self.meter.measure(micro_batches, watch)
+        self.monitor.record(metrics | self._batch_metrics(samples), step=step)
         self.saver.after_step(step + 1)
 
     def validate(self, num_updates: int) -> dict[str, float]:
@@ -160,6 +162,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         monitor=monitor,
         validation=_build_validation(sft, policy, world, encoder, held_out),
         saver=_build_saver(config, TrainingState(policy, optimizer, world), stream),
+        meter=WorkMeter.build(model, world, dtype, sft.peak_teraflops),
     )
     if world.is_first:
         write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})

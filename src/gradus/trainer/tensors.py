@@ -89,6 +89,12 @@ def count_members(micro_batch: MicroBatch) -> dict[str, int]:
     return {name: int(np.count_nonzero(weight)) for name, weight in weights.items()}
 
 
+def count_targets(micro_batch: MicroBatch) -> int:
+    """Tokens whose logprob any component needs."""
+    weights = _member_weights(micro_batch).values()
+    return int(np.count_nonzero(np.any([weight != 0 for weight in weights], axis=0)))
+
+
 def _member_weights(micro_batch: MicroBatch) -> dict[str, np.ndarray]:
     # The first token of a sample has no predecessor that could predict it; it never trains.
     may_train = micro_batch.loss_mask & (micro_batch.position_ids > 0)

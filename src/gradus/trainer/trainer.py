@@ -41,7 +41,7 @@ from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer import PolicyOptimizer, Update
 from gradus.trainer.publish import PolicyPublisher, model_files
 from gradus.trainer.step import GradientStep, StepLoss
-from gradus.trainer.throughput import Stopwatch
+from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.training_state import TrainingState
 from gradus.transport.base import BatchReceiver
 from gradus.transport.build import build_receiver
@@ -65,15 +65,18 @@ class Trainer:
     optimizer: PolicyOptimizer
     publisher: PolicyPublisher
     saver: CheckpointSaver
+    meter: WorkMeter
 
     def train_step(self, step: int) -> None:
         """Train version `step` on batch `step` and publish version `step + 1`."""
-        watch = Stopwatch()
+        watch = Stopwatch(device=self.world.device)
         micro_batches = self.receive(step, watch)
         loss = self.forward_backward(micro_batches, watch)
         update = self.optimize(step, watch)
         published = self.publish(step + 1, watch)
-        self.record(step, loss, update, published, watch)
+        work = self.meter.measure(micro_batches, watch)
+        metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped)
+        self.record(step, metrics | work, published, watch)
         self.checkpoint(step + 1)
 
     def publish_again(self, version: int) -> None:
@@ -105,15 +108,14 @@ class Trainer:
     def record(
         self,
         step: int,
-        loss: StepLoss,
-        update: Update,
+        learned: Mapping[str, float],
         published: Published | None,
         watch: Stopwatch,
     ) -> None:
         """Tell the orchestrator; only rank 0 has something published to tell."""
         if published is None:
             return
-        metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped) | {
+        metrics = dict(learned) | {
             "weights/version": float(published.version),
             "weights/publish_seconds": watch.seconds("publish"),
         }
@@ -210,6 +212,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
             config, model, world, adapter if _serves_adapter(config) else files
         ),
         saver=_build_saver(config, state, receiver),
+        meter=WorkMeter.build(model, world, dtype, config.trainer.peak_teraflops),
     )
     if world.is_first:
         write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})

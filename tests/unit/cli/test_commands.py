@@ -161,6 +161,7 @@ def role_configs() -> dict[str, StrictConfig]:
         "env-server": run.environments[0],
         "trainer": run.trainer,
         "sft-trainer": sft,
+        "bench-rank": run.trainer,
         "orchestrator": run.orchestrator,
         "evaluator": resolve_eval(evaluation, run_dir=Path("runs/x"), epoch=4).evaluator,
     }
@@ -171,6 +172,7 @@ ENTRIES = {
     "env-server": ("gradus.environments.process", "serve", "env_reverse-text"),
     "trainer": ("gradus.trainer.trainer", "run", "trainer"),
     "sft-trainer": ("gradus.trainer.sft", "run", "trainer"),
+    "bench-rank": ("gradus.trainer.bench", "run", "trainer"),
     "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
     "evaluator": ("gradus.orchestrator.evaluator", "run", "evaluator"),
 }

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from gradus.trainer.throughput import Stopwatch
+from gradus.testing.builders import build_micro_batch, build_sample
+from gradus.trainer.distributed import World
+from gradus.trainer.flops import ModelFlops
+from gradus.trainer.throughput import Stopwatch, WorkMeter
+from gradus.wire.packing import build_dummy
 
 
 class Clock:
@@ -50,3 +55,37 @@ def test_waiting_does_not_count_as_learning() -> None:
 
 def test_a_step_without_learning_has_no_speed() -> None:
     assert Stopwatch(Clock()).trained_tokens_per_second(100) == 0.0
+
+
+def build_meter(world: World, peak: float | None) -> WorkMeter:
+    flops = ModelFlops(per_token=2e12, per_target=0.0, per_pair=0.0, windows=())
+    return WorkMeter(flops, world, torch.float32, peak)
+
+
+def watch_of(seconds: float) -> Stopwatch:
+    """A watch that saw so many seconds of learning."""
+    times = iter([0.0, 0.0, seconds])
+    watch = Stopwatch(lambda: next(times))
+    with watch.measure("forward_backward"):
+        pass
+    return watch
+
+
+def test_mfu_is_the_needed_work_over_what_the_device_could_do(world: World) -> None:
+    micro_batch = build_micro_batch([build_sample(6)])
+    metrics = build_meter(world, peak=8.0).measure([micro_batch], watch_of(3.0))
+    assert metrics["throughput/model_teraflops_per_second"] == pytest.approx(4.0)
+    assert metrics["throughput/mfu"] == pytest.approx(0.5)
+    assert metrics["throughput/peak_memory_gib"] > 0
+
+
+def test_without_a_known_peak_there_is_no_mfu(world: World) -> None:
+    metrics = build_meter(world, peak=None).measure([build_micro_batch()], watch_of(1.0))
+    assert "throughput/mfu" not in metrics
+
+
+def test_padding_counts_blocks_and_dummies(world: World) -> None:
+    samples = [build_sample(10), build_sample(9, seed=1)]
+    micro_batches = [build_micro_batch(samples), build_dummy(samples[0])]
+    metrics = build_meter(world, peak=None).measure(micro_batches, watch_of(1.0))
+    assert metrics["batch/padding/share"] == pytest.approx((1 + 2) / (19 + 3))

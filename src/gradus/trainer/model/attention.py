@@ -133,7 +133,6 @@ class _Tokens(NamedTuple):
     value: Tensor
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -144,8 +143,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of [1, H, T, D] queries inside each sample; gives [1, T, H, D].
 
-    transformers calls this with the model's keyword arguments, `packed_layout` among them. It is
-    never compiled: rows differ from micro batch to micro batch, and its kernels are fused already.
+    transformers calls this with the model's keyword arguments, `packed_layout` among them.
     """
     assert attention_mask is None, "packed rows carry no mask"
     for refused in ("softcap", "s_aux", "position_bias"):
@@ -167,6 +165,12 @@ def packed_attention(
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
+
+
+def keep_from_compiler() -> None:
+    """Let torch.compile leave attention alone: rows differ from micro batch to micro batch, and
+    its kernels are fused already. Imports the compiler, so only those who compile call it."""
+    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention))
 
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from gradus.config.parallel import NO_COMPILER, has_compiler
 from gradus.errors import ConfigError
+from gradus.trainer.model.attention import keep_from_compiler
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -75,6 +76,7 @@ def compile_layers(layers: Sequence[torch.nn.Module], *, backend: str = "inducto
     """
     if backend == "inductor" and not has_compiler(os.environ):
         raise ConfigError(f"parallel.compile: {NO_COMPILER}")
+    keep_from_compiler()
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
