@@ -170,7 +170,8 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention)
 def keep_from_compiler() -> None:
     """Let torch.compile leave attention alone: rows differ from micro batch to micro batch, and
     its kernels are fused already. Imports the compiler, so only those who compile call it."""
-    AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(packed_attention))
+    uncompiled = torch.compiler.disable(packed_attention)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(ATTENTION_NAME, uncompiled)
 
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
