@@ -176,6 +176,13 @@ class Checkpoints:
         """Checkpoint `step`, verified; ConfigError when there is none of that step."""
         return self._verify(self._find(step))
 
+    def load_folder(self, folder: Path) -> Checkpoint:
+        """The checkpoint in a committed folder, verified; ConfigError when it is none of ours."""
+        for committed in self._committed():
+            if committed.folder == folder:
+                return self._verify(committed)
+        raise ConfigError(f"{folder} is no committed checkpoint of {self._run_dir.root}")
+
     def locate(self, step: int) -> Checkpoint:
         """Checkpoint `step` unchecked, for a rank beside one that has loaded it."""
         folder = self._find(step).folder

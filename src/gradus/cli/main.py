@@ -32,6 +32,7 @@ COMMANDS = {
     "sft": Command("gradus.cli.sft", "train a model on conversations"),
     "eval": Command("gradus.cli.eval", "measure a model on the tasks of environments"),
     "bench-trainer": Command("gradus.cli.bench_trainer", "measure the trainer on made-up samples"),
+    "export": Command("gradus.cli.export", "write a checkpoint as a Hugging Face model"),
     "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
     "check-loss": Command("gradus.cli.check_loss", "say whether a loss depends on the layout"),
 }
@@ -48,7 +49,7 @@ ROLES = {
 }
 """What the launcher starts, with a config that it wrote."""
 
-LATER = ("view", "doctor", "export")
+LATER = ("view", "doctor")
 """Known names of commands that do not exist yet."""
 
 

@@ -1,0 +1,104 @@
+"""A checkpoint leaves as a model directory that transformers loads, with exactly its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gradus.cli.main import main
+from gradus.config.checkpoint import CheckpointConfig
+from gradus.config.lora import LoraConfig
+from gradus.config.model import ModelConfig
+from gradus.config.process import SftProcessConfig
+from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.errors import ConfigError, CorruptStateError, ExitCode
+from gradus.run_dir import write_json
+from gradus.trainer.export import export
+from gradus.trainer.sft import run
+
+pytestmark = pytest.mark.torch
+
+
+def trained_run(root: Path, model: Path, **options: Any) -> Path:
+    """A finished supervised run with checkpoints of steps 1 and 2."""
+    data = root.parent / "data.jsonl"
+    data.write_text(json.dumps({"prompt": "ab", "completion": "cd"}) + "\n")
+    sft = SftConfig(
+        model=ModelConfig(name=str(model), max_length_tokens=64),
+        data=SftDataConfig(path=str(data)),
+        max_steps=2,
+        batch_conversations=1,
+        micro_batch_tokens=64,
+        checkpoint=CheckpointConfig(interval_steps=1),
+        **options,
+    )
+    config = SftProcessConfig(run_dir=str(root), epoch=0, sft=sft)
+    write_json(root / "config/trainer.json", config.model_dump(mode="json"))
+    run(config)
+    return root
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4)])
+def test_the_newest_checkpoint_is_the_final_model(
+    tmp_path: Path, tiny_model: Path, lora: LoraConfig | None
+) -> None:
+    root = trained_run(tmp_path / "run", tiny_model, lora=lora)
+    assert export(root, tmp_path / "out") == 2
+    final = load_file(root / "model/model.safetensors")
+    exported = load_file(tmp_path / "out/model.safetensors")
+    assert final.keys() == exported.keys()
+    assert [name for name in final if not torch.equal(final[name], exported[name])] == []
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        logits = model(**tokenizer("ab", return_tensors="pt")).logits
+    assert logits.isfinite().all()
+
+
+def test_a_named_checkpoint_is_exported_by_the_command(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = trained_run(tmp_path / "run", tiny_model)
+    step = root / "checkpoints/step_00000001"
+    assert main(["export", str(step), str(tmp_path / "out")]) == ExitCode.DONE
+    assert "holds the weights after 1 steps" in capsys.readouterr().out
+    first = load_file(tmp_path / "out/model.safetensors")
+    last = load_file(root / "model/model.safetensors")
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+
+
+def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, tiny_model: Path) -> None:
+    root = trained_run(tmp_path / "run", tiny_model)
+    step = root / "checkpoints/step_00000001"
+    [shard] = (step / "trainer").glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    with pytest.raises(CorruptStateError, match=r"rank_00000\.safetensors"):
+        export(step, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        export(tmp_path, tmp_path / "empty")
+    with pytest.raises(ConfigError, match="holds no checkpoints"):
+        export(tmp_path / "empty", tmp_path / "out")
+    (tmp_path / "empty/model").mkdir()
+    with pytest.raises(ConfigError, match="its final model is"):
+        export(tmp_path / "empty", tmp_path / "out")
+    with pytest.raises(ConfigError, match="no committed checkpoint"):
+        export(tmp_path / "checkpoints/none", tmp_path / "out")
+
+
+@pytest.mark.parametrize("words", [[], ["a"], ["a", "b", "c"], ["a", "--push"], ["none", "out"]])
+def test_the_command_says_what_it_expects(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", *words]) == ExitCode.CONFIG
+    assert "export" in capsys.readouterr().err
