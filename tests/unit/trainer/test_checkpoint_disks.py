@@ -1,0 +1,71 @@
+"""Saves on a real small disk that fills up, and on one that cannot be written."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradus.checkpoints import Checkpoints
+from gradus.durable import DurableFiles
+from gradus.errors import StorageError
+from gradus.testing.checkpoints import new_run
+from gradus.trainer.shards import Piece, box_of
+from gradus.trainer.training_state import Progress, Snapshot
+
+pytestmark = pytest.mark.torch
+
+DISK_BYTES = 4 << 20
+
+
+def mount(*words: str) -> None:
+    done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"mount is not permitted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount("-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder))
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def snapshot(step: int, num_bytes: int) -> Snapshot:
+    values = torch.full((num_bytes // 4,), float(step))
+    return Snapshot(Progress(step, 1, {}), {"w": Piece(box_of(values), values)})
+
+
+def save(checkpoints: Checkpoints, step: int, num_bytes: int) -> None:
+    snapshot(step, num_bytes).write(checkpoints.staging(step), 0, DurableFiles())
+    checkpoints.commit(step, ["trainer"])
+
+
+def test_a_disk_that_fills_up_keeps_the_checkpoint_before(small_disk: Path) -> None:
+    checkpoints = Checkpoints(new_run(small_disk), epoch=1)
+    save(checkpoints, 1, 2 << 20)
+    with pytest.raises(StorageError, match=r"rank_00000.*bytes needed.*bytes free"):
+        save(checkpoints, 2, 3 << 20)
+    checkpoints.discard(2)
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert latest.step == 1
+    save(checkpoints, 2, 1 << 20)
+    assert [path.name for path in sorted((small_disk / "demo/checkpoints").iterdir())] == [
+        "step_00000001",
+        "step_00000002",
+    ]
+
+
+def test_a_disk_that_became_read_only_is_named_and_still_read(small_disk: Path) -> None:
+    checkpoints = Checkpoints(new_run(small_disk), epoch=1)
+    save(checkpoints, 1, 1 << 20)
+    mount("-o", "remount,ro", str(small_disk))
+    with pytest.raises(StorageError, match="Read-only file system"):
+        save(checkpoints, 2, 1 << 20)
+    assert checkpoints.load(1).step == 1
