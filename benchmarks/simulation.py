@@ -1,0 +1,179 @@
+"""The real orchestrator with scripted peers on a clock of its own, for benchmarks.
+
+Nobody waits for real: where the event loop would sleep, its clock jumps. On a `virtual` clock time
+passes only so, and a run is the same each time. On a `busy` clock the time that the processor
+needs passes too, so that its load shows in waits as it would in a real run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.model import ModelConfig
+from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.process import OrchestratorProcessConfig, SourceConfig
+from gradus.config.sampling import SamplingConfig
+from gradus.orchestrator.journal import Journal
+from gradus.orchestrator.orchestrator import Orchestrator
+from gradus.orchestrator.parts import Parts, Source, build_grading
+from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.task_source import SourceShare
+from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
+
+T = TypeVar("T")
+SOURCE = "words"
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Instead of waiting for the next timer it moves the clock there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skipped_seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("nothing is scheduled: the simulated run is in a deadlock")
+        self.skipped_seconds += max(timeout, 0.0)
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps over every idle moment."""
+
+    def __init__(self, *, is_busy: bool) -> None:
+        self._jumps = _JumpingSelector()
+        self._is_busy = is_busy
+        super().__init__(self._jumps)
+
+    def time(self) -> float:
+        """Seconds skipped, on a busy clock plus the seconds that passed."""
+        return self._jumps.skipped_seconds + (time.perf_counter() if self._is_busy else 0.0)
+
+
+def run_simulated(work: Coroutine[Any, Any, T], *, is_busy: bool = False) -> T:
+    """Run `work` to its end on a loop of its own."""
+    with asyncio.Runner(loop_factory=lambda: JumpingLoop(is_busy=is_busy)) as runner:
+        return runner.run(work)
+
+
+@dataclass
+class RecordingMonitor:
+    """Keeps every record."""
+
+    records: list[dict[str, float]] = field(default_factory=list)
+
+    def record(self, metrics: Mapping[str, float], *, step: int) -> None:  # noqa: ARG002
+        """Keep one."""
+        self.records.append(dict(metrics))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is simulated; times are in seconds of the simulated clock."""
+
+    max_steps: int
+    settings: Mapping[str, Any]
+    """The orchestrator's section."""
+    episode_seconds: Callable[[random.Random], float]
+    train_seconds: float
+    group_size: int = 4
+    apply_seconds: float = 0.5
+    seed: int = 0
+
+
+@dataclass
+class SimulatedRun:
+    """One run and what it left."""
+
+    environment: ScriptedEnvironment
+    trainer: ScriptedTrainer
+    monitor: RecordingMonitor
+    journal: Path
+    seconds: float
+    """On the simulated clock."""
+    idle_seconds: list[float]
+    """Per step, how long the trainer waited for its batch."""
+
+
+def build_config(simulation: Simulation, root: Path) -> OrchestratorProcessConfig:
+    """One source with the simulated settings."""
+    source = SourceConfig(
+        name=SOURCE,
+        ratio=1.0,
+        group_size=simulation.group_size,
+        sampling=SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=16),
+        algo=AlgorithmConfig(),
+        timeout=EnvironmentTimeoutConfig(),
+        address=None,
+        state_columns=[],
+    )
+    section = {"train": {"env": [{"id": SOURCE}]}, **simulation.settings}
+    return OrchestratorProcessConfig(
+        run_dir=str(root),
+        epoch=1,
+        model=ModelConfig(name="simulated", max_length_tokens=64),
+        max_steps=simulation.max_steps,
+        seed=simulation.seed,
+        sources=[source],
+        orchestrator=OrchestratorConfig.model_validate(section),
+        data_parallel_size=1,
+        micro_batch_tokens=4096,
+    )
+
+
+async def play(simulation: Simulation, root: Path) -> SimulatedRun:
+    """Play a whole run; call it through `run_simulated`."""
+    loop = asyncio.get_running_loop()
+    idle: list[float] = []
+    trained_at = loop.time()
+
+    async def wait(number: int) -> None:
+        await asyncio.sleep(
+            simulation.episode_seconds(random.Random(f"{simulation.seed}/{number}"))
+        )
+
+    async def train(_: int) -> None:
+        nonlocal trained_at
+        idle.append(loop.time() - trained_at)
+        await asyncio.sleep(simulation.train_seconds)
+        trained_at = loop.time()
+
+    async def apply(_: int) -> None:
+        await asyncio.sleep(simulation.apply_seconds)
+
+    config = build_config(simulation, root)
+    environment = ScriptedEnvironment(wait=wait, num_tasks=None)
+    trainer = ScriptedTrainer(max_steps=simulation.max_steps, wait=train)
+    monitor = RecordingMonitor()
+    path = root / "journal.jsonl"
+    with Journal(path, epoch=1, now=loop.time) as journal:
+        share = SourceShare(SOURCE, 1.0, None)
+        grading = build_grading(config, config.sources[0])
+        parts = Parts(
+            sources={SOURCE: Source(share, simulation.group_size, environment, grading)},
+            policy=ScriptedPolicy(wait=apply),
+            sender=trainer,
+            monitor=monitor,
+            journal=journal,
+            episodes=EpisodeWriter(root / "episodes", {}),
+            check_lease=lambda: None,
+            clock=loop.time,
+        )
+        begun = loop.time()
+        training = asyncio.create_task(trainer.train())
+        await Orchestrator(config, parts).play()
+        await training
+    return SimulatedRun(environment, trainer, monitor, path, loop.time() - begun, idle)
