@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import reject
 from transformers import AutoModelForCausalLM
 
 from gradus.config.model import ModelConfig
 from gradus.testing.builders import build_sample
+from gradus.testing.plain_losses import PlainToken, plain_loss
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses.trust_region import Dppo
@@ -23,6 +26,9 @@ from gradus.trainer.step import GradientStep
 from gradus.wire.sample import Sample
 
 Gradients = dict[str, np.ndarray]
+
+LEAST_MARGIN = 1e-5
+"""Nearer to a threshold, float32 may decide otherwise than float64."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -141,18 +147,25 @@ class PlainReference:
             directory, dtype=torch.float64, attn_implementation="eager"
         )
 
-    def loss(self, samples: Sequence[Sample]) -> tuple[float, Gradients]:
-        """L and its gradients."""
+    def loss(
+        self, samples: Sequence[Sample], rl_loss: str = "dppo", **options: Any
+    ) -> tuple[float, Gradients]:
+        """L and its gradients, with any registered loss of the rl component.
+
+        Skips the example when float32 may take another decision at some threshold.
+        """
         sums = {name: torch.zeros((), dtype=torch.float64) for name in ("rl", "ce", "ref_kl")}
         counts = dict.fromkeys(sums, 0)
         for sample in samples:
-            logprobs = self._logprobs(sample)
-            for t in range(1, len(sample)):
-                for name, weights in sample.loss_weights.items():
-                    if weights[t] == 0:
-                        continue
-                    counts[name] += 1
-                    value = _token_loss(name, logprobs[t - 1], sample, t)
+            logprobs, entropies = self._scores(sample)
+            for name, weights in sample.loss_weights.items():
+                members = [t for t in range(1, len(sample)) if weights[t] != 0]
+                counts[name] += len(members)
+                if name == "rl":
+                    values = _rl_losses(rl_loss, options, sample, members, logprobs, entropies)
+                else:
+                    values = [_token_loss(name, logprobs[t - 1], sample, t) for t in members]
+                for t, value in zip(members, values, strict=True):
                     sums[name] = sums[name] + float(weights[t]) * value
         total = torch.stack([sums[name] / max(1, counts[name]) for name in sums]).sum()
         self.model.zero_grad()
@@ -164,25 +177,56 @@ class PlainReference:
         }
         return float(total.detach()), gradients
 
-    def _logprobs(self, sample: Sample) -> torch.Tensor:
+    def _scores(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logprob of every token but the first, and the entropy that it was chosen with."""
         token_ids = torch.tensor(sample.token_ids.astype(np.int64))[None]
         logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1]
         temperatures = torch.tensor(sample.temperatures[1:].astype(np.float64))
-        logprobs = torch.log_softmax(logits / temperatures[:, None], dim=-1)
-        return logprobs.gather(1, token_ids[0, 1:, None]).squeeze(1)
+        log_p = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+        logprobs = log_p.gather(1, token_ids[0, 1:, None]).squeeze(1)
+        return logprobs, -(log_p.exp() * log_p).sum(-1)
+
+
+def _rl_losses(
+    rl_loss: str,
+    options: dict[str, Any],
+    sample: Sample,
+    members: Sequence[int],
+    logprobs: torch.Tensor,
+    entropies: torch.Tensor,
+) -> list[torch.Tensor]:
+    """The plain loss of each member; its derivatives are written down, not found by torch."""
+    if not members:
+        return []
+    policy, entropy = logprobs.detach().tolist(), entropies.detach().tolist()
+    tokens = [
+        PlainToken(
+            policy=policy[t - 1],
+            sampling=float(sample.sampling_logprobs[t]),
+            advantage=float(sample.advantages[t]),
+            reference=float(sample.reference_logprobs[t]),
+            entropy=entropy[t - 1],
+        )
+        for t in members
+    ]
+    plain = plain_loss(rl_loss, tokens, **options)
+    if plain.margin <= LEAST_MARGIN:
+        reject()
+    return [
+        plain.values[i]
+        + plain.by_logprob[i] * (logprobs[t - 1] - logprobs[t - 1].detach())
+        + plain.by_entropy[i] * (entropies[t - 1] - entropies[t - 1].detach())
+        for i, t in enumerate(members)
+    ]
 
 
 def _token_loss(name: str, lp: torch.Tensor, sample: Sample, t: int) -> torch.Tensor:
-    ls, lr = float(sample.sampling_logprobs[t]), float(sample.reference_logprobs[t])
-    advantage = float(sample.advantages[t])
-    ratio, delta = torch.exp(lp - ls), float(torch.exp(lp.detach())) - float(np.exp(ls))
     if name == "ce":
         return -lp
-    if name == "ref_kl":
-        gain = (lr - lp.detach()) * ratio if delta >= -0.2 else 0.0
-        return -gain + 1e-3 * (lp - ls) ** 2
-    is_dropped = delta > 0.2 if advantage > 0 else delta < -0.2
-    return (0.0 if is_dropped else -advantage * ratio) + 1e-3 * (lp - ls) ** 2
+    ls, lr = float(sample.sampling_logprobs[t]), float(sample.reference_logprobs[t])
+    ratio, delta = torch.exp(lp - ls), float(torch.exp(lp.detach())) - float(np.exp(ls))
+    gain = (lr - lp.detach()) * ratio if delta >= -0.2 else 0.0
+    return -gain + 1e-3 * (lp - ls) ** 2
 
 
 @pytest.fixture(scope="session")

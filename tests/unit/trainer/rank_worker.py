@@ -19,9 +19,10 @@ import torch
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig
 from gradus.config.parallel import ParallelConfig
+from gradus.config.trainer import LossConfig
 from gradus.errors import GradusError
 from gradus.trainer.distributed import World, build_world, join_world
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
@@ -65,7 +66,8 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     world = build_world(parallel, torch.device("cpu"))
     folder = Path(command["folder"])
     policy = build_policy(command, world)
-    step = GradientStep(policy, Dppo(), world, sync=parallel.gradient_sync)
+    rl_loss = build_loss(LossConfig(**command["loss"]))
+    step = GradientStep(policy, rl_loss, world, sync=parallel.gradient_sync)
     if command["lr"] is None:
         loss = step.run(read_batch(folder, 0, world))
         arrays = gradients_of(policy)

@@ -86,6 +86,7 @@ class RankPool:
         lr: float | None = None,
         max_tokens: int = 64,
         model: Path | None = None,
+        loss: dict[str, Any] | None = None,
         **parallel: Any,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
@@ -103,6 +104,7 @@ class RankPool:
             "folder": str(folder),
             "steps": len(steps),
             "lr": lr,
+            "loss": loss or {},
             "parallel": parallel,
         }
         for process in self.processes:
@@ -209,6 +211,68 @@ def test_two_ranks_that_share_a_context_give_the_plain_loss_and_gradient(
         [samples], max_tokens=max_tokens, model=paired_model, context_parallel_size=2
     )
     total, expected = paired_reference.loss(samples)
+    assert answer["total"] == pytest.approx(total, rel=1e-4, abs=1e-5)
+    assert distance(gradients, expected) < GRADIENT_TOLERANCE
+
+
+rl_losses = st.sampled_from(
+    [
+        {"type": "dppo", "options": {"threshold": 0.004}},
+        {"type": "ipo", "options": {"threshold": 0.004}},
+        {"type": "ppo_clip", "options": {"entropy_coefficient": 0.1}},
+        {"type": "dapo", "options": {"reference_kl_coefficient": 0.1}},
+        {"type": "cispo", "options": {"ratio_cap": 1.1}},
+        {"type": "gspo", "options": {"clip_low": 0.05, "clip_high": 0.05}},
+        {
+            "type": "dppo",
+            "options": {
+                "importance_sampling": "truncated",
+                "importance_level": "sequence",
+                "importance_cap": 1.5,
+            },
+        },
+        {
+            "type": "ppo_clip",
+            "options": {
+                "importance_sampling": "masked",
+                "importance_level": "sequence_mean",
+                "importance_cap": 1.2,
+            },
+        },
+    ]
+)
+
+
+@settings(
+    max_examples=24, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    loss=rl_losses,
+    lengths=st.lists(st.integers(1, 16), min_size=2, max_size=6),
+    seed=st.integers(0, 99),
+    max_tokens=st.integers(16, 60),
+    context_parallel_size=st.sampled_from([1, 2]),
+)
+def test_every_loss_is_the_plain_one_over_data_and_context_ranks(
+    ranks: RankPool,
+    paired_model: Path,
+    paired_reference: Any,
+    ragged_samples: Any,
+    loss: dict[str, Any],
+    lengths: list[int],
+    seed: int,
+    max_tokens: int,
+    context_parallel_size: int,
+) -> None:
+    samples = ragged_samples(lengths, seed=seed)
+    total, expected = paired_reference.loss(samples, loss["type"], **loss["options"])
+    answer, gradients = ranks.run(
+        [samples],
+        max_tokens=max_tokens,
+        model=paired_model,
+        loss=loss,
+        context_parallel_size=context_parallel_size,
+    )
     assert answer["total"] == pytest.approx(total, rel=1e-4, abs=1e-5)
     assert distance(gradients, expected) < GRADIENT_TOLERANCE
 

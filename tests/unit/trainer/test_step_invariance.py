@@ -10,7 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradus.config.trainer import LossConfig
+from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch, build_sample
+from gradus.trainer.losses import LOSSES, build_loss
+from gradus.trainer.losses.base import LossInputs, LossOutput
+from gradus.trainer.step import GradientStep
 from gradus.wire.packing import build_dummy, pack
 
 pytestmark = pytest.mark.torch
@@ -43,6 +48,63 @@ def test_any_packing_gives_the_loss_and_gradient_of_the_plain_samples(
     ranks = pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
     result = bench.step.run([m for micro_batches in ranks for m in micro_batches])
     total, gradients = reference.loss(samples)
+    assert result.total == pytest.approx(total, rel=1e-4, abs=1e-5)
+    assert bench.distance(bench.take_gradients(), gradients) < TOLERANCE
+
+
+def unpacked(samples: list[Any]) -> list[Any]:
+    return [build_micro_batch([sample]) for sample in samples]
+
+
+LOSS_OPTIONS: dict[str, dict[str, Any]] = {
+    # The tiny model's probabilities are near 0.01: thresholds that some tokens pass.
+    "dppo": {"threshold": 0.004},
+    "ipo": {"threshold": 0.004},
+    "ppo_clip": {"entropy_coefficient": 0.1},
+    "dapo": {"reference_kl_coefficient": 0.1, "kl_coefficient": 0.01},
+    "cispo": {"ratio_cap": 1.1},
+    "gspo": {"clip_low": 0.05, "clip_high": 0.05},
+}
+corrections = st.fixed_dictionaries(
+    {
+        "importance_sampling": st.sampled_from(["off", "truncated", "masked"]),
+        "importance_level": st.sampled_from(["token", "sequence", "sequence_mean"]),
+        "importance_cap": st.sampled_from([1.2, 2.0]),
+    }
+)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
+)
+@given(
+    lengths=st.lists(st.integers(1, 16), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+    max_tokens=st.integers(16, 60),
+    is_packed=st.booleans(),
+    correction=corrections,
+)
+def test_every_loss_gives_the_plain_loss_and_gradient_packed_or_not(
+    bench: Any,
+    world: Any,
+    ragged_samples: Any,
+    reference: Any,
+    name: str,
+    lengths: list[int],
+    seed: int,
+    max_tokens: int,
+    is_packed: bool,
+    correction: dict[str, Any],
+) -> None:
+    options = LOSS_OPTIONS[name] | correction
+    samples = ragged_samples(lengths, seed=seed)
+    total, gradients = reference.loss(samples, name, **options)
+    step = GradientStep(bench.policy, build_loss(LossConfig(type=name, options=options)), world)
+    packed = pack(samples, max_tokens=max_tokens, num_ranks=1)[0]
+    result = step.run(packed if is_packed else unpacked(samples))
     assert result.total == pytest.approx(total, rel=1e-4, abs=1e-5)
     assert bench.distance(bench.take_gradients(), gradients) < TOLERANCE
 
@@ -115,3 +177,26 @@ def test_bf16_compute_stays_near_the_plain_loss(
     found = bench.take_gradients()
     assert all(np.isfinite(g).all() for g in found.values())
     assert bench.distance(found, gradients) < 0.02
+
+
+def test_a_pull_to_a_reference_that_scored_nothing_is_refused(bench: Any, world: Any) -> None:
+    loss = build_loss(LossConfig(type="dapo", options={"reference_kl_coefficient": 0.1}))
+    step = GradientStep(bench.policy, loss, world)
+    with pytest.raises(ConfigError, match="no token of the batch has reference logprobs"):
+        step.run([build_micro_batch()])
+
+
+def test_a_loss_that_averages_is_refused(bench: Any, world: Any) -> None:
+    def average(inputs: LossInputs) -> LossOutput:
+        return LossOutput(-inputs.policy_logprobs.mean())
+
+    with pytest.raises(ConfigError, match="a loss does not sum or average"):
+        GradientStep(bench.policy, average, world).run([build_micro_batch()])
+
+
+def test_a_sampling_logprob_far_below_the_policy_gives_finite_numbers(bench: Any) -> None:
+    sample = build_sample(6, prompt_length=2, advantage=-1.0)
+    sample.sampling_logprobs[sample.loss_mask] = -110.0
+    result = bench.step.run([build_micro_batch([sample])])
+    assert all(np.isfinite(value) for value in (result.total, *result.metrics.values()))
+    assert all(np.isfinite(g).all() for g in bench.take_gradients().values())
