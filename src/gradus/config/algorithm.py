@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
+from gradus.config.reference import ReferenceConfig
 
 
 class AlgorithmConfig(StrictConfig):
@@ -16,3 +17,6 @@ class AlgorithmConfig(StrictConfig):
     """`grpo`, `max_rl`, `hierarchical_grpo`, `rae`, `echo`, or "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the algorithm, e.g. {scale_by_std = true}."""
+    reference: ReferenceConfig | None = None
+    """The frozen model: the teacher of `opd`, the player of `sft`. None means none; `opsd` asks the
+    policy itself."""

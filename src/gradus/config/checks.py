@@ -21,11 +21,12 @@ from gradus.config.optimizer import OptimizerConfig, SgdConfig
 from gradus.config.orchestrator import OrchestratorConfig
 from gradus.config.parallel import data_parallel_size, parallel_problems
 from gradus.config.problems import Problem, nearest
+from gradus.config.reference_checks import reference_problems
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.config.schema import KeyPath
 from gradus.config.sft import SftConfig
-from gradus.config.sources import check_names, source_algo, source_sampling
+from gradus.config.sources import check_names, is_frozen, source_algo, source_sampling
 
 MAX_SEED = 2**32 - 1
 _ENV: KeyPath = ("orchestrator", "train", "env")
@@ -34,7 +35,7 @@ _ADDRESS_FORMS = ("tcp://", "ipc://")
 GROUP_BASELINES = frozenset({"grpo", "max_rl", "hierarchical_grpo", "echo"})
 """Algorithms that compare the episodes of one group, and learn nothing from a group of one."""
 
-ALGORITHMS = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo"})
+ALGORITHMS = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo", "opd", "opsd", "sft"})
 """Registered names for `algo.type`."""
 
 CURRICULA = frozenset({"difficulty", "uniform"})
@@ -296,6 +297,13 @@ def _source_problems(
         )
     if source.algo is not None:
         yield from _plugin_problems((*path, "algo"), "algorithm", algo.type, ALGORITHMS)
+    is_own = source.algo is not None
+    yield from reference_problems(
+        (*path, "algo") if is_own else ("orchestrator", "train", "algo"),
+        algo,
+        temperature=source_sampling(config, source).temperature,
+        is_frozen=is_frozen(source),
+    )
     yield from _plugin_problems(
         (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
     )

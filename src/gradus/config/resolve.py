@@ -36,7 +36,13 @@ from gradus.config.process import (
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.config.sft import SftConfig
-from gradus.config.sources import evaluation_sampling, merged_sampling, source_algo, source_sampling
+from gradus.config.sources import (
+    evaluation_sampling,
+    is_frozen,
+    merged_sampling,
+    source_algo,
+    source_sampling,
+)
 
 CHAT_HARNESS = "chat"
 CHAT_HARNESS_MODULE = "gradus_chat"
@@ -224,12 +230,6 @@ def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
         errors=source.errors,
         is_frozen=is_frozen(source),
     )
-
-
-def is_frozen(source: EnvironmentConfig) -> bool:
-    """Whether every seat is played by another model than the policy."""
-    roles = source.agents.values()
-    return bool(roles) and all(role.base_url is not None for role in roles)
 
 
 def _untrained_agents(source: TrainEnvironmentConfig) -> list[str]:

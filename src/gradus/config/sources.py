@@ -63,3 +63,9 @@ def check_names(sources: Sequence[EnvironmentConfig], path: KeyPath) -> Iterator
                 (*path, index, "name"),
                 f"{name!r} is already the name of source {earlier}; give each source its own name",
             )
+
+
+def is_frozen(source: EnvironmentConfig) -> bool:
+    """Whether every seat is played by another model than the policy."""
+    roles = source.agents.values()
+    return bool(roles) and all(role.base_url is not None for role in roles)

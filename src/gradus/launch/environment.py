@@ -54,9 +54,13 @@ def trainer_environment(
     return _build(caller, {**threads, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
 
 
-def orchestrator_environment(caller: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """One thread for numerics: the orchestrator waits and moves tokens."""
-    return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=_HUB)
+def orchestrator_environment(
+    caller: Mapping[str, str], own: Mapping[str, str], *, config: Mapping[str, Any]
+) -> dict[str, str]:
+    """One thread for numerics: the orchestrator waits and moves tokens. Of the caller's keys only
+    those that the config names, for reference models."""
+    names = variables_named_in(config) | set(_HUB)
+    return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=names)
 
 
 def source_environment(

@@ -88,7 +88,11 @@ def plan_rl(
     orchestrator = _spec(
         "orchestrator",
         role_command(machine, "orchestrator", config_file(run_dir, "orchestrator")),
-        orchestrator_environment(caller, own["orchestrator"]),
+        orchestrator_environment(
+            caller,
+            own["orchestrator"],
+            config={"algorithms": [s.algo.model_dump() for s in configs.orchestrator.sources]},
+        ),
         run_dir,
         finishes=True,
     )

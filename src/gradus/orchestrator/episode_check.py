@@ -6,34 +6,18 @@ An episode with an error is that error, never "empty" and never reward 0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Error, WireTrace
 
 from gradus.orchestrator.algorithms.base import trainable_traces
+from gradus.orchestrator.failures import EpisodeFailed as EpisodeFailed
+from gradus.orchestrator.failures import Failure as Failure
 
 QUARANTINED_TURNS = "quarantined_turns"
 """Key in a trace's `info` under which an environment lists the turns that it could not read, by
 their number among the sampled turns of the trace, from 0."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an episode gives no samples."""
-
-    kind: str
-    """Counted by this: the type of the error, e.g. "ProviderError" or "invalid_reward"."""
-    message: str
-
-
-class EpisodeFailed(Exception):
-    """An episode could not be had; an outcome to count, not an error of the run."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.kind}: {failure.message}")
-        self.failure = failure
 
 
 def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure | None:

@@ -15,11 +15,12 @@ from gradus.config.process import (
     OrchestratorProcessConfig,
     SourceConfig,
 )
+from gradus.config.reference import ReferenceConfig
 from gradus.errors import ConfigError, ProtocolError
 from gradus.lease import check_epoch
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.algorithms import build_algorithm
+from gradus.orchestrator.algorithms import build_algorithm, needs_reference
 from gradus.orchestrator.environment import (
     Environment,
     EnvironmentClient,
@@ -32,14 +33,17 @@ from gradus.orchestrator.evaluation_episodes import EvaluationSource, count_task
 from gradus.orchestrator.filters import build_filters
 from gradus.orchestrator.grading import Grading
 from gradus.orchestrator.journal import Journal
+from gradus.orchestrator.peers import read_token
 from gradus.orchestrator.policy import InferencePool, PolicyPool
 from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.reference import ReferenceModel, open_reference
 from gradus.orchestrator.seats import check_seats
 from gradus.orchestrator.task_source import SourceShare
 from gradus.orchestrator.vocabulary import read_vocabulary_size
 from gradus.run_dir import RunDirectory
 from gradus.transport.base import BatchSender
 from gradus.transport.build import build_sender
+from gradus.wire.inference import SERVED_MODEL_NAME
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,10 @@ async def _open_source(
     config: OrchestratorProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
 ) -> Source:
     vocabulary_size = read_vocabulary_size(config.model)
-    grading = build_grading(config, source, vocabulary_size=vocabulary_size)
+    reference = _open_reference(config, source, base_url)
+    if reference is not None:
+        stack.push_async_callback(reference.close)
+    grading = build_grading(config, source, reference, vocabulary_size=vocabulary_size)
     address = find_environment(RunDirectory(Path(config.run_dir)), source)
     settings = build_settings(source, config.model, base_url)
     environment = EnvironmentClient(source.name, address, settings)
@@ -162,15 +169,32 @@ async def open_evaluated(
     )
 
 
+def _open_reference(
+    config: OrchestratorProcessConfig, source: SourceConfig, base_url: str
+) -> ReferenceModel | None:
+    """The model that the source's algorithm asks: its frozen one, or the policy as it is served."""
+    if source.algo.reference is not None:
+        return open_reference(source.algo.reference, source.name)
+    if not needs_reference(source.algo):
+        return None
+    policy = ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
+    token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
+    return ReferenceModel(policy, token=token)
+
+
 def build_grading(
-    config: OrchestratorProcessConfig, source: SourceConfig, *, vocabulary_size: int | None = None
+    config: OrchestratorProcessConfig,
+    source: SourceConfig,
+    reference: ReferenceModel | None = None,
+    *,
+    vocabulary_size: int | None = None,
 ) -> Grading:
     """How the groups of a source are credited; refuses a source without a temperature."""
     temperature = source.sampling.temperature
     if temperature is None:
         raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
     return Grading(
-        algorithm=build_algorithm(source.algo),
+        algorithm=build_algorithm(source.algo, reference),
         filters=build_filters(config.orchestrator.filters, vocabulary_size=vocabulary_size),
         temperature=temperature,
         max_length_tokens=config.model.max_length_tokens,

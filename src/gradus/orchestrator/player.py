@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure
+from verifiers.v1.episode import WireEpisode
+
+from gradus.orchestrator.algorithms.distill import Adopts
+from gradus.orchestrator.episode_check import find_failure
+from gradus.orchestrator.failures import EpisodeFailed, Failure
 from gradus.orchestrator.grading import Group, PlayedEpisode
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.policy import PolicyPool
@@ -115,12 +119,9 @@ class EpisodePlayer:
         source = self._sources[group.source]
         try:
             result = await source.environment.run(group.task, version=episode.version)
+            failure = await _find_failure_or_score(result, source, group)
         except EpisodeFailed as failed:
             return self._ended(episode, failure=failed.failure)
-        standing = settle_standing(result, source.grading.untrained_agents)
-        failure = find_failure(result) if standing is None else standing
-        if failure is None:
-            await source.grading.algorithm.score_episode(result, group.credit_context)
         return PlayedEpisode(
             episode.id,
             group.id,
@@ -149,3 +150,17 @@ class EpisodePlayer:
     def _span(self, episode: RunningEpisode) -> VersionSpan:
         """From the version at the start to the newest that may have answered until now."""
         return VersionSpan(oldest=episode.version, newest=self._policy.newest_version)
+
+
+async def _find_failure_or_score(
+    episode: WireEpisode, source: Source, group: Group
+) -> Failure | None:
+    """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
+    algorithm = source.grading.algorithm
+    if isinstance(algorithm, Adopts):
+        await algorithm.adopt(episode)
+    standing = settle_standing(episode, source.grading.untrained_agents)
+    failure = find_failure(episode) if standing is None else standing
+    if failure is None:
+        await algorithm.score_episode(episode, group.credit_context)
+    return failure

@@ -25,10 +25,18 @@ def test_what_programs_need_passes() -> None:
 
 def test_the_config_wins_over_defaults_and_defaults_over_the_caller() -> None:
     caller = {"TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "9"}
-    env = orchestrator_environment(caller, {"PYTHONUNBUFFERED": "0"})
+    env = orchestrator_environment(caller, {"PYTHONUNBUFFERED": "0"}, config={})
     assert env["TOKENIZERS_PARALLELISM"] == "false"
     assert env["OMP_NUM_THREADS"] == "1"
     assert env["PYTHONUNBUFFERED"] == "0"
+
+
+def test_the_key_of_a_reference_model_reaches_the_orchestrator_that_asks_it() -> None:
+    algo = {"type": "opd", "reference": {"api_key_var": "TEACHER_KEY"}}
+    caller = {"TEACHER_KEY": "k", "OTHER_KEY": "o"}
+    env = orchestrator_environment(caller, {}, config={"algorithms": [algo]})
+    assert env["TEACHER_KEY"] == "k"
+    assert "OTHER_KEY" not in env
 
 
 def test_a_named_variable_passes_only_to_the_source_that_names_it() -> None:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import Algorithm
+from gradus.orchestrator.algorithms.distill import (
+    FrozenSampler,
+    OnPolicyDistillation,
+    Scorer,
+    SelfDistillation,
+)
 from gradus.orchestrator.algorithms.echo import Echo
 from gradus.orchestrator.algorithms.group_relative import GroupRelative, MaxRl
 from gradus.orchestrator.algorithms.hierarchical import HierarchicalGroupRelative
@@ -17,15 +23,25 @@ ALGORITHMS: dict[str, type] = {
     "hierarchical_grpo": HierarchicalGroupRelative,
     "rae": RoleAdvantageEstimation,
     "echo": Echo,
+    "opd": OnPolicyDistillation,
+    "opsd": SelfDistillation,
+    "sft": FrozenSampler,
 }
 """Registered names; anything else is "package.module:Class"."""
 
 
-def build_algorithm(config: AlgorithmConfig) -> Algorithm:
+def needs_reference(config: AlgorithmConfig) -> bool:
+    """Whether the algorithm asks a model: its class says `needs_reference = True`."""
+    kind = find_plugin("algorithm", config.type, ALGORITHMS)
+    return bool(getattr(kind, "needs_reference", False))
+
+
+def build_algorithm(config: AlgorithmConfig, reference: Scorer | None = None) -> Algorithm:
     """The algorithm of one source; refuses unknown names and options."""
     kind = find_plugin("algorithm", config.type, ALGORITHMS)
+    asked = {"reference": reference} if needs_reference(config) else {}
     try:
-        algorithm: Algorithm = kind(**config.options)
+        algorithm: Algorithm = kind(**config.options, **asked)
     except TypeError as error:
         raise ConfigError(
             f"algorithm {config.type!r} does not accept options {config.options}: {error}"

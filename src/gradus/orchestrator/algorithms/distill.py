@@ -1,0 +1,203 @@
+"""Learning from a model that does not change: `opd`, `opsd` and `sft`.
+
+`opd` and `opsd` weigh the `ref_kl` component on what the policy sampled; a reference model says how
+likely it would have been to say the same. `sft` weighs `ce` on what a frozen model sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.trace import Branch, WireTrace
+
+from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
+from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.untokenized import Tokenizes, tokenize_trace
+
+NO_DEMONSTRATION = "no_demonstration"
+"""Kind of failure of an episode whose task has no demonstration to show."""
+DEFAULT_HINT = "This is a good answer to what follows: {demonstration}"
+
+
+class Scorer(Tokenizes, Protocol):
+    """What a distilling algorithm needs of its reference model."""
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprob of each token given those before it, [T] nats; 0.0 for the first."""
+        ...
+
+
+@runtime_checkable
+class Adopts(Protocol):
+    """An algorithm that trains on what other models sampled."""
+
+    async def adopt(self, episode: WireEpisode) -> None:
+        """Runs before the episode is checked: mark what may train, and give it tokens."""
+        ...
+
+
+class OnPolicyDistillation:
+    """`opd`: the policy plays, a frozen teacher scores every token that it sampled.
+
+    The teacher must read the policy's tokens: the same tokenizer, and temperature 1, because it
+    scores at temperature 1.
+
+    >>> algorithm = OnPolicyDistillation(reference=teacher)  # doctest: +SKIP
+    """
+
+    needs_reference = True
+
+    def __init__(self, *, reference: Scorer) -> None:
+        """`reference` is the frozen teacher, from `algo.reference`."""
+        self._reference = reference
+
+    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
+        """Ask for the logprobs of each branch, one request per branch."""
+        for trace in trainable_traces([episode]):
+            await score_branches(trace, self._reference, hint=())
+
+    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
+        """Nothing is compared."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing outlives an episode."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class SelfDistillation:
+    """`opsd`: the live policy, shown a demonstration first, is its own teacher.
+
+    The demonstration stands in a system message before the conversation; its tokens are cut off
+    before the logprobs are laid on the branch.
+
+    >>> algorithm = SelfDistillation(reference=policy, demonstration="answer")  # doctest: +SKIP
+    """
+
+    needs_reference = True
+
+    def __init__(
+        self, *, reference: Scorer, demonstration: str = "answer", hint: str = DEFAULT_HINT
+    ) -> None:
+        """`demonstration` names the field of the task that holds it; `hint` is the message around
+        `{demonstration}`."""
+        if "{demonstration}" not in hint:
+            raise ConfigError(f"opsd: hint = {hint!r} must contain {{demonstration}}")
+        self._reference = reference
+        self._field = demonstration
+        self._hint = hint
+
+    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
+        """Ask the policy with the hint before each branch."""
+        for trace in trainable_traces([episode]):
+            text = self._hint.replace("{demonstration}", self._demonstration(trace))
+            hint = await self._reference.tokenize(
+                [{"role": "system", "content": text}], add_generation_prompt=False
+            )
+            await score_branches(trace, self._reference, hint=hint)
+
+    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
+        """Nothing is compared."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing outlives an episode."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def _demonstration(self, trace: WireTrace) -> str:
+        value = trace.task.data.model_dump().get(self._field)
+        if value is None or value == "":
+            text = f"the task has no field {self._field!r}; set algo.options.demonstration"
+            raise EpisodeFailed(Failure(NO_DEMONSTRATION, text))
+        return str(value)
+
+
+class FrozenSampler:
+    """`sft`: cross-entropy on what a frozen model sampled.
+
+    The source's seats (`agents.<role>.base_url`) are played by a frozen model behind a plain chat
+    API; the policy's own template gives its turns tokens, and the policy learns them.
+
+    >>> algorithm = FrozenSampler(reference=policy, min_reward=1.0)  # doctest: +SKIP
+    """
+
+    needs_reference = True
+
+    def __init__(self, *, reference: Scorer, min_reward: float | None = None) -> None:
+        """`reference` is the policy, whose template is used; `min_reward` keeps only episodes with
+        at least this reward, None all of them."""
+        self._reference = reference
+        self._min_reward = min_reward
+
+    async def adopt(self, episode: WireEpisode) -> None:
+        """Let the frozen agents' traces train, with tokens of the policy's template."""
+        for trace in episode.traces:
+            if trace.ok and not trace.agent.trainable:
+                await tokenize_trace(trace, self._reference)
+                trace.agent.trainable = True
+
+    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
+        """Weigh every sampled token 1."""
+        for trace in trainable_traces([episode]):
+            if self._min_reward is None or trace.reward >= self._min_reward:
+                for node in sampled_nodes(trace.nodes):
+                    weigh_sampled(node, "ce")
+
+    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
+        """Nothing is compared."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing outlives an episode."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+async def score_branches(trace: WireTrace, scorer: Scorer, *, hint: Sequence[int]) -> None:
+    """Lay the scorer's logprobs on the sampled tokens of a trace, and weigh them `ref_kl`.
+
+    A turn that branches share is scored once, with the first branch, the one that trains it.
+    """
+    for branch in trace.branches:
+        if not branch.trainable or all(n.reference_logprobs is not None for n in _sampled(branch)):
+            continue
+        scores = (await scorer.score([*hint, *branch.token_ids]))[len(hint) :]
+        _lay_out(branch, scores)
+
+
+def weigh_sampled(node: MessageNode, component: str) -> None:
+    """Weight 1 in `component` on the sampled tokens of one message."""
+    weights = [1.0 if is_sampled else 0.0 for is_sampled in node.mask]
+    node.loss_weights = {**(node.loss_weights or {}), component: weights}
+
+
+def sampled_nodes(nodes: Iterable[MessageNode]) -> list[MessageNode]:
+    """The messages that hold a sampled token."""
+    return [node for node in nodes if any(node.mask)]
+
+
+def _sampled(branch: Branch) -> list[MessageNode]:
+    return sampled_nodes(branch.nodes)
+
+
+def _lay_out(branch: Branch, scores: Sequence[float]) -> None:
+    start = 0
+    for node in branch.nodes:
+        end = start + len(node.token_ids)
+        if any(node.mask) and node.reference_logprobs is None:
+            node.reference_logprobs = [
+                score
+                for score, is_sampled in zip(scores[start:end], node.mask, strict=True)
+                if is_sampled
+            ]
+            weigh_sampled(node, "ref_kl")
+        start = end

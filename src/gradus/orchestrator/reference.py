@@ -1,0 +1,181 @@
+"""A model that answers questions about tokens: how likely are these, how is this text written.
+
+vLLM scores a prompt while it reads it: one request per branch asks for `prompt_logprobs` of the
+given tokens and a single token more, which is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from gradus.config.reference import ReferenceConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.failures import EpisodeFailed, Failure
+
+UNAVAILABLE = "reference_unavailable"
+"""Kind of failure of an episode whose reference model gave no answer, also not after retries."""
+REFUSED = "reference_refused"
+"""Kind of failure of an episode that the reference model cannot read, e.g. a too long one."""
+
+RETRY_DELAYS_SECONDS = (0.5, 2.0, 8.0)
+_RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+_LEAST_LOGPROB = -100.0
+"""Stands for -inf and for vLLM's -9999; e to this power is zero in float32 too."""
+
+
+class ReferenceModel:
+    """Owns the connections to one server, and lets only so many requests through at once.
+
+    >>> async with ReferenceModel(config, token=None) as teacher:  # doctest: +SKIP
+    ...     await teacher.score([5, 6, 7])
+    [0.0, -1.2, -0.3]
+    """
+
+    def __init__(
+        self,
+        config: ReferenceConfig,
+        *,
+        token: str | None,
+        retry_delays_seconds: Sequence[float] = RETRY_DELAYS_SECONDS,
+    ) -> None:
+        """Must be called inside the running event loop."""
+        self._config = config
+        self._url = config.base_url.rstrip("/").removesuffix("/v1")
+        self._turns = asyncio.Semaphore(config.max_concurrent_requests)
+        self._delays = tuple(retry_delays_seconds)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session = aiohttp.ClientSession(
+            headers=headers, timeout=aiohttp.ClientTimeout(total=None)
+        )
+
+    async def __aenter__(self) -> ReferenceModel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprob of each token given those before it, [T] nats at temperature 1; 0.0 for the
+        first. EpisodeFailed when the server refuses the tokens or does not answer."""
+        body = {
+            "model": self._config.model,
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+            "return_token_ids": False,
+        }
+        answer = await self._ask("/v1/completions", body)
+        try:
+            entries = answer["choices"][0]["prompt_logprobs"]
+            return _chosen_logprobs(token_ids, entries)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            text = f"{self._url} sent no prompt_logprobs for the tokens ({error!r}); is it vLLM?"
+            raise EpisodeFailed(Failure(REFUSED, text)) from error
+
+    async def tokenize(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """The tokens of a conversation by the server's chat template."""
+        body: dict[str, Any] = {
+            "model": self._config.model,
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if tools:
+            body["tools"] = list(tools)
+        answer = await self._ask("/tokenize", body)
+        try:
+            return msgspec.convert(answer["tokens"], list[int])
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            text = f"{self._url}/tokenize sent no tokens ({error!r})"
+            raise EpisodeFailed(Failure(REFUSED, text)) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def _ask(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        async with self._turns:
+            for delay in self._delays:
+                try:
+                    return await self._post(route, body)
+                except _Unavailable:
+                    await asyncio.sleep(delay)
+            try:
+                return await self._post(route, body)
+            except _Unavailable as error:
+                text = f"{error} ({len(self._delays) + 1} attempts)"
+                raise EpisodeFailed(Failure(UNAVAILABLE, text)) from error
+
+    async def _post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        url = f"{self._url}{route}"
+        try:
+            async with (
+                asyncio.timeout(self._config.timeout_seconds),
+                self._session.post(url, json=body) as response,
+            ):
+                raw = await response.read()
+        except TimeoutError as error:
+            seconds = self._config.timeout_seconds
+            raise _Unavailable(f"{url} did not answer in {seconds:g} s") from error
+        except aiohttp.ClientError as error:
+            raise _Unavailable(f"{url} cannot be reached ({error})") from error
+        if response.status in _RETRIED_STATUSES:
+            raise _Unavailable(f"{url} answered {response.status}")
+        if response.status in (401, 403):
+            raise ConfigError(
+                f"reference model at {self._url} answered {response.status}: the key is wrong; "
+                f"set the variable that algo.reference.api_key_var names"
+            )
+        if response.status != 200:
+            text = raw.decode(errors="replace")[:300]
+            raise EpisodeFailed(Failure(REFUSED, f"{url} answered {response.status}: {text}"))
+        try:
+            return msgspec.json.decode(raw, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise _Unavailable(f"{url} sent no JSON object") from error
+
+
+class _Unavailable(Exception):
+    """The server may answer the same request later."""
+
+
+def open_reference(config: ReferenceConfig, source: str) -> ReferenceModel:
+    """The frozen model of a source; ConfigError when the variable of its key is not set."""
+    token = None
+    if config.api_key_var is not None:
+        token = os.environ.get(config.api_key_var)
+        if not token:
+            raise ConfigError(
+                f"source {source!r}: algo.reference.api_key_var names {config.api_key_var!r}, "
+                "which is not set; export it before the start"
+            )
+    return ReferenceModel(config, token=token)
+
+
+def _chosen_logprobs(
+    token_ids: Sequence[int], entries: Sequence[Mapping[str, Any] | None]
+) -> list[float]:
+    if len(entries) != len(token_ids):
+        raise ValueError(f"{len(token_ids)} tokens got {len(entries)} entries")
+    chosen = [0.0]
+    for token, entry in zip(token_ids[1:], entries[1:], strict=True):
+        if entry is None:
+            raise ValueError("an entry behind the first is null")
+        logprob = float(entry[str(token)]["logprob"])
+        if math.isnan(logprob):
+            raise ValueError("a logprob is NaN")
+        chosen.append(max(logprob, _LEAST_LOGPROB))
+    return chosen

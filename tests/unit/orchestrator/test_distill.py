@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from verifiers.v1.types import AssistantMessage, UserMessage
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms import build_algorithm, needs_reference
+from gradus.orchestrator.algorithms.base import CreditContext
+from gradus.orchestrator.algorithms.distill import Adopts, FrozenSampler, SelfDistillation
+from gradus.orchestrator.episode_check import find_failure
+from gradus.orchestrator.failures import EpisodeFailed
+from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.orchestrator.untokenized import common_prefix, tokenize_trace
+from gradus.testing.episodes import build_episode, build_message, build_trace
+from gradus.wire.policy import VersionSpan
+
+CONTEXT = CreditContext("words", task_key="key-0")
+ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, 100)
+
+
+class NumberedScorer:
+    """Scores token number n of a prompt -n/10; writes each message as its letters' codes."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        self.prompts.append(list(token_ids))
+        return [-position / 10 for position in range(len(token_ids))]
+
+    async def tokenize(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        written: list[int] = []
+        for message in messages:
+            role = {"system": 1, "user": 2, "assistant": 3}[message["role"]]
+            written += [role, *map(ord, message["content"]), 0]
+        return [*written, 3] if add_generation_prompt else written
+
+
+async def test_opd_weighs_every_sampled_token_and_lays_the_teachers_logprobs_on_it() -> None:
+    scorer = NumberedScorer()
+    episode = build_episode([build_trace(turns=2)])
+    await build_algorithm(AlgorithmConfig(type="opd"), scorer).score_episode(episode, CONTEXT)
+    (sample,) = build_samples(episode, ORIGIN)
+    assert scorer.prompts == [sample.token_ids.tolist()]
+    expected = -np.arange(len(sample)) / 10
+    mask = sample.loss_weights["ref_kl"] != 0
+    assert mask.tolist() == sample.loss_mask.tolist()
+    assert int(mask.sum()) == 8
+    assert np.allclose(sample.reference_logprobs, np.where(mask, expected, 0))
+    assert not sample.loss_weights["rl"].any()
+
+
+async def test_opd_asks_once_per_branch_and_scores_a_shared_turn_with_the_first() -> None:
+    nodes = [
+        build_message(None, [4, 5]),
+        build_message(0, [6, 7], sampled=2),
+        build_message(1, [8]),
+        build_message(2, [9], sampled=1),
+        build_message(1, [10]),
+        build_message(4, [11], sampled=1),
+    ]
+    scorer = NumberedScorer()
+    episode = build_episode([build_trace(nodes)])
+    await build_algorithm(AlgorithmConfig(type="opd"), scorer).score_episode(episode, CONTEXT)
+    assert len(scorer.prompts) == 2
+    samples = build_samples(episode, ORIGIN)
+    assert sum(int(s.loss_mask.sum()) for s in samples) == 4
+
+
+async def test_opsd_shows_the_demonstration_first_and_cuts_its_tokens_off() -> None:
+    scorer = NumberedScorer()
+    algorithm = SelfDistillation(reference=scorer, demonstration="prompt", hint="{demonstration}")
+    episode = build_episode([build_trace(turns=1)])
+    await algorithm.score_episode(episode, CONTEXT)
+    (sample,) = build_samples(episode, ORIGIN)
+    hint = [1, ord("a"), 0]
+    assert scorer.prompts == [[*hint, *sample.token_ids.tolist()]]
+    first = int(np.flatnonzero(sample.loss_mask)[0])
+    assert sample.reference_logprobs[first] == pytest.approx(-(first + len(hint)) / 10)
+
+
+async def test_opsd_fails_an_episode_without_a_demonstration() -> None:
+    algorithm = SelfDistillation(reference=NumberedScorer(), demonstration="absent")
+    with pytest.raises(EpisodeFailed, match="no field 'absent'"):
+        await algorithm.score_episode(build_episode([build_trace()]), CONTEXT)
+
+
+def test_opsd_refuses_a_hint_that_shows_nothing() -> None:
+    config = AlgorithmConfig(type="opsd", options={"hint": "think"})
+    with pytest.raises(ConfigError, match="must contain"):
+        build_algorithm(config, NumberedScorer())
+
+
+def frozen_trace(texts: Sequence[str], reward: float = 1.0) -> Any:
+    """User and assistant in turns, without tokens, of an agent that does not train."""
+    nodes = []
+    for number, text in enumerate(texts):
+        node = build_message(number - 1 if number else None, [])
+        is_reply = number % 2 == 1
+        node.message = AssistantMessage(content=text) if is_reply else UserMessage(content=text)
+        node.sampled = is_reply
+        nodes.append(node)
+    return build_trace(nodes, trainable=False, reward=reward)
+
+
+async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce() -> None:
+    algorithm = FrozenSampler(reference=NumberedScorer())
+    assert isinstance(algorithm, Adopts)
+    episode = build_episode([frozen_trace(["a", "b", "c", "d"])])
+    await algorithm.adopt(episode)
+    assert find_failure(episode) is None
+    await algorithm.score_episode(episode, CONTEXT)
+    (sample,) = build_samples(episode, ORIGIN)
+    a, b, c, d = map(ord, "abcd")
+    assert sample.token_ids.tolist() == [2, a, 0, 3, b, 0, 2, c, 0, 3, d, 0]
+    trained = sample.token_ids[sample.loss_weights["ce"] != 0].tolist()
+    assert trained == [b, 0, d, 0]
+    assert not sample.sampling_logprobs.any()
+
+
+async def test_min_reward_leaves_worse_episodes_out() -> None:
+    algorithm = FrozenSampler(reference=NumberedScorer(), min_reward=0.5)
+    episode = build_episode([frozen_trace(["a", "b"], reward=0.25)])
+    await algorithm.adopt(episode)
+    await algorithm.score_episode(episode, CONTEXT)
+    assert build_samples(episode, ORIGIN) == []
+
+
+async def test_a_template_that_rewrites_earlier_turns_fails_the_episode() -> None:
+    class Rewriting(NumberedScorer):
+        async def tokenize(self, messages: Any, **settings: Any) -> list[int]:
+            return [len(messages), *await super().tokenize(messages, **settings)]
+
+    with pytest.raises(EpisodeFailed, match="rewrites the tokens"):
+        await tokenize_trace(frozen_trace(["a", "b", "c", "d"]), Rewriting())
+
+
+async def test_a_trace_that_has_tokens_keeps_them() -> None:
+    trace = build_trace(turns=1)
+    before = [list(node.token_ids) for node in trace.nodes]
+    await tokenize_trace(trace, NumberedScorer())
+    assert [node.token_ids for node in trace.nodes] == before
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length"),
+    [
+        ([], [], 0),
+        ([1], [2], 0),
+        ([1, 2], [1, 2, 3], 2),
+        ([1, 2, 3], [1, 2], 2),
+        ([1, 2], [1, 3], 1),
+    ],
+)
+def test_the_common_prefix(first: list[int], second: list[int], length: int) -> None:
+    assert common_prefix(first, second) == length
+
+
+def test_only_distilling_algorithms_ask_a_model() -> None:
+    asking = {
+        n
+        for n in ("grpo", "echo", "opd", "opsd", "sft")
+        if needs_reference(AlgorithmConfig(type=n))
+    }
+    assert asking == {"opd", "opsd", "sft"}
