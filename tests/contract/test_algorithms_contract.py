@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ from gradus.config.algorithm import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
+from gradus.orchestrator.algorithms.distill import (
+    FrozenSampler,
+    OnPolicyDistillation,
+    SelfDistillation,
+)
 from gradus.orchestrator.samples import SampleOrigin, build_samples
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.policy import VersionSpan
@@ -40,13 +46,28 @@ class RewardAsAdvantage:
         """Nothing to restore."""
 
 
+class EvenScorer:
+    """A reference model for which every token is as likely."""
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        return [-1.0] * len(token_ids)
+
+    async def tokenize(self, messages: Any, **_: Any) -> list[int]:
+        return [1] * len(messages)
+
+
+DISTILLING = (OnPolicyDistillation, SelfDistillation, FrozenSampler)
+OPTIONS = {"opsd": {"demonstration": "prompt"}}
+"""What an algorithm needs to score the tasks of `build_games`."""
+
 ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=100)
 
 
 @pytest.fixture(params=[*sorted(ALGORITHMS), "own"])
 def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Algorithm:
     if request.param != "own":
-        return build_algorithm(AlgorithmConfig(type=request.param))
+        options = OPTIONS.get(request.param, {})
+        return build_algorithm(AlgorithmConfig(type=request.param, options=options), EvenScorer())
     module = type("module", (), {"RewardAsAdvantage": RewardAsAdvantage})
     monkeypatch.setitem(sys.modules, "my_algorithms", module)
     return build_algorithm(
@@ -85,7 +106,9 @@ async def test_credit_is_finite_and_on_trainable_traces_only(algorithm: Algorith
     await score(algorithm, games)
     for episode in games:
         *players, judge = episode.traces
-        assert all(math.isfinite(a) for t in players for a in t.nodes[1].advantages)
+        replies = [trace.nodes[1] for trace in players]
+        assert all(math.isfinite(a) for node in replies for a in node.advantages or ())
+        assert all(node.advantages is not None or node.loss_weights for node in replies)
         assert all(node.advantages is None and not node.loss_weights for node in judge.nodes)
 
 
@@ -98,9 +121,14 @@ async def test_credited_episodes_become_valid_samples(algorithm: Algorithm) -> N
         sample.check()
 
 
-async def test_better_than_its_role_means_more_advantage(algorithm: Algorithm) -> None:
+async def test_better_than_its_role_means_more_credit_unless_it_distils(
+    algorithm: Algorithm,
+) -> None:
     games = build_games()
     await score(algorithm, games)
+    if isinstance(algorithm, DISTILLING):
+        assert credit_of(games[0]) == credit_of(games[1])
+        return
     best, worst, _ = (episode.traces[0].nodes[1].advantages[0] for episode in games)
     assert best > worst or best == worst == 0.0
 

@@ -9,7 +9,7 @@ from verifiers.v1.types import AssistantMessage, UserMessage
 
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms import build_algorithm, needs_reference
+from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm, needs_reference
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import Adopts, FrozenSampler, SelfDistillation
 from gradus.orchestrator.episode_check import find_failure
@@ -155,22 +155,12 @@ async def test_a_trace_that_has_tokens_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "length"),
-    [
-        ([], [], 0),
-        ([1], [2], 0),
-        ([1, 2], [1, 2, 3], 2),
-        ([1, 2, 3], [1, 2], 2),
-        ([1, 2], [1, 3], 1),
-    ],
+    [([], [], 0), ([1], [2], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1], 1), ([1, 2], [1, 3], 1)],
 )
 def test_the_common_prefix(first: list[int], second: list[int], length: int) -> None:
     assert common_prefix(first, second) == length
 
 
 def test_only_distilling_algorithms_ask_a_model() -> None:
-    asking = {
-        n
-        for n in ("grpo", "echo", "opd", "opsd", "sft")
-        if needs_reference(AlgorithmConfig(type=n))
-    }
+    asking = {name for name in ALGORITHMS if needs_reference(AlgorithmConfig(type=name))}
     assert asking == {"opd", "opsd", "sft"}

@@ -95,7 +95,7 @@ async def test_a_server_that_is_silent_meets_the_deadline() -> None:
         raise AssertionError
 
     async with serve(answer, timeout_seconds=0.05) as model:
-        with pytest.raises(EpisodeFailed, match="did not answer in 0.05 s"):
+        with pytest.raises(EpisodeFailed, match=r"did not answer in 0\.05 s"):
             await model.score([5, 6])
 
 
