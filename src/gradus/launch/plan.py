@@ -122,7 +122,7 @@ def plan_eval(
     evaluator = _spec(
         "evaluator",
         role_command(machine, "evaluator", config_file(run_dir, "evaluator")),
-        orchestrator_environment(caller, {}),
+        orchestrator_environment(caller, {}, config={}),
         run_dir,
         finishes=True,
     )
