@@ -115,7 +115,7 @@ def test_a_source_is_complete_without_any_setting() -> None:
 
 def test_a_source_may_have_its_own_algorithm() -> None:
     own = {"type": "my.module:Mine", "options": {"a": 1}}
-    assert only_source(with_env({"algo": own})).algo.model_dump() == own
+    assert only_source(with_env({"algo": own})).algo.model_dump(exclude_none=True) == own
 
 
 def test_variables_go_to_the_launcher_and_into_no_file() -> None:
