@@ -75,6 +75,16 @@ def observation(game: Game) -> str:
     return f"{game.deal[game.player]} {game.history}".strip()
 
 
+def is_clear(game: Game) -> bool:
+    """Whether the player to move has one move that is never worse: K or J against a bet."""
+    return game.history.endswith(BET) and game.deal[game.player] != "Q"
+
+
+def is_mistake(game: Game, move: str) -> bool:
+    """Whether a move of a clear decision gives chips away: folding K, calling with J."""
+    return is_clear(game) and (move == PASS) == (game.deal[game.player] == "K")
+
+
 def demonstrations(num: int, *, seed: int) -> list[list[tuple[str, str]]]:
     """Turns of random play, one player's (observation, move) pairs per conversation.
 

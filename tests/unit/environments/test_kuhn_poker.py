@@ -119,7 +119,18 @@ async def test_a_game_tells_each_player_the_own_card_and_rewards_sum_to_zero() -
     assert first.heard == ["Q", "Q pb"]
     assert second.heard == ["K p"]
     assert (first.rewards, second.rewards) == ({"chips": -1.0}, {"chips": 1.0})
-    assert (first.metrics, second.metrics) == ({"forfeit": 0.0}, {"forfeit": 0.0})
+    assert first.metrics == {"forfeit": 0.0, "clear_decisions": 0.0, "mistakes": 0.0}
+    assert second.metrics == first.metrics
+
+
+async def test_folding_the_best_card_and_calling_with_the_worst_are_mistakes() -> None:
+    first, second = await play("KJ", ["p", "p"], ["b"])
+    assert (first.metrics["clear_decisions"], first.metrics["mistakes"]) == (1.0, 1.0)
+    assert second.metrics["mistakes"] == 0.0
+    _, second = await play("KJ", ["b"], ["b"])
+    assert (second.metrics["clear_decisions"], second.metrics["mistakes"]) == (1.0, 1.0)
+    _, second = await play("KQ", ["b"], ["b"])
+    assert (second.metrics["clear_decisions"], second.metrics["mistakes"]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("reply", ["call", "", None])
@@ -127,6 +138,7 @@ async def test_a_player_without_a_legal_move_forfeits(reply: str | None) -> None
     first, second = await play("KJ", ["b"], [reply])
     assert (first.rewards["chips"], second.rewards["chips"]) == (1.0, -1.0)
     assert (first.metrics["forfeit"], second.metrics["forfeit"]) == (0.0, 1.0)
+    assert second.metrics["mistakes"] == 1.0
 
 
 async def test_a_player_who_never_moved_has_no_reward() -> None:
