@@ -2,7 +2,7 @@
 
     python examples/algorithms/prepare.py runs/algorithms/start
 
-The conversations of `kuhn_poker` play at random and those of `word_lookup` come from dictionaries
+The conversations of `kuhn_poker` play poorly and those of `word_lookup` come from dictionaries
 of their own, so the form is learned and the skill is not. Those of `reverse_text` show three
 behaviours, of which reversing is the rarest.
 """
@@ -36,7 +36,7 @@ def reverse_text_rows(num: int, *, seed: int) -> list[Row]:
 
 
 def kuhn_poker_rows(num: int, *, seed: int) -> list[Row]:
-    """One player's turns of a random game."""
+    """One player's turns of a poorly played game."""
     return [
         {
             "messages": [

@@ -62,13 +62,15 @@ def test_a_forfeit_is_the_largest_loss_of_the_player_to_move() -> None:
     assert Game("KJ", "b").forfeit() == (2, -2)
 
 
-def test_demonstrations_are_legal_repeatable_and_without_a_strategy() -> None:
+def test_demonstrations_are_legal_repeatable_and_poor() -> None:
     shown = demonstrations(400, seed=1)
     assert shown == demonstrations(400, seed=1)
     assert len(shown) == 400
     moves = Counter(move for turns in shown for _, move in turns)
     assert set(moves) == {"p", "b"}
     assert 0.8 < moves["p"] / moves["b"] < 1.25
+    with_king = Counter(move for turns in shown for seen, move in turns if seen == "K b")
+    assert 0.15 < with_king["p"] / with_king.total() < 0.55
 
 
 def test_the_six_deals_come_in_turn() -> None:
