@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import verifiers.v1 as vf
 from pydantic import Field
 
-from kuhn_poker.game import BET, DEALS, PASS, Game, observation
+from kuhn_poker.game import BET, DEALS, PASS, Game, is_clear, is_mistake, observation
 
 SEATS = ("first", "second")
 
@@ -64,6 +64,7 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
         game = Game(task.data.deal)
         is_forfeit = False
         talks: dict[int, vf.Interaction] = {}
+        clear, mistakes = [0, 0], [0, 0]
         async with AsyncExitStack() as stack:
             while not game.is_over and not is_forfeit:
                 player = game.player
@@ -73,9 +74,13 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
                 segment = await talks[player].turn(observation(game))
                 move = "" if segment.terminated else segment.last_reply.strip()
                 is_forfeit = move not in (PASS, BET)
+                clear[player] += is_clear(game)
+                mistakes[player] += is_forfeit or is_mistake(game, move)
                 game = game if is_forfeit else game.play(move)
         payoffs = game.forfeit() if is_forfeit else game.payoffs
         for player, talk in talks.items():
             # At most two chips change hands, so that rewards lie in [-1, 1].
             talk.trace.record_reward("chips", payoffs[player] / 2)
             talk.trace.record_metric("forfeit", float(is_forfeit and player == game.player))
+            talk.trace.record_metric("clear_decisions", float(clear[player]))
+            talk.trace.record_metric("mistakes", float(mistakes[player]))

@@ -19,6 +19,8 @@ DEALS = tuple("".join(cards) for cards in itertools.permutations(CARDS, 2))
 
 _CHIPS = {"pp": 1, "bp": 1, "bb": 2, "pbp": 1, "pbb": 2}
 """Finished histories of moves and what the loser pays."""
+_BET_SHARE = {"J": 0.35, "Q": 0.5, "K": 0.65}
+"""How often the demonstrations bet or call with each card."""
 _FOLDED_BY = {"bp": 1, "pbp": 0}
 
 
@@ -75,10 +77,21 @@ def observation(game: Game) -> str:
     return f"{game.deal[game.player]} {game.history}".strip()
 
 
-def demonstrations(num: int, *, seed: int) -> list[list[tuple[str, str]]]:
-    """Turns of random play, one player's (observation, move) pairs per conversation.
+def is_clear(game: Game) -> bool:
+    """Whether the player to move has one move that is never worse: K or J against a bet."""
+    return game.history.endswith(BET) and game.deal[game.player] != "Q"
 
-    They show the format and no strategy: every move is as likely as the other.
+
+def is_mistake(game: Game, move: str) -> bool:
+    """Whether a move of a clear decision gives chips away: folding K, calling with J."""
+    return is_clear(game) and (move == PASS) == (game.deal[game.player] == "K")
+
+
+def demonstrations(num: int, *, seed: int) -> list[list[tuple[str, str]]]:
+    """Turns of poor play, one player's (observation, move) pairs per conversation.
+
+    They show the format, and hardly a strategy: higher cards bet a little more often, so that a
+    model has a reason to look at its card.
     """
     draw = random.Random(seed)
     shown: list[list[tuple[str, str]]] = []
@@ -86,7 +99,7 @@ def demonstrations(num: int, *, seed: int) -> list[list[tuple[str, str]]]:
         game = Game(draw.choice(DEALS))
         turns: tuple[list[tuple[str, str]], list[tuple[str, str]]] = ([], [])
         while not game.is_over:
-            move = draw.choice((PASS, BET))
+            move = BET if draw.random() < _BET_SHARE[game.deal[game.player]] else PASS
             turns[game.player].append((observation(game), move))
             game = game.play(move)
         shown.extend(turn for turn in turns if turn)

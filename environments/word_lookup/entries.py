@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 NUM_ENTRIES = 24
 _KEYS = "abcdefghijklmnopqrstuvwxyz"
@@ -18,4 +19,44 @@ def build_entries(*, seed: int = 0, num: int = NUM_ENTRIES) -> dict[str, str]:
     if not 1 <= num <= len(_KEYS):
         raise ValueError(f"num = {num}: there are 1 to {len(_KEYS)} keys")
     draw = random.Random(f"word-lookup {seed}")
-    return {key: "".join(draw.choices(_SYLLABLES, k=2)) for key in _KEYS[:num]}
+    return {key: _draw_value(draw) for key in _KEYS[:num]}
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "dict_get",
+        "description": "The value of a key.",
+        "parameters": {
+            "type": "object",
+            "properties": {"k": {"title": "K", "type": "string"}},
+            "required": ["k"],
+            "title": "getArguments",
+        },
+    },
+}
+"""The tool as the model sees it declared."""
+
+
+def demonstrations(num: int, *, seed: int) -> list[dict[str, Any]]:
+    """Conversations that ask the tool and reply with its value, each from a dictionary of its own.
+
+    So they show how to ask and how to read, and nothing of what any value is.
+    """
+    draw = random.Random(f"word-lookup demonstrations {seed}")
+    return [_demonstration(draw.choice(_KEYS), _draw_value(draw)) for _ in range(num)]
+
+
+def _draw_value(draw: random.Random) -> str:
+    return "".join(draw.choices(_SYLLABLES, k=2))
+
+
+def _demonstration(key: str, value: str) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "dict_get", "arguments": {"k": key}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": key},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": value},
+        {"role": "assistant", "content": value},
+    ]
+    return {"messages": messages, "tools": [TOOL]}

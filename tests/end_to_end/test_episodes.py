@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,24 @@ from verifiers.v1.serve import EnvClient
 
 from gradus.config.environment import StaticPoolConfig
 from gradus.config.process import EnvironmentProcessConfig
+from gradus.orchestrator.algorithms.base import CreditContext
+from gradus.orchestrator.algorithms.echo import Echo
+from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
+from gradus.orchestrator.episode_check import find_failure
+from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.orchestrator.seats import settle_standing
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
 from gradus.testing.environment_process import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
+from gradus.wire.policy import VersionSpan
+from word_lookup.entries import TOOL, build_entries
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
 MODULES = Path(__file__).parents[1] / "environments"
 TOKEN = "the-data-token"
+ORIGIN = SampleOrigin("e", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=2000)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +48,9 @@ def tokenizer(model: Path) -> PreTrainedTokenizerFast:
     return loaded
 
 
-def start(run_dir: Path, verifiers: dict[str, Any], **seat: Any) -> RunningEnvironment:
+def start(
+    run_dir: Path, verifiers: dict[str, Any], *, seats: Sequence[str] = ("agent",), **seat: Any
+) -> RunningEnvironment:
     secrets = run_dir / "secrets"
     secrets.mkdir()
     (secrets / "inference_token").write_text(TOKEN)
@@ -49,7 +60,7 @@ def start(run_dir: Path, verifiers: dict[str, Any], **seat: Any) -> RunningEnvir
         epoch=1,
         name="e",
         pool=StaticPoolConfig(num_workers=1),
-        verifiers={**verifiers, "agent": agent},
+        verifiers={**verifiers, **dict.fromkeys(seats, agent)},
     )
     return RunningEnvironment(config, python_path=[MODULES])
 
@@ -223,3 +234,56 @@ async def test_a_conversation_with_a_simulated_user(
     assert (trace.num_turns, trace.stop_condition) == (3, "user_closed")
     assert trace.reward == pytest.approx(2 / 3)
     assert_tokens_are_the_engine_s(trace, engine)
+
+
+async def test_a_game_of_two_seats_gives_each_player_a_trace_and_zero_sum_rewards(
+    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = {"taskset": {"id": "kuhn-poker"}}
+    with start(tmp_path, config, seats=("first", "second")) as environment:
+        assert (await environment.ask(method="info"))["result"]["agents"] == {
+            "first": True,
+            "second": True,
+        }
+        async with (
+            ScriptedEngine(reply=script(tokenizer, "p", "b", "b"), data_token=TOKEN) as engine,
+            playing(environment, model, engine) as play,
+        ):
+            episode = await play(await task_of(environment, 4))
+    assert (episode.ok, episode.errors) == (True, [])
+    assert settle_standing(episode, ["judge"]) is None
+    assert find_failure(episode) is None
+    traces = {trace.agent.name: trace for trace in episode.traces}
+    assert {name: (trace.reward, trace.num_turns) for name, trace in traces.items()} == {
+        "first": (1.0, 2),
+        "second": (-1.0, 1),
+    }
+    RoleAdvantageEstimation(momentum=0.5).score_group([episode], CreditContext("kuhn", "KJ"))
+    samples = build_samples(episode, ORIGIN)
+    assert sorted(float(s.advantages[s.loss_mask].mean()) for s in samples) == [-0.5, 0.5]
+
+
+async def test_outputs_of_a_real_tool_become_observations_of_echo(
+    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    answer = build_entries()["c"]
+    call = '<tool_call>\n{"name": "dict_get", "arguments": {"k": "c"}}\n</tool_call>'
+    with start(tmp_path, {"taskset": {"id": "word-lookup"}}) as environment:
+        async with (
+            ScriptedEngine(reply=script(tokenizer, call, answer), data_token=TOKEN) as engine,
+            playing(environment, model, engine) as play,
+        ):
+            episode = await play(await task_of(environment, 2))
+    assert find_failure(episode) is None
+    opening = episode.traces[0].nodes[0]
+    shown = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "c"}], tools=[TOOL], return_dict=False
+    )
+    assert opening.token_ids == shown
+    assert episode.traces[0].reward == 1.0
+    algorithm, context = Echo(tool_names=["dict_get"]), CreditContext("lookup", "c")
+    await algorithm.score_episode(episode, context)
+    algorithm.score_group([episode], context)
+    (sample,) = build_samples(episode, ORIGIN)
+    observed = sample.token_ids[sample.loss_weights["ce"] > 0].tolist()
+    assert tokenizer.decode(observed) == answer

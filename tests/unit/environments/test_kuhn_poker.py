@@ -62,13 +62,15 @@ def test_a_forfeit_is_the_largest_loss_of_the_player_to_move() -> None:
     assert Game("KJ", "b").forfeit() == (2, -2)
 
 
-def test_demonstrations_are_legal_repeatable_and_without_a_strategy() -> None:
+def test_demonstrations_are_legal_repeatable_and_poor() -> None:
     shown = demonstrations(400, seed=1)
     assert shown == demonstrations(400, seed=1)
     assert len(shown) == 400
     moves = Counter(move for turns in shown for _, move in turns)
     assert set(moves) == {"p", "b"}
     assert 0.8 < moves["p"] / moves["b"] < 1.25
+    with_king = Counter(move for turns in shown for seen, move in turns if seen == "K b")
+    assert 0.15 < with_king["p"] / with_king.total() < 0.55
 
 
 def test_the_six_deals_come_in_turn() -> None:
@@ -119,7 +121,18 @@ async def test_a_game_tells_each_player_the_own_card_and_rewards_sum_to_zero() -
     assert first.heard == ["Q", "Q pb"]
     assert second.heard == ["K p"]
     assert (first.rewards, second.rewards) == ({"chips": -1.0}, {"chips": 1.0})
-    assert (first.metrics, second.metrics) == ({"forfeit": 0.0}, {"forfeit": 0.0})
+    assert first.metrics == {"forfeit": 0.0, "clear_decisions": 0.0, "mistakes": 0.0}
+    assert second.metrics == first.metrics
+
+
+async def test_folding_the_best_card_and_calling_with_the_worst_are_mistakes() -> None:
+    first, second = await play("KJ", ["p", "p"], ["b"])
+    assert (first.metrics["clear_decisions"], first.metrics["mistakes"]) == (1.0, 1.0)
+    assert second.metrics["mistakes"] == 0.0
+    _, second = await play("KJ", ["b"], ["b"])
+    assert (second.metrics["clear_decisions"], second.metrics["mistakes"]) == (1.0, 1.0)
+    _, second = await play("KQ", ["b"], ["b"])
+    assert (second.metrics["clear_decisions"], second.metrics["mistakes"]) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("reply", ["call", "", None])
@@ -127,6 +140,7 @@ async def test_a_player_without_a_legal_move_forfeits(reply: str | None) -> None
     first, second = await play("KJ", ["b"], [reply])
     assert (first.rewards["chips"], second.rewards["chips"]) == (1.0, -1.0)
     assert (first.metrics["forfeit"], second.metrics["forfeit"]) == (0.0, 1.0)
+    assert second.metrics["mistakes"] == 1.0
 
 
 async def test_a_player_who_never_moved_has_no_reward() -> None:

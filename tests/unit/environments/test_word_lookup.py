@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from verifiers.v1.types import ToolMessage
 
-from word_lookup.entries import build_entries
+from word_lookup.entries import build_entries, demonstrations
 from word_lookup.taskset import (
     Dictionary,
     DictionaryConfig,
@@ -68,3 +68,20 @@ async def test_the_value_is_the_answer_and_asking_for_it_is_a_start(
     trace: Any = SimpleNamespace(last_reply=reply.format(answer=answer), tool_messages=messages)
     assert await task.answer(trace) == reward
     assert await task.tool_calls(trace) == len(outputs)
+
+
+def test_demonstrations_ask_for_their_key_and_read_the_output() -> None:
+    rows = demonstrations(30, seed=1)
+    assert rows == demonstrations(30, seed=1)
+    for row in rows:
+        question, call, output, reply = row["messages"]
+        assert call["tool_calls"][0]["function"]["arguments"] == {"k": question["content"]}
+        assert output["content"] == reply["content"]
+
+
+def test_demonstrations_say_nothing_of_the_values() -> None:
+    values: dict[str, set[str]] = {}
+    for row in demonstrations(300, seed=1):
+        question, *_, reply = row["messages"]
+        values.setdefault(question["content"], set()).add(reply["content"])
+    assert min(len(found) for found in values.values()) > 1
