@@ -31,6 +31,7 @@ TOP_LEVEL = {
     "process_table",
     "durable",
     "checkpoints",
+    "rewind",
 }
 ROLES = {"orchestrator", "trainer", "inference"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -129,20 +129,33 @@ def open_run(output_dir: Path, name: str, *, clean: bool = False, resume: bool =
     """Create (mode 0700) or reuse the run directory `output_dir/name` and take its lease.
 
     Refuses a directory that is in use, that is not ours, or that already holds a run, unless
-    `clean` allows to delete that run. `resume` is refused: this version cannot resume.
+    `clean` allows to delete that run or `resume` to go on with it. `resume` refuses a directory
+    without a run, and ends what a killed launcher of that run left behind.
     """
     run_dir = RunDirectory(run_path(output_dir, name))
     if resume:
-        raise RunDirectoryError(
-            f"run directory {run_dir.root}: this version cannot resume a run; "
-            "start anew with --clean or under another name"
-        )
+        return _reopen(run_dir)
     _create(run_dir.root)
     lease = RunLease.take(run_dir)
     try:
         _make_empty(run_dir, clean=clean)
         run_dir.root.chmod(0o700)
         write_json(run_dir.root / MARKER_NAME, {"run_id": name, "format": 1})
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def _reopen(run_dir: RunDirectory) -> RunLease:
+    if not run_dir.root.is_dir() or _marked_run_id(run_dir) is None:
+        raise RunDirectoryError(
+            f"{run_dir.root} holds no run to resume; look at --name and output_dir, or start the "
+            "run without --resume"
+        )
+    lease = RunLease.take(run_dir)
+    try:
+        end_leftovers(run_dir.processes, timeout_seconds=LEFTOVERS_SECONDS)
     except BaseException:
         lease.release()
         raise
@@ -193,7 +206,7 @@ def _make_empty(run_dir: RunDirectory, *, clean: bool) -> None:
     if not clean and [path.name for path in content] != ["config"]:
         raise RunDirectoryError(
             f"run directory {run_dir.root} already holds a run; "
-            "delete that run with --clean or choose another name"
+            "go on with --resume, delete that run with --clean, or choose another name"
         )
     if _marked_run_id(run_dir) != run_dir.root.name:
         raise RunDirectoryError(

@@ -63,6 +63,11 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     @property
+    def replay(self) -> Path:
+        """Played episodes with all their tokens, as they arrived; what a replay reads."""
+        return self.root / "replay"
+
+    @property
     def model(self) -> Path:
         """The final model as a Hugging Face directory."""
         return self.root / "model"

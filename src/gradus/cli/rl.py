@@ -27,6 +27,8 @@ def run(words: Sequence[str]) -> int:
     if {"--clean", "--resume"} <= options:
         raise ConfigError("--clean deletes what --resume needs; use one of them")
     config = load_config(RunConfig, rest, check=check_run)
+    if "--resume" in options and config.name is None:
+        raise ConfigError("--resume needs the name of the run; give it with --name")
 
     from gradus.launch.local import run_rl
 

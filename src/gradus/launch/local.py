@@ -25,8 +25,14 @@ from gradus.launch.plan import (
     plan_sft,
 )
 from gradus.launch.progress import Progress
+from gradus.launch.resume import (
+    ResumePoint,
+    changed_settings,
+    clear_for_resume,
+    find_resume_point,
+)
 from gradus.launch.summary import PhaseSeconds, Summary
-from gradus.launch.tail import MetricsTail, Record
+from gradus.launch.tail import MetricsTail, Record, iter_records
 from gradus.lease import RunLease, open_run
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.run_dir import RunDirectory, write_atomically, write_json
@@ -50,8 +56,8 @@ class Job:
     max_steps: int
     launch: LaunchConfig
     columns: tuple[Column, ...]
-    plan: Callable[[RunDirectory, int], LaunchPlan]
-    """Run directory, epoch → the plan."""
+    plan: Callable[[RunDirectory, int, int | None], LaunchPlan]
+    """Run directory, epoch, step of the checkpoint to go on from → the plan."""
     evaluation_seconds: float = 0.0
     """Time that an evaluation at the end may take."""
 
@@ -73,13 +79,17 @@ def run_rl(
         max_steps=config.max_steps,
         launch=config.launch,
         columns=RL_COLUMNS,
-        plan=lambda run_dir, epoch: plan_rl(config, run_dir, epoch, Machine.current()),
+        plan=lambda run_dir, epoch, resume_step: plan_rl(
+            config, run_dir, epoch, Machine.current(), resume_step=resume_step
+        ),
         evaluation_seconds=0.0 if evaluation is None else evaluation.timeout_seconds,
     )
     return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
 
 
-def run_sft(config: SftConfig, *, clean: bool = False, dry_run: bool = False) -> int:
+def run_sft(
+    config: SftConfig, *, resume: bool = False, clean: bool = False, dry_run: bool = False
+) -> int:
     """One supervised run, to its end; exit codes and errors as in `run_rl`."""
     become_subreaper()
     job = Job(
@@ -89,9 +99,11 @@ def run_sft(config: SftConfig, *, clean: bool = False, dry_run: bool = False) ->
         max_steps=config.max_steps,
         launch=LaunchConfig(),
         columns=SFT_COLUMNS,
-        plan=lambda run_dir, epoch: plan_sft(config, run_dir, epoch, Machine.current()),
+        plan=lambda run_dir, epoch, resume_step: plan_sft(
+            config, run_dir, epoch, Machine.current(), resume_step=resume_step
+        ),
     )
-    return run_job(job, sys.stdout, clean=clean, dry_run=dry_run)
+    return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
 
 
 def run_bench(config: RunConfig) -> int:
@@ -118,13 +130,20 @@ def run_job(
         raise ConfigError("--clean deletes a run and --dry-run changes none; use one of them")
     lease = open_run(job.output_dir, job.name, clean=clean, resume=resume)
     try:
-        plan = job.plan(lease.run_dir, lease.epoch)
         progress = Progress(stream, max_steps=job.max_steps, columns=job.columns)
-        _write_configs(plan, lease.run_dir)
+        point = find_resume_point(lease, job.max_steps) if resume else None
+        plan = job.plan(lease.run_dir, lease.epoch, point.step if point else None)
         progress.line(f"{'run':<18}{lease.run_dir.root}")
+        if point is not None:
+            progress.lines(_resume_lines(job, lease, plan, point))
+        if point is not None and point.is_finished:
+            return _EXIT_DONE
+        _write_configs(plan, lease.run_dir)
         if dry_run:
             progress.lines([*describe(plan), "dry run: configs are written, nothing was started"])
             return _EXIT_DONE
+        if point is not None:
+            clear_for_resume(lease, point)
         _prepare(lease.run_dir)
         if job.kind == "rl":
             _write_tokens(lease.run_dir)
@@ -132,6 +151,16 @@ def run_job(
             return _Launch(job, plan, lease, progress, interrupts).run()
     finally:
         lease.release()
+
+
+def _resume_lines(job: Job, lease: RunLease, plan: LaunchPlan, point: ResumePoint) -> list[str]:
+    changes: list[str] = []
+    if not point.is_finished:
+        changes = changed_settings(lease.run_dir, plan.configs, is_fresh=point.checkpoint is None)
+    return [
+        f"{'resume':<18}{point.describe(job.max_steps)}",
+        *(f"{'changed':<18}{change}" for change in changes),
+    ]
 
 
 def _write_configs(plan: LaunchPlan, run_dir: RunDirectory) -> None:
@@ -185,7 +214,8 @@ class _Launch:
         self._interrupts = interrupts
         self._phases = _Phases()
         self._tail = MetricsTail(lease.run_dir.metrics)
-        self._records: list[Record] = []
+        # What a resumed run did before counts in its summary and is not shown again.
+        self._records: list[Record] = list(iter_records(self._tail))
         self._lease_checked_at = time.monotonic()
         self._supervisor = Supervisor(
             lease.run_dir.processes, stop_timeout_seconds=job.launch.stop_timeout_seconds

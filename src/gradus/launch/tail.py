@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,12 @@ class MetricsTail:
         self._offset += len(complete)
         found = (_parse(line) for line in complete.splitlines())
         return [record for record in found if record is not None]
+
+
+def iter_records(tail: MetricsTail) -> Iterator[Record]:
+    """All records that are there already."""
+    while found := tail.read():
+        yield from found
 
 
 def _parse(line: bytes) -> Record | None:

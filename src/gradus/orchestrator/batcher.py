@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import structs
 
@@ -86,6 +87,27 @@ class Batcher:
         self._empty_groups = 0
         self._reasons: Counter[str] = Counter()
 
+    @property
+    def ready(self) -> tuple[ReadyGroup, ...]:
+        """Groups that wait for a batch, in their order."""
+        return tuple(self._ready)
+
+    def state(self) -> dict[str, Any]:
+        """What a restart would lose, except `ready`: the step, and the groups without a sample."""
+        return {
+            "step": self.step,
+            "empty_groups": self._empty_groups,
+            "reasons": dict(self._reasons),
+        }
+
+    def load_state(self, state: Mapping[str, Any], ready: Iterable[ReadyGroup]) -> None:
+        """Go on from `state()`, with these groups waiting."""
+        self.step = int(state["step"])
+        self._empty_groups = int(state["empty_groups"])
+        self._reasons = Counter(state["reasons"])
+        self._ready = deque(ready)
+        self._announce()
+
     def add(self, group: ReadyGroup) -> StaleDrop:
         """Queue a group; samples that are too old are left out and returned."""
         kept, drop = self._split(group)
@@ -112,8 +134,10 @@ class Batcher:
     async def next_batch(self) -> SampleBatch:
         """The batch of `step`, once it is full; then the next step begins to fill."""
         await self._full.wait()
-        groups = tuple(self._ready.popleft().at(self.step) for _ in range(self._groups_per_batch))
-        batch = SampleBatch(self.step, groups)
+        groups = [self._ready.popleft().at(self.step) for _ in range(self._groups_per_batch)]
+        # By number, not by arrival, so that a synchronous run repeats itself to the bit.
+        groups.sort(key=lambda group: group.id)
+        batch = SampleBatch(self.step, tuple(groups))
         self.step += 1
         self._announce()
         return batch

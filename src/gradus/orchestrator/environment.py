@@ -48,8 +48,10 @@ class Environment(Protocol):
         """One task."""
         ...
 
-    async def run(self, task: Task, *, version: int) -> WireEpisode:
+    async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
         """Play one episode on the policy as it is served; EpisodeFailed when it cannot be had.
+
+        With a `seed` every model call asks the engine to draw its tokens from it.
 
         Cancelling the call gives the episode up inside the environment too.
         """
@@ -86,15 +88,16 @@ class EpisodeSettings:
     has_cache_salt: bool = True
     """Whether the engine takes vLLM's `cache_salt`."""
 
-    def sampling_of(self, version: int) -> WireSampling:
+    def sampling_of(self, version: int, seed: int | None = None) -> WireSampling:
         """Sampling of one request; prefix caches of different versions never mix."""
         salt = {"cache_salt": f"v{version}"} if self.has_cache_salt else {}
+        seeded = {} if seed is None else {"seed": seed}
         return WireSampling(
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             max_tokens=self.sampling.max_completion_tokens,
             **salt,
-            **self.sampling.extra_body,
+            **{**seeded, **self.sampling.extra_body},
         )
 
 
@@ -134,7 +137,7 @@ class EnvironmentClient:
         """One task."""
         return await self._tasks.task(index)
 
-    async def run(self, task: Task, *, version: int) -> WireEpisode:
+    async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
         """Play one episode; after the deadline it is cancelled and failed as "episode_timeout"."""
         seconds = self._settings.deadline_seconds
         try:
@@ -142,7 +145,7 @@ class EnvironmentClient:
                 return await self._episodes.run(
                     self._settings.client,
                     self._settings.model,
-                    self._settings.sampling_of(version),
+                    self._settings.sampling_of(version, seed),
                     task.task_data,
                 )
         except TimeoutError as error:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gradus.config.evaluation import EvalSourcesConfig
 from gradus.errors import ProtocolError
@@ -66,6 +67,7 @@ class Evaluation:
         self._idle = asyncio.Event()
         self._idle.set()
         self._last: int | None = None
+        self._measured: int | None = None
         self._graded: set[str] = set()
 
     def begin_if_due(self, version: int, *, is_first: bool = False, is_last: bool = False) -> None:
@@ -79,6 +81,15 @@ class Evaluation:
             self._last = version
             self._idle.clear()
             self._due.put_nowait(version)
+
+    def state(self) -> dict[str, Any]:
+        """What was measured to its end; a measurement that a restart cuts off begins again."""
+        return {"measured": self._measured, "graded": sorted(self._graded)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._last = self._measured = state["measured"]
+        self._graded = set(state["graded"])
 
     async def released(self) -> float | None:
         """Return when no evaluation needs the served version; the seconds that this took.
@@ -130,6 +141,7 @@ class Evaluation:
         seconds = time.monotonic() - begun
         numbers = {"eval/version": float(version), "eval/seconds": seconds}
         self._recorder.add_metrics(result_metrics(found) | numbers, step=version)
+        self._measured = version
         self._journal.write(JournalEvent.EVALUATION_ENDED, version=version, episodes=len(keys))
 
     def _write(self, file: EvaluationFile, ended: EvaluatedEpisode, columns: Sequence[str]) -> None:

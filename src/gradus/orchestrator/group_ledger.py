@@ -12,9 +12,10 @@ old: it is always among the next `max_lag + 1` batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Outcome(StrEnum):
@@ -47,6 +48,7 @@ class _Group:
     versions: dict[str, int] = field(default_factory=dict)
     """Version at the start of every episode that started, also of those that ended."""
     step: int | None = None
+    ended: Counter[Outcome] = field(default_factory=Counter)
 
     @property
     def oldest_version(self) -> int | None:
@@ -122,6 +124,7 @@ class GroupLedger:
         group = self._groups[self._group_of.pop(episode_id)]
         group.running.pop(episode_id)
         self.ended[outcome] += 1
+        group.ended[outcome] += 1
         if group.running or group.planned:
             return False
         if group.is_abandoned:
@@ -186,6 +189,34 @@ class GroupLedger:
     def unshipped(self) -> list[str]:
         """Groups that hold a slot and are in no batch."""
         return [g.id for g in self._groups.values() if g.holds_slot and g.step is None]
+
+    def state(self) -> dict[str, Any]:
+        """How episodes ended, as a restart at this point leaves it.
+
+        Open groups are played again from their start; what of an abandoned one still runs is lost.
+        """
+        ended = Counter(self.ended)
+        for group in self._groups.values():
+            if group.is_abandoned:
+                ended[Outcome.CANCELLED] += len(group.running)
+            elif group.phase is Phase.OPEN:
+                ended -= group.ended
+        return {str(outcome): ended[outcome] for outcome in Outcome}
+
+    def abandoned(self) -> list[str]:
+        """Groups that were given up and of which something still runs."""
+        return [group.id for group in self._groups.values() if group.is_abandoned]
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; `restore` puts the groups back that still hold a slot."""
+        self.ended = Counter({outcome: int(state[outcome]) for outcome in Outcome})
+        self.started = self.ended.total()
+
+    def restore(self, group_id: str, *, step: int | None = None) -> None:
+        """A group that was complete before a restart holds its slot; `step` is its batch's."""
+        phase = Phase.COMPLETE if step is None else Phase.SHIPPED
+        self._groups[group_id] = _Group(group_id, set(), phase=phase, step=step)
+        self._occupied += 1
 
     def _free_slot(self, group: _Group) -> None:
         assert group.holds_slot, f"slot of group {group.id} freed twice"

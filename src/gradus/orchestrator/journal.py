@@ -6,7 +6,8 @@ a torn last line is not an event.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ class JournalEvent(StrEnum):
     """What a line can say."""
 
     RUN_STARTED = "run_started"
+    RUN_RESUMED = "run_resumed"
     GROUP_OPENED = "group_opened"
     EPISODE_STARTED = "episode_started"
     EPISODE_RETRIED = "episode_retried"
@@ -29,12 +31,14 @@ class JournalEvent(StrEnum):
     GROUP_ABANDONED = "group_abandoned"
     TASK_RETURNED = "task_returned"
     SAMPLES_DROPPED = "samples_dropped"
+    BATCH_CUT = "batch_cut"
     BATCH_SHIPPED = "batch_shipped"
     BATCH_RECEIVED = "batch_received"
     STEP_FINISHED = "step_finished"
     POLICY_APPLIED = "policy_applied"
     EVALUATION_STARTED = "evaluation_started"
     EVALUATION_ENDED = "evaluation_ended"
+    CHECKPOINT_COMMITTED = "checkpoint_committed"
     RUN_ENDED = "run_ended"
 
 
@@ -48,7 +52,10 @@ class Journal:
     def __init__(self, path: Path, *, epoch: int, now: Callable[[], float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
-        self._file.truncate(_whole_bytes(path))
+        whole = path.read_bytes()
+        self._file.truncate(whole.rfind(b"\n") + 1)
+        self.num_lines = whole.count(b"\n")
+        """Lines of the file, those of earlier launches too."""
         self._epoch = epoch
         self._now = now
         self._encoder = msgspec.json.Encoder()
@@ -58,6 +65,11 @@ class Journal:
         record = {"event": event, "time": self._now(), "epoch": self._epoch, **fields}
         self._file.write(self._encoder.encode(record) + b"\n")
         self._file.flush()
+        self.num_lines += 1
+
+    def sync(self) -> None:
+        """Make all lines durable, also against a power cut."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -75,11 +87,6 @@ class Journal:
         self.close()
 
 
-def _whole_bytes(path: Path) -> int:
-    """Size up to the end of the last whole line."""
-    return path.read_bytes().rfind(b"\n") + 1
-
-
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """Every whole line; refuses a line in the middle that is not JSON."""
     lines = path.read_bytes().split(b"\n")
@@ -90,3 +97,28 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         except msgspec.DecodeError as error:
             raise CorruptStateError(f"{path} line {number} is not JSON ({error})") from error
     return records
+
+
+def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of the one lineage that the last launch belongs to; the others are void.
+
+    `run_resumed` voids every line after the first `lines` of the file, and all of the groups that
+    it names as `reopened`; `run_started` voids everything before it.
+    """
+    kept: list[tuple[int, dict[str, Any]]] = []
+    for number, record in enumerate(records):
+        if record["event"] == JournalEvent.RUN_STARTED:
+            kept.clear()
+        if record["event"] == JournalEvent.RUN_RESUMED:
+            reopened = set(record["reopened"])
+            kept = [(n, r) for n, r in kept if n < record["lines"] and _group_of(r) not in reopened]
+        kept.append((number, record))
+    return [record for _, record in kept]
+
+
+def _group_of(record: dict[str, Any]) -> str | None:
+    """The group that a line speaks of; None for a line about the run or about a batch."""
+    group = record.get("group")
+    if group is None and "episode" in record:
+        group = str(record["episode"]).rpartition(".")[0]
+    return group

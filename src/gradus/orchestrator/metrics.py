@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from gradus.monitor.reduce import Mean
 from gradus.orchestrator.algorithms.base import trainable_traces
@@ -122,6 +123,28 @@ class Tally:
         self._counts["group/dropped/sum"] += 1
         self._counts[f"group/dropped/{source}/sum"] += 1
 
+    def state(self) -> dict[str, Any]:
+        """What was counted since the last batch."""
+        episodes = {source: asdict(counts) for source, counts in self._episodes.items()}
+        return {
+            "episodes": episodes,
+            "counts": dict(self._counts),
+            "numbers": {name: [mean.total, mean.weight] for name, mean in self._numbers.items()},
+            "judged": self._judged,
+            "kept": self._kept,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._counts = Counter(state["counts"])
+        self._numbers = {name: Mean(*parts) for name, parts in state["numbers"].items()}
+        self._judged = int(state["judged"])
+        self._kept = int(state["kept"])
+        self._episodes = {
+            source: EpisodeCounts(**{**counts, "errors": Counter(counts["errors"])})
+            for source, counts in state["episodes"].items()
+        }
+
     def take(self) -> Metrics:
         """All metrics since the last call."""
         total = EpisodeCounts()
@@ -199,6 +222,28 @@ class StepRecords:
         self._last_generated = policy.status.generated_tokens
         self._applied.add(step)
         return self._take(step)
+
+    def state(self) -> dict[str, Any]:
+        """The unfinished records; clocks and the engine's counters begin anew."""
+        return {
+            "open": {str(step): dict(metrics) for step, metrics in self._open.items()},
+            "finished": sorted(self._finished & self._open.keys()),
+            "applied": sorted(self._applied & self._open.keys()),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._open = {int(step): dict(metrics) for step, metrics in state["open"].items()}
+        self._finished = set(state["finished"])
+        self._applied = set(state["applied"])
+
+    def applied_again(self, policy: AppliedPolicy, *, now: float) -> Metrics | None:
+        """A resumed run serves the version of its checkpoint: that may complete a record."""
+        is_awaited = policy.version - 1 in self._open
+        metrics = self.applied(policy, now=now)
+        if not is_awaited:
+            self._open.pop(policy.version - 1, None)
+        return metrics if is_awaited else None
 
     def _take(self, step: int) -> Metrics | None:
         if step not in self._finished or step not in self._applied:

@@ -19,10 +19,13 @@ import asyncio
 import os
 from pathlib import Path
 
+from gradus.checkpoints import Checkpoints
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, GradusError, ProtocolError
-from gradus.orchestrator.batcher import Batcher
+from gradus.orchestrator.batcher import Batcher, SampleBatch
+from gradus.orchestrator.checkpoint import CheckpointWriter, SavedOrchestrator, load_orchestrator
 from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, initial_limit
+from gradus.orchestrator.draws import Draws
 from gradus.orchestrator.engine_watch import EngineWatch
 from gradus.orchestrator.evaluation import Evaluation
 from gradus.orchestrator.group_ledger import GroupLedger
@@ -34,11 +37,19 @@ from gradus.orchestrator.parts import Parts, open_parts
 from gradus.orchestrator.player import EpisodePlayer
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.scheduler import Scheduler
+from gradus.orchestrator.standing import Standing
 from gradus.orchestrator.starvation import Starvation
 from gradus.orchestrator.task_source import TaskSource
 from gradus.orchestrator.watchdog import WaitBoard, WaitFor, Watchdog, guard_event_loop
 from gradus.run_dir import RunDirectory, write_atomically, write_json
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import (
+    BatchReceived,
+    CheckpointStaged,
+    Event,
+    PolicyPublished,
+    StepFinished,
+    TrainerDone,
+)
 
 
 def run(config: OrchestratorProcessConfig) -> None:
@@ -52,14 +63,24 @@ def run(config: OrchestratorProcessConfig) -> None:
 async def _run(config: OrchestratorProcessConfig) -> None:
     async with open_parts(config) as parts:
         run_dir = RunDirectory(Path(config.run_dir))
+        saved = find_saved(config, run_dir)
         ready = {"pid": os.getpid(), "epoch": config.epoch}
         run_dir.evicted.unlink(missing_ok=True)
         write_json(run_dir.ready_file("orchestrator"), ready)
         guarding = asyncio.create_task(guard_event_loop(config.orchestrator.watchdog))
         try:
-            await Orchestrator(config, parts).play()
+            await Orchestrator(config, parts, saved).play()
         finally:
             guarding.cancel()
+
+
+def find_saved(
+    config: OrchestratorProcessConfig, run_dir: RunDirectory
+) -> SavedOrchestrator | None:
+    """Our part of the checkpoint to go on from; None for a fresh run."""
+    if config.resume_step is None:
+        return None
+    return load_orchestrator(Checkpoints(run_dir, config.epoch).load(config.resume_step))
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -98,10 +119,17 @@ class Orchestrator:
     >>> await Orchestrator(config, parts).play()  # doctest: +SKIP
     """
 
-    def __init__(self, config: OrchestratorProcessConfig, parts: Parts) -> None:
+    def __init__(
+        self,
+        config: OrchestratorProcessConfig,
+        parts: Parts,
+        saved: SavedOrchestrator | None = None,
+    ) -> None:
+        """`saved` is what a resumed run goes on from; the journal says so at once."""
         settings = config.orchestrator
         self._config = config
         self._parts = parts
+        self._first_step = saved.state.step if saved else 0
         self._tasks = TaskSource([s.share for s in parts.sources.values()], seed=config.seed)
         controller = build_controller(config, parts.policy.kv_capacity_tokens)
         self._scheduler = Scheduler(
@@ -115,9 +143,11 @@ class Orchestrator:
         )
         self._ledger = GroupLedger(
             slots=(settings.max_lag + 1) * settings.groups_per_batch,
-            total_groups=config.max_steps * settings.groups_per_batch,
+            total_groups=(config.max_steps - self._first_step) * settings.groups_per_batch,
         )
+        self._draws = Draws(self._tasks)
         self._recorder = Recorder(parts.monitor, parts.episodes, parts.check_lease)
+        tally, starvation = Tally(), Starvation()
         self._groups = OpenGroups(
             sources=parts.sources,
             tasks=self._tasks,
@@ -125,14 +155,18 @@ class Orchestrator:
             batcher=self._batcher,
             journal=parts.journal,
             recorder=self._recorder,
-            tally=Tally(),
-            starvation=Starvation(),
+            tally=tally,
+            starvation=starvation,
             groups={},
             evict=self._evict,
         )
         self._board = WaitBoard(clock=parts.clock)
         self._player = EpisodePlayer(
-            parts.sources, parts.policy, on_retry=self._groups.retry, clock=parts.clock
+            parts.sources,
+            parts.policy,
+            on_retry=self._groups.retry,
+            clock=parts.clock,
+            seed=config.seed,
         )
         self._engine = EngineWatch(
             parts.policy,
@@ -144,14 +178,41 @@ class Orchestrator:
         self._evaluation = self._build_evaluation()
         self._watchdog = Watchdog(self._board, settings.watchdog, oldest=self._oldest_episodes)
         self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
-        self._num_opened = 0
-        self._num_shipped = 0
-        self._num_finished = 0
-        self._num_served = 0
+        self._num_shipped = self._num_finished = self._num_served = self._first_step
         self._room = asyncio.Event()
         self._trainer_owes = asyncio.Event()
         self._slots_freed_at = parts.clock()
         self._steps = StepRecords(now=self._slots_freed_at)
+        self._standing = self._build_standing(tally, starvation)
+        self._checkpoint = CheckpointWriter(
+            Checkpoints(RunDirectory(Path(config.run_dir)), config.epoch),
+            config.checkpoint,
+            max_steps=config.max_steps,
+            journal=parts.journal,
+        )
+        self._to_send = self._standing.restore(saved) if saved else []
+
+    def _build_standing(self, tally: Tally, starvation: Starvation) -> Standing:
+        sources = self._parts.sources.items()
+        algorithms = {f"algorithm {name}": source.grading.algorithm for name, source in sources}
+        return Standing(
+            run_dir=RunDirectory(Path(self._config.run_dir)),
+            pieces={
+                "tasks": self._tasks,
+                "ledger": self._ledger,
+                "tally": tally,
+                "starvation": starvation,
+                "steps": self._steps,
+                "evaluation": self._evaluation,
+                **algorithms,
+            },
+            draws=self._draws,
+            batcher=self._batcher,
+            ledger=self._ledger,
+            groups=self._groups.groups,
+            recorder=self._recorder,
+            journal=self._parts.journal,
+        )
 
     def _build_evaluation(self) -> Evaluation:
         return Evaluation(
@@ -165,12 +226,15 @@ class Orchestrator:
 
     async def play(self) -> None:
         """Run all loops until the trainer is done; the first error ends them all."""
-        self._parts.journal.write(JournalEvent.RUN_STARTED, version=self._parts.policy.version)
+        if not self._first_step:
+            self._parts.journal.write(JournalEvent.RUN_STARTED, version=self._parts.policy.version)
         async with asyncio.TaskGroup() as tasks:
             played = [source.environment for source in self._parts.sources.values()]
             played += [source.environment for source in self._parts.evaluated]
             watches = [tasks.create_task(environment.watch()) for environment in played]
             watches.append(tasks.create_task(self._evaluation.run()))
+            if self._first_step:
+                await self._serve_again()
             self._evaluation.begin_if_due(self._parts.policy.version, is_first=True)
             scheduling = tasks.create_task(self.schedule(tasks))
             collecting = tasks.create_task(self.collect())
@@ -178,7 +242,7 @@ class Orchestrator:
             recording = tasks.create_task(self._recorder.run())
             watches.append(tasks.create_task(self._engine.run()))
             watches.append(tasks.create_task(self._watchdog.run()))
-            last_step = await self.refresh()
+            last_step = await self.refresh(tasks)
             if self._num_shipped < self._config.max_steps:
                 raise ProtocolError(
                     f"the trainer left after step {last_step}, the run has {self._config.max_steps}"
@@ -242,12 +306,13 @@ class Orchestrator:
         return [episode.text(now=now) for episode in self._player.running]
 
     async def _open_group(self) -> None:
-        pointer = self._tasks.next_task()
+        draw = self._draws.next()
+        pointer = draw.task
         asked = WaitFor(f"task {pointer.index}", on=f"environment {pointer.source!r}")
         with self._board.waiting("schedule", asked):
             task = await self._parts.sources[pointer.source].environment.task(pointer.index)
-        group, episode_ids = self._groups.open(pointer, task, number=self._num_opened)
-        self._num_opened += 1
+        group, episode_ids = self._groups.open(pointer, task, number=draw.number)
+        self._draws.opened(draw)
         self._scheduler.plan(group.id, episode_ids)
 
     def _count_episodes(self) -> tuple[int, int]:
@@ -280,30 +345,39 @@ class Orchestrator:
         consumes: full batches             waits for: a full batch, room in the transport
         produces: micro batches            unblocked by: collect, the trainer's receive
         """
-        for _ in range(self._config.max_steps):
+        for batch in self._to_send:
+            await self._send(batch)
+        while self._num_shipped < self._config.max_steps:
             begun = self._parts.clock()
             with self._board.waiting("ship", WaitFor("a full batch", on="collect")):
                 batch = await self._batcher.next_batch()
+            self._standing.cut(batch)
+            self._parts.journal.write(
+                JournalEvent.BATCH_CUT, step=batch.step, groups=batch.group_ids
+            )
             # Before slots were free the trainer was waited for, not the episodes.
             waited = self._parts.clock() - max(begun, self._slots_freed_at)
             metrics = self._groups.ship(batch) | {"time/generate_wait_seconds": waited}
             self._steps.shipped(batch.step, metrics)
             self._groups.drop_stale()
             self._abandon_too_old()
-            wire_batch = build_batch(
-                batch.samples, step=batch.step, epoch=self._config.epoch, layout=self._layout
-            )
-            self._parts.check_lease()
-            self._num_shipped = batch.step + 1
-            self._trainer_owes.set()
-            with self._board.waiting("ship", WaitFor("room in the transport", on="trainer")):
-                await self._parts.sender.send(wire_batch)
-            self._parts.journal.write(
-                JournalEvent.BATCH_SHIPPED,
-                step=batch.step,
-                groups=batch.group_ids,
-                samples=[sample.id for sample in batch.samples],
-            )
+            await self._send(batch)
+
+    async def _send(self, batch: SampleBatch) -> None:
+        wire_batch = build_batch(
+            batch.samples, step=batch.step, epoch=self._config.epoch, layout=self._layout
+        )
+        self._parts.check_lease()
+        self._num_shipped = batch.step + 1
+        self._trainer_owes.set()
+        with self._board.waiting("ship", WaitFor("room in the transport", on="trainer")):
+            await self._parts.sender.send(wire_batch)
+        self._parts.journal.write(
+            JournalEvent.BATCH_SHIPPED,
+            step=batch.step,
+            groups=batch.group_ids,
+            samples=[sample.id for sample in batch.samples],
+        )
 
     def _abandon_too_old(self) -> None:
         abandoned = self._groups.abandon_too_old(
@@ -315,7 +389,23 @@ class Orchestrator:
         self._room.set()
 
     # ----------------------------------------------------------------- refresh
-    async def refresh(self) -> int:
+    async def _serve_again(self) -> None:
+        """Inference starts from the initial weights: serve the checkpoint's before any episode."""
+        self._trainer_owes.set()
+        event = await self._next_event()
+        if not isinstance(event, PolicyPublished) or event.version != self._first_step:
+            raise ProtocolError(
+                f"a resumed trainer must publish version {self._first_step} first, not {event}"
+            )
+        applied = await self._parts.policy.apply(event)
+        self._parts.journal.write(JournalEvent.POLICY_APPLIED, version=applied.version)
+        self._slots_freed_at = self._parts.clock()
+        metrics = self._steps.applied_again(applied, now=self._slots_freed_at)
+        self._recorder.add_metrics(metrics, step=applied.version - 1)
+        if self._num_shipped < self._config.max_steps:
+            self._trainer_owes.clear()
+
+    async def refresh(self, tasks: asyncio.TaskGroup) -> int:
         """Follow the trainer: serve what it publishes, free slots; returns its last step.
 
         consumes: events of the trainer        waits for: the next one, inference
@@ -331,27 +421,41 @@ class Orchestrator:
                     self._num_finished = step + 1
                     self._note_answer()
                     self._recorder.add_metrics(self._steps.finished(step, metrics), step=step)
+                    self._standing.trained(step)
+                    self._take_snapshot(step + 1)
+                case CheckpointStaged(step=step):
+                    tasks.create_task(self._checkpoint.commit(self._checkpoint.staged(step)))
                 case PolicyPublished():
                     await self._serve(event)
                 case TrainerDone(step=step):
                     return step
 
+    def _take_snapshot(self, version: int) -> None:
+        if self._checkpoint.is_due(version):
+            snapshot = self._standing.snapshot(version, max_steps=self._config.max_steps)
+            self._checkpoint.take(version, snapshot)
+
     async def _next_event(self) -> Event:
         """The trainer is silent without a batch; with one it must answer before the deadline."""
-        nothing_owed = WaitFor(f"batch {self._num_shipped} to be sent", on="ship")
-        with self._board.waiting("refresh", nothing_owed, is_progress=False):
-            await self._trainer_owes.wait()
         seconds = self._config.orchestrator.trainer_timeout_seconds
+        receiving = asyncio.ensure_future(self._parts.sender.receive_event())
+        owes = asyncio.ensure_future(self._trainer_owes.wait())
         try:
+            nothing_owed = WaitFor(f"batch {self._num_shipped} to be sent", on="ship")
+            with self._board.waiting("refresh", nothing_owed, is_progress=False):
+                await asyncio.wait({receiving, owes}, return_when=asyncio.FIRST_COMPLETED)
             with self._board.waiting("refresh", WaitFor("the trainer's next word", on="trainer")):
                 async with asyncio.timeout(seconds):
-                    return await self._parts.sender.receive_event()
+                    return await receiving
         except TimeoutError as error:
             raise DeadlineError(
                 f"the trainer said nothing for {seconds:g} s although batch "
                 f"{self._num_shipped - 1} was sent; see logs/trainer.log or raise "
                 "orchestrator.trainer_timeout_seconds"
             ) from error
+        finally:
+            owes.cancel()
+            receiving.cancel()
 
     def _note_answer(self) -> None:
         """With every batch trained and published, the trainer may be silent until the next one."""

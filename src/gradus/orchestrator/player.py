@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -45,6 +46,19 @@ RetryListener = Callable[[RunningEpisode, Failure], None]
 """Called with the episode as its next attempt will be, and with what went wrong before."""
 
 
+def episode_seed(run_seed: int, episode_id: str) -> int:
+    """The sampling seed of an episode: the same in every run of that seed, also after a resume.
+
+    31 bits, because some engines read it as a signed integer of 32. All turns of an episode share
+    it; their prompts differ, and so do the tokens that the same random numbers choose.
+
+    >>> episode_seed(0, "g000000.0") == episode_seed(0, "g000000.1")
+    False
+    """
+    digest = hashlib.sha256(f"{run_seed}/{episode_id}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
+
+
 class EpisodePlayer:
     """Owns the running episodes and the queue of those that ended.
 
@@ -60,13 +74,16 @@ class EpisodePlayer:
         *,
         on_retry: RetryListener,
         clock: Callable[[], float] = time.monotonic,
+        seed: int = 0,
     ) -> None:
+        """`seed` is the run's."""
         self.ended: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()
         """None is the last entry, behind the last episode."""
         self._sources = sources
         self._policy = policy
         self._on_retry = on_retry
         self._clock = clock
+        self._seed = seed
         self._running: dict[str, RunningEpisode] = {}
         self._tasks: dict[str, asyncio.Task[PlayedEpisode]] = {}
 
@@ -118,7 +135,9 @@ class EpisodePlayer:
         group = episode.group
         source = self._sources[group.source]
         try:
-            result = await source.environment.run(group.task, version=episode.version)
+            result = await source.environment.run(
+                group.task, version=episode.version, seed=episode_seed(self._seed, episode.id)
+            )
             failure = await _find_failure_or_score(result, source, group)
         except EpisodeFailed as failed:
             return self._ended(episode, failure=failed.failure)

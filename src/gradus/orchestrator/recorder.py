@@ -28,6 +28,14 @@ class _Numbers:
     step: int
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """Somebody wants to know how the files look at this point."""
+
+    look: Callable[[], dict[str, int]]
+    seen: asyncio.Future[dict[str, int]]
+
+
 class Recorder:
     """Owns the queue of final groups and numbers, on their way to disk and monitors.
 
@@ -41,7 +49,7 @@ class Recorder:
         self._monitor = monitor
         self._episodes = episodes
         self._check_lease = check_lease
-        self._queue: asyncio.Queue[_Episodes | _Numbers | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
 
     def add_group(self, group: Group, *, step: int) -> None:
         """Queue the episodes of a group to which nothing more can happen."""
@@ -51,6 +59,12 @@ class Recorder:
         """Queue the numbers of a step; None means that they are not complete yet."""
         if metrics is not None:
             self._queue.put_nowait(_Numbers(metrics, step))
+
+    def mark(self, look: Callable[[], dict[str, int]]) -> asyncio.Future[dict[str, int]]:
+        """What `look` sees once everything queued so far is written, and nothing later."""
+        mark = _Mark(look, asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(mark)
+        return mark.seen
 
     def close(self) -> None:
         """Let `run` return behind the last entry."""
@@ -63,6 +77,9 @@ class Recorder:
         produces: lines on disk             unblocked by: collect, ship, refresh
         """
         while (entry := await self._queue.get()) is not None:
+            if isinstance(entry, _Mark):
+                entry.seen.set_result(entry.look())
+                continue
             if isinstance(entry, _Numbers):
                 self._check_lease()
                 self._monitor.record(entry.metrics, step=entry.step)

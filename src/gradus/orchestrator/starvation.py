@@ -15,9 +15,12 @@ an abandoned one took at least as long as it was given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
+
+import msgspec
 
 from gradus.log import get_logger
 
@@ -119,6 +122,23 @@ class Starvation:
         if group.fate is Fate.TOO_SLOW and quiet > WINDOW_GROUPS and is_alarming(window):
             self._since_warning[source] = 0
             self._warn(source, window)
+
+    def state(self) -> dict[str, Any]:
+        """The last groups of every source."""
+        return {
+            "windows": {
+                name: [asdict(g) for g in window] for name, window in self._windows.items()
+            },
+            "since_warning": dict(self._since_warning),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._since_warning = dict(state["since_warning"])
+        self._windows = {
+            name: deque(msgspec.convert(groups, list[GroupTime]), maxlen=WINDOW_GROUPS)
+            for name, groups in state["windows"].items()
+        }
 
     def metrics(self) -> dict[str, float]:
         """Per source: quantiles of started and trained episodes, bias and alarm."""

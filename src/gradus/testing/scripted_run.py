@@ -14,8 +14,16 @@ from typing import Any
 import msgspec
 from verifiers.v1.episode import WireEpisode
 
+from gradus.checkpoints import Checkpoints
 from gradus.testing.episodes import build_episode
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import (
+    BatchReceived,
+    CheckpointStaged,
+    Event,
+    PolicyPublished,
+    StepFinished,
+    TrainerDone,
+)
 from gradus.wire.inference import EngineStatus
 from gradus.wire.micro_batch import Batch
 
@@ -49,6 +57,7 @@ class Call:
     index: int
     version: int
     outcome: str = "running"
+    seed: int | None = None
 
 
 class ScriptedEnvironment:
@@ -80,9 +89,11 @@ class ScriptedEnvironment:
         """Any index is a task; the key is an integer."""
         return ScriptedTask({"idx": index}, index)
 
-    async def run(self, task: ScriptedTask, *, version: int) -> WireEpisode:
+    async def run(
+        self, task: ScriptedTask, *, version: int, seed: int | None = None
+    ) -> WireEpisode:
         """Wait, then play; an exception that the script returns is raised."""
-        call = Call(len(self.calls), task.task_data["idx"], version)
+        call = Call(len(self.calls), task.task_data["idx"], version, seed=seed)
         self.calls.append(call)
         try:
             await self._wait(call.number)
@@ -172,28 +183,49 @@ class ScriptedTrainer:
         epoch: int = 1,
         wait: Callable[[int], Awaitable[None]] = at_once,
         is_published_first: bool = False,
+        first_step: int = 0,
+        checkpoints: Checkpoints | None = None,
+        checkpoint_interval: int = 1,
     ) -> None:
+        """With `checkpoints` it stages its part; a resume begins at `first_step`."""
         self.batches: list[Batch] = []
         self._max_steps = max_steps
         self._epoch = epoch
         self._wait = wait
         self._is_published_first = is_published_first
+        self._first_step = first_step
+        self._checkpoints = checkpoints
+        self._interval = checkpoint_interval
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._arrived: asyncio.Queue[Batch] = asyncio.Queue()
 
     async def train(self) -> None:
         """Acknowledge, train and publish batch after batch."""
-        for step in range(self._max_steps):
+        if self._first_step:
+            self._events.put_nowait(self._published(self._first_step))
+        for step in range(self._first_step, self._max_steps):
             batch = await self._arrived.get()
             assert batch.step == step, f"batch {batch.step} came instead of {step}"
             self._events.put_nowait(BatchReceived(step, self._epoch))
             await self._wait(step)
             finished = StepFinished(step, self._epoch, {"loss/total/mean": float(step)})
-            published = PolicyPublished(step + 1, self._epoch, f"version_{step + 1}", "digest")
-            both: list[Event] = [finished, published]
+            both: list[Event] = [finished, self._published(step + 1)]
             for event in reversed(both) if self._is_published_first else both:
                 self._events.put_nowait(event)
+            self._stage(step + 1)
         self._events.put_nowait(TrainerDone(self._max_steps - 1, self._epoch))
+
+    def _published(self, version: int) -> PolicyPublished:
+        return PolicyPublished(version, self._epoch, f"version_{version}", "digest")
+
+    def _stage(self, version: int) -> None:
+        is_due = version % self._interval == 0 or version == self._max_steps
+        if self._checkpoints is None or not is_due:
+            return
+        part = self._checkpoints.staging(version) / "trainer"
+        part.mkdir()
+        (part / "weights").write_text(str(version))
+        self._events.put_nowait(CheckpointStaged(version, self._epoch))
 
     def say(self, event: Event) -> None:
         """Send any event, also one that makes no sense."""

@@ -86,7 +86,7 @@ def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
         max_steps=3,
         launch=LaunchConfig(ready_timeout_seconds=20.0, stop_timeout_seconds=2.0),
         columns=RL_COLUMNS,
-        plan=lambda run_dir, epoch: build_plan(run_dir, chosen),
+        plan=lambda run_dir, epoch, resume_step: build_plan(run_dir, chosen),
     )
 
 

@@ -170,3 +170,9 @@ def build_rig(tmp_path: Path) -> Any:
         )
 
     return build
+
+
+@pytest.fixture
+def base_config() -> Any:
+    """Builds the config of a small run: a root, then changes."""
+    return build_config

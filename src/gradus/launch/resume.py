@@ -1,0 +1,164 @@
+"""From where a run of the same name goes on, whether it may, and what must be cleared first."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.checkpoints import Checkpoint, Checkpoints
+from gradus.config.base import StrictConfig
+from gradus.errors import ConfigError
+from gradus.lease import RunLease
+from gradus.rewind import rewind_to_sizes, rewind_to_step
+from gradus.run_dir import RunDirectory, read_json
+
+SIZES = "orchestrator/sizes.json"
+"""Where the orchestrator's part of a checkpoint notes the files that only grow."""
+
+_REFUSED = re.compile(
+    r"(sft\.)?model\..+|(sft\.)?seed"
+    r"|sources\.[^.]+(\.(name|group_size|algo|curriculum|is_frozen)(\..+)?)?"
+    r"|orchestrator\.groups_per_batch"
+    r"|orchestrator\.train\.env\.[^.]+\.(id|taskset)(\..+)?"
+    r"|sft\.data\..+|sft\.batch_conversations"
+)
+"""Keys that decide what the state in a checkpoint means."""
+
+_SILENT = re.compile(
+    r"run_dir|epoch|resume_step|(sft\.)?max_steps|(sft\.)?checkpoint\..+|.*\.env_vars(\..+)?"
+    r"|sft\.(name|output_dir)|orchestrator\.train\..+"
+)
+"""Keys that may change unsaid; what matters of `orchestrator.train` stands in `sources`, too."""
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run goes on."""
+
+    checkpoint: Checkpoint | None
+    """None when the run has none: it starts again."""
+    is_finished: bool = False
+    """Whether nothing is left to do."""
+
+    @property
+    def step(self) -> int | None:
+        """For the process configs; None means to start fresh."""
+        return self.checkpoint.step if self.checkpoint else None
+
+    def describe(self, max_steps: int) -> str:
+        """One line for a person."""
+        if self.is_finished:
+            return f"finished: all {max_steps} steps are done; raise max_steps to go on"
+        if self.checkpoint is None:
+            return "no checkpoint: starts again at step 1"
+        return f"from checkpoint {self.checkpoint.step} of {max_steps} steps"
+
+
+def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
+    """The newest checkpoint that verifies; nothing is changed yet.
+
+    Refuses max_steps below the checkpoint, a finished run without a checkpoint, and, with
+    CorruptStateError, checkpoints of which none verifies.
+    """
+    finished_steps = _finished_steps(lease.run_dir)
+    if finished_steps is not None and finished_steps >= max_steps:
+        return ResumePoint(None, is_finished=True)
+    checkpoint = Checkpoints(lease.run_dir, lease.epoch).latest()
+    if checkpoint is None and finished_steps is not None:
+        raise ConfigError(
+            f"{lease.run_dir.root} finished its {finished_steps} steps without a checkpoint, so it "
+            "cannot go on to more; set checkpoint.interval_steps in a new run"
+        )
+    if checkpoint is not None and checkpoint.step > max_steps:
+        raise ConfigError(
+            f"max_steps = {max_steps} is less than the {checkpoint.step} steps of "
+            f"{checkpoint.folder}; use at least {checkpoint.step}"
+        )
+    return ResumePoint(checkpoint)
+
+
+def changed_settings(
+    run_dir: RunDirectory, configs: Mapping[str, StrictConfig], *, is_fresh: bool
+) -> list[str]:
+    """What differs from the configs of the last launch, a line each.
+
+    Refuses changes that the state in a checkpoint does not survive, all of them by name; a run that
+    starts again has no state to protect (`is_fresh`).
+    """
+    lines: list[str] = []
+    refused: list[str] = []
+    for process, config in configs.items():
+        path = run_dir.config / f"{process}.json"
+        if not path.is_file():
+            continue
+        for key, was, now in differences(read_json(path), config.model_dump(mode="json")):
+            line = f"{process}: {key} was {was!r} and is {now!r}"
+            if _REFUSED.fullmatch(key):
+                refused.append(line)
+            elif not _SILENT.fullmatch(key):
+                lines.append(line)
+    if refused and not is_fresh:
+        raise ConfigError(
+            "the checkpoint was made with other settings; put them back or start a new run:\n"
+            + "\n".join(refused)
+        )
+    return [*refused, *lines]
+
+
+def differences(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted key, old and new value of every leaf that differs; None stands for an absent one."""
+    before, after = dict(_leaves(was)), dict(_leaves(now))
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            yield key, before.get(key), after.get(key)
+
+
+def clear_for_resume(lease: RunLease, point: ResumePoint) -> None:
+    """Take away what belongs to dead processes and to steps that will be done again.
+
+    Committed checkpoints, the journal, logs and the records of surviving steps stay.
+    """
+    run_dir = lease.run_dir
+    for folder in (run_dir.ready, run_dir.spool, run_dir.weights):
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    run_dir.summary.unlink(missing_ok=True)
+    Checkpoints(run_dir, lease.epoch).discard_stale()
+    if point.checkpoint is None:
+        rewind_to_step(run_dir, 0)
+        return
+    sizes = point.checkpoint.folder / SIZES
+    if sizes.is_file():
+        rewind_to_sizes(run_dir, point.checkpoint.step, read_json(sizes))
+    else:
+        rewind_to_step(run_dir, point.checkpoint.step)
+
+
+def _finished_steps(run_dir: RunDirectory) -> int | None:
+    """Steps of a run that ended well; None for any other."""
+    try:
+        summary = read_json(run_dir.summary)
+    except FileNotFoundError:
+        return None
+    return int(summary["max_steps"]) if summary.get("outcome") == "done" else None
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Members of a list go by their `name` or `id`, else by their place."""
+    if isinstance(value, Mapping):
+        members = [(str(key), member) for key, member in value.items()]
+    elif isinstance(value, list) and value:
+        members = [(_name(member, place), member) for place, member in enumerate(value)]
+    else:
+        yield prefix, value
+        return
+    for name, member in members:
+        yield from _leaves(member, f"{prefix}.{name}" if prefix else name)
+
+
+def _name(member: Any, place: int) -> str:
+    name = (member.get("name") or member.get("id")) if isinstance(member, Mapping) else None
+    return str(name or place).replace(".", "_")

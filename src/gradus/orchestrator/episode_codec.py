@@ -1,0 +1,67 @@
+"""Played episodes as bytes and back, with every token, logprob and credit that they carry.
+
+Used by checkpoints and by replay. The bytes are msgpack of verifiers' own wire form.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from pydantic import ValidationError
+from verifiers.v1.episode import WireEpisode
+
+from gradus.errors import CorruptStateError
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.grading import PlayedEpisode
+from gradus.wire.policy import VersionSpan
+
+_COMPUTED = {"num_input_tokens", "num_output_tokens", "num_total_tokens"}
+
+
+class PlayedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One played episode on disk."""
+
+    id: str
+    group_id: str
+    versions: VersionSpan
+    episode: bytes | None
+    """None when the episode failed before it came, or was cancelled."""
+    failure: tuple[str, str] | None
+    """Kind and message."""
+    seconds: float
+
+
+def save_played(played: PlayedEpisode) -> PlayedState:
+    """The episode as it stands now; later credit does not reach the copy."""
+    failure = played.failure
+    return PlayedState(
+        id=played.id,
+        group_id=played.group_id,
+        versions=played.versions,
+        episode=None if played.episode is None else _encode(played.episode),
+        failure=None if failure is None else (failure.kind, failure.message),
+        seconds=played.seconds,
+    )
+
+
+def load_played(state: PlayedState) -> PlayedEpisode:
+    """The episode that was saved; CorruptStateError when it is none."""
+    return PlayedEpisode(
+        id=state.id,
+        group_id=state.group_id,
+        versions=state.versions,
+        episode=None if state.episode is None else _decode(state.episode, state.id),
+        failure=None if state.failure is None else Failure(*state.failure),
+        seconds=state.seconds,
+    )
+
+
+def _encode(episode: WireEpisode) -> bytes:
+    record = episode.model_dump(mode="python", exclude=_COMPUTED)
+    return msgspec.msgpack.encode(record)
+
+
+def _decode(raw: bytes, episode_id: str) -> WireEpisode:
+    try:
+        return WireEpisode.model_validate(msgspec.msgpack.decode(raw))
+    except (msgspec.MsgspecError, ValidationError) as error:
+        raise CorruptStateError(f"episode {episode_id} cannot be read back: {error}") from error

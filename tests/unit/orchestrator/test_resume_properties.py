@@ -1,0 +1,290 @@
+"""Invariant 7: a run that is killed at any event and resumed is one run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from verifiers.v1.episode import WireEpisode
+
+from gradus.checkpoints import Checkpoints
+from gradus.config.checkpoint import CheckpointConfig
+from gradus.lease import MARKER_NAME
+from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, surviving
+from gradus.orchestrator.journal_check import check_journal
+from gradus.orchestrator.orchestrator import Orchestrator, find_saved
+from gradus.orchestrator.parts import Parts, Source, build_grading
+from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.task_source import SourceShare, TaskSource
+from gradus.rewind import rewind_to_sizes, rewind_to_step
+from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.testing.episodes import build_episode
+from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
+from gradus.wire.codec import encode
+from gradus.wire.micro_batch import Batch
+
+MAX_STEPS = 4
+NUM_TASKS = 7
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class MortalJournal(Journal):
+    """The process dies when it is about to write line number `dies_at`, counted from its start."""
+
+    dies_at: int | None = None
+    written = 0
+
+    def write(self, event: JournalEvent, **fields: Any) -> None:
+        if self.written == self.dies_at:
+            raise Killed
+        self.written += 1
+        super().write(event, **fields)
+
+
+class SeededEnvironment(ScriptedEnvironment):
+    """Plays what the seed says, and nothing else: the same episode for the same seed."""
+
+    async def run(self, task: Any, *, version: int, seed: int | None = None) -> WireEpisode:
+        episode = await super().run(task, version=version, seed=seed)
+        assert seed is not None
+        fresh = build_episode(reward=float(random.Random(seed).random() < 0.5), seed=seed)
+        assert episode is not None
+        return fresh
+
+
+def random_wait(name: str, most: int) -> Any:
+    async def wait(number: int) -> None:
+        for _ in range(zlib.crc32(f"{name}/{number}".encode()) % (most + 1)):
+            await asyncio.sleep(0)
+
+    return wait
+
+
+@dataclass
+class Lives:
+    """One run directory and every launch in it."""
+
+    root: Path
+    config: Any
+    sources: tuple[str, ...] = ("words", "sums")
+    trainers: list[ScriptedTrainer] = field(default_factory=list)
+    orchestrators: list[Orchestrator] = field(default_factory=list)
+
+    @property
+    def run_dir(self) -> RunDirectory:
+        return RunDirectory(self.root)
+
+    @property
+    def journal(self) -> list[dict[str, Any]]:
+        return read_journal(self.run_dir.journal)
+
+    def batches(self) -> list[Batch]:
+        """What the trainer whose weights survive was given: the last word on every step."""
+        last: dict[int, Batch] = {}
+        for trainer in self.trainers:
+            last.update({batch.step: batch for batch in trainer.batches})
+        return [last[step] for step in sorted(last)]
+
+    async def live(self, *, dies_at: int | None, turns: int) -> bool:
+        """Start or resume; False when it died."""
+        epoch = len(self.trainers) + 1
+        write_json(self.run_dir.lease, {"epoch": epoch, "owner": None})
+        checkpoints = Checkpoints(self.run_dir, epoch)
+        latest = checkpoints.latest()
+        checkpoints.discard_stale()
+        if latest is None:
+            rewind_to_step(self.run_dir, 0)
+        else:
+            sizes = read_json(latest.part("orchestrator") / "sizes.json")
+            rewind_to_sizes(self.run_dir, latest.step, sizes)
+        step = latest.step if latest else None
+        config = self.config.model_copy(update={"epoch": epoch, "resume_step": step})
+        trainer = ScriptedTrainer(
+            max_steps=config.max_steps,
+            epoch=epoch,
+            wait=random_wait(f"train {epoch}", turns),
+            is_published_first=bool(epoch % 2),
+            first_step=step or 0,
+            checkpoints=checkpoints,
+            checkpoint_interval=config.checkpoint.interval_steps,
+        )
+        self.trainers.append(trainer)
+        return await self._run(config, trainer, dies_at, turns)
+
+    async def _run(
+        self, config: Any, trainer: ScriptedTrainer, dies_at: int | None, turns: int
+    ) -> bool:
+        ticks = itertools.count()
+        monitor = JsonlMonitor(self.run_dir.metrics, clock=lambda: 0.0)
+        with MortalJournal(self.run_dir.journal, epoch=config.epoch, now=lambda: 0.0) as journal:
+            journal.dies_at = dies_at
+            environment = SeededEnvironment(wait=random_wait(f"play {config.epoch}", turns))
+            sources = {
+                source.name: Source(
+                    SourceShare(source.name, source.ratio, NUM_TASKS, source.curriculum),
+                    source.group_size,
+                    environment,
+                    build_grading(config, source),
+                )
+                for source in config.sources
+            }
+            parts = Parts(
+                sources=sources,
+                policy=ScriptedPolicy(wait=random_wait(f"apply {config.epoch}", turns)),
+                sender=trainer,
+                monitor=monitor,
+                journal=journal,
+                episodes=EpisodeWriter(self.run_dir.episodes, {}),
+                check_lease=lambda: None,
+                clock=lambda: float(next(ticks)),
+            )
+            training = asyncio.create_task(trainer.train())
+            try:
+                orchestrator = Orchestrator(config, parts, find_saved(config, self.run_dir))
+                self.orchestrators.append(orchestrator)
+                async with asyncio.timeout(20):
+                    await orchestrator.play()
+            except BaseExceptionGroup as group:
+                if group.subgroup(Killed) is None:
+                    raise
+                return False
+            except Killed:
+                return False
+            finally:
+                training.cancel()
+                monitor.close()
+        return True
+
+
+@pytest.fixture
+def new_run(tmp_path: Path, base_config: Any) -> Any:
+    numbers = itertools.count()
+
+    def build(**changes: Any) -> Lives:
+        root = tmp_path / f"run{next(numbers)}"
+        root.mkdir()
+        write_json(root / MARKER_NAME, {"run_id": root.name, "format": 1})
+        changes = {"max_steps": MAX_STEPS, "sources": ["words", "sums"]} | changes
+        interval = changes.pop("interval_steps", 1)
+        config = base_config(root, **changes, max_empty_attempts=50)
+        checkpoint = CheckpointConfig(interval_steps=interval)
+        return Lives(root, config.model_copy(update={"checkpoint": checkpoint}))
+
+    return build
+
+
+def assert_one_run(lives: Lives) -> None:
+    """Conservation, one training of each sample, one record of each step, the task order."""
+    found = check_journal(lives.journal)
+    assert found.problems == []
+    assert list(found.batches) == list(range(MAX_STEPS))
+    batches = lives.batches()
+    assert [sorted(i for rank in b.ranks for m in rank for i in m.sample_ids) for b in batches] == [
+        sorted(samples) for samples in found.batches.values()
+    ]
+    steps = [
+        line["step"] for line in map(json.loads, lives.run_dir.metrics.read_bytes().splitlines())
+    ]
+    assert steps == list(range(MAX_STEPS))
+    assert_task_order(lives)
+    assert_counters(lives, found)
+    assert_records(lives)
+
+
+def assert_task_order(lives: Lives) -> None:
+    """Group n plays the task that the undisturbed stream has at place n."""
+    stream = TaskSource(
+        [SourceShare(s.name, s.ratio, NUM_TASKS, s.curriculum) for s in lives.config.sources],
+        seed=lives.config.seed,
+    )
+    opened = [r for r in surviving(lives.journal) if r["event"] == "group_opened"]
+    numbers = [int(line["group"][1:]) for line in opened]
+    assert sorted(numbers) == list(range(len(numbers)))
+    for line in sorted(opened, key=lambda r: r["group"]):
+        task = stream.next_task()
+        expected = (task.source, task.index, task.pass_number)
+        assert (line["source"], line["index"], line["pass_number"]) == expected
+
+
+def assert_counters(lives: Lives, found: Any) -> None:
+    ledger = lives.orchestrators[-1]._ledger
+    assert {str(outcome): n for outcome, n in ledger.ended.items() if n} == {
+        outcome: n for outcome, n in found.ended.items() if n
+    }
+
+
+def assert_records(lives: Lives) -> None:
+    """Every ended episode of the surviving lineage has one record."""
+    recorded = [
+        json.loads(line)["gradus"]["episode"]
+        for path in lives.run_dir.episodes.rglob("train.jsonl")
+        for line in path.read_bytes().splitlines()
+    ]
+    ended = [r["episode"] for r in surviving(lives.journal) if r["event"] == "episode_ended"]
+    assert sorted(recorded) == sorted(ended)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    kills=st.lists(st.integers(0, 90), max_size=3),
+    max_lag=st.integers(0, 2),
+    groups_per_batch=st.integers(1, 3),
+    group_size=st.integers(2, 3),
+    turns=st.sampled_from([0, 7, 40]),
+    interval=st.sampled_from([1, 2]),
+)
+async def test_a_run_killed_at_any_events_and_resumed_is_one_run(
+    new_run: Any,
+    kills: list[int],
+    max_lag: int,
+    groups_per_batch: int,
+    group_size: int,
+    turns: int,
+    interval: int,
+) -> None:
+    lives = new_run(
+        max_lag=max_lag,
+        groups_per_batch=groups_per_batch,
+        group_size=group_size,
+        interval_steps=interval,
+    )
+    for dies_at in [*kills, None]:
+        if await lives.live(dies_at=dies_at, turns=turns):
+            break
+    assert_one_run(lives)
+
+
+@pytest.mark.parametrize("dies_at", range(3, 60, 9))
+async def test_a_synchronous_run_trains_the_same_bytes_after_any_kill(
+    new_run: Any, dies_at: int
+) -> None:
+    straight, killed = new_run(max_lag=0), new_run(max_lag=0)
+    await straight.live(dies_at=None, turns=3)
+    await killed.live(dies_at=dies_at, turns=9)
+    if len(surviving(killed.journal)) and killed.journal[-1]["event"] != "run_ended":
+        await killed.live(dies_at=None, turns=0)
+    assert_one_run(killed)
+    pairs = zip(straight.batches(), killed.batches(), strict=True)
+    assert all(encode_ranks(a) == encode_ranks(b) for a, b in pairs)
+
+
+def encode_ranks(batch: Batch) -> list[bytes]:
+    return [encode(micro_batch) for rank in batch.ranks for micro_batch in rank]
