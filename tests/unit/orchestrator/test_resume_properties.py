@@ -30,6 +30,7 @@ from gradus.rewind import rewind_to_sizes, rewind_to_step
 from gradus.run_dir import RunDirectory, read_json, write_json
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
+from gradus.testing.waiting import wait_until_async
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import Batch
 
@@ -115,7 +116,7 @@ class Lives:
         trainer = ScriptedTrainer(
             max_steps=config.max_steps,
             epoch=epoch,
-            wait=random_wait(f"train {epoch}", turns),
+            wait=self._trainer_wait(epoch, turns),
             is_published_first=bool(epoch % 2),
             first_step=step or 0,
             checkpoints=checkpoints,
@@ -123,6 +124,25 @@ class Lives:
         )
         self.trainers.append(trainer)
         return await self._run(config, trainer, dies_at, turns)
+
+    def _trainer_wait(self, epoch: int, turns: int) -> Any:
+        """Every second step is so slow that the checkpoint before it is committed meanwhile."""
+        wait = random_wait(f"train {epoch}", turns)
+
+        async def train(step: int) -> None:
+            await wait(step)
+            is_saved = step % self.config.checkpoint.interval_steps == 0
+            if step > 0 and is_saved and (step + epoch) % 2:
+                name = f"step_{step:08d}"
+                await wait_until_async(
+                    lambda: any(p.name.startswith(name) for p in self._committed()), what=name
+                )
+
+        return train
+
+    def _committed(self) -> list[Path]:
+        folder = self.run_dir.checkpoints
+        return list(folder.iterdir()) if folder.is_dir() else []
 
     async def _run(
         self, config: Any, trainer: ScriptedTrainer, dies_at: int | None, turns: int
