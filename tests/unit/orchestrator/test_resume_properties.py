@@ -20,6 +20,7 @@ from gradus.checkpoints import Checkpoints
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.lease import MARKER_NAME
 from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.error_policy import ErrorPolicy
 from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, surviving
 from gradus.orchestrator.journal_check import check_journal
 from gradus.orchestrator.orchestrator import Orchestrator, find_saved
@@ -173,6 +174,7 @@ class Lives:
                     source.group_size,
                     environment,
                     build_grading(config, source),
+                    ErrorPolicy(source.errors),
                 )
                 for source in config.sources
             }
@@ -185,6 +187,7 @@ class Lives:
                 episodes=EpisodeWriter(self.run_dir.episodes, {}),
                 check_lease=lambda: None,
                 clock=lambda: float(next(ticks)),
+                evaluated=[],
             )
             training = asyncio.create_task(trainer.train())
             try:

@@ -1,0 +1,266 @@
+"""What a checkpoint keeps of the orchestrator, and how it refuses what is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gradus.checkpoints import Checkpoints
+from gradus.config.checkpoint import CheckpointConfig
+from gradus.errors import CorruptStateError, ProtocolError, StorageError
+from gradus.orchestrator.checkpoint import (
+    FORMAT,
+    CheckpointWriter,
+    OrchestratorState,
+    Snapshot,
+    encode_pending,
+    load_orchestrator,
+    load_pieces,
+)
+from gradus.orchestrator.draws import Draws
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.episode_codec import load_played, save_played
+from gradus.orchestrator.grading import PlayedEpisode
+from gradus.orchestrator.group_ledger import GroupLedger, Outcome, Phase
+from gradus.orchestrator.journal import Journal, read_journal
+from gradus.orchestrator.metrics import StepRecords
+from gradus.orchestrator.player import episode_seed
+from gradus.orchestrator.policy import AppliedPolicy
+from gradus.orchestrator.task_source import SourceShare, TaskSource
+from gradus.run_dir import RunDirectory
+from gradus.testing.checkpoints import FaultyFiles, new_run
+from gradus.testing.episodes import build_episode, build_trace
+from gradus.testing.scripted_run import ScriptedPolicy
+from gradus.wire.policy import VersionSpan
+
+
+class Piece:
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def state(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def state_of(step: int) -> OrchestratorState:
+    return OrchestratorState(
+        format=FORMAT,
+        step=step,
+        max_steps=9,
+        journal_lines=0,
+        num_drawn=0,
+        open_groups=[],
+        cut_off=[],
+        batcher={},
+        pieces={},
+    )
+
+
+async def snapshot_of(step: int) -> Snapshot:
+    sizes: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+    sizes.set_result({"metrics.jsonl": 7})
+    return Snapshot(state_of(step), encode_pending([], []), sizes)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
+    """A writer in a run of nine steps with a checkpoint every two."""
+    run_dir = new_run(tmp_path)
+    with Journal(run_dir.journal, epoch=0, now=lambda: 0.0) as journal:
+        config = CheckpointConfig(interval_steps=2, max_failed_saves=2)
+        yield CheckpointWriter(Checkpoints(run_dir, 0), config, max_steps=9, journal=journal)
+
+
+def stage_trainer(writer: CheckpointWriter, step: int) -> None:
+    part = writer.checkpoints.staging(step) / "trainer"
+    part.mkdir()
+    (part / "weights").write_text("w")
+
+
+def test_every_piece_gets_its_state() -> None:
+    pieces = {"a": Piece(), "b": Piece()}
+    load_pieces(pieces, {"a": {"value": 1}, "b": {"value": 2}})
+    assert [piece.value for piece in pieces.values()] == [1, 2]
+
+
+def test_a_missing_piece_is_named_and_nothing_starts_cold() -> None:
+    with pytest.raises(CorruptStateError, match="has no state of algorithm words"):
+        load_pieces({"algorithm words": Piece()}, {})
+
+
+def test_a_piece_that_the_run_does_not_have_is_named() -> None:
+    with pytest.raises(CorruptStateError, match="has state of algorithm sums"):
+        load_pieces({}, {"algorithm sums": {}})
+
+
+def test_a_damaged_piece_is_named() -> None:
+    with pytest.raises(CorruptStateError, match=r"state of tally .* damaged: KeyError: 'value'"):
+        load_pieces({"tally": Piece()}, {"tally": {}})
+
+
+@pytest.mark.parametrize(
+    ("version", "is_due"), [(1, False), (2, True), (3, False), (8, True), (9, True)]
+)
+def test_a_snapshot_is_due_when_the_trainer_saves(
+    writer: CheckpointWriter, version: int, is_due: bool
+) -> None:
+    assert writer.is_due(version) == is_due
+
+
+async def test_both_parts_are_committed_together(tmp_path: Path, writer: CheckpointWriter) -> None:
+    run_dir = RunDirectory(tmp_path / "demo")
+    stage_trainer(writer, 2)
+    writer.take(2, await snapshot_of(2))
+    await writer.commit(writer.staged(2))
+    checkpoint = Checkpoints(run_dir, 1).latest()
+    assert checkpoint is not None
+    assert checkpoint.manifest.parts == ["trainer", "orchestrator"]
+    assert load_orchestrator(checkpoint).state == state_of(2)
+    assert read_journal(run_dir.journal)[-1]["event"] == "checkpoint_committed"
+
+
+async def test_a_staged_checkpoint_without_a_snapshot_is_refused(
+    writer: CheckpointWriter,
+) -> None:
+    with pytest.raises(ProtocolError, match="checkpoint 2, for which no snapshot was taken"):
+        writer.staged(2)
+
+
+async def test_a_full_disk_costs_a_checkpoint_and_later_the_run(
+    writer: CheckpointWriter,
+) -> None:
+    writer.files = FaultyFiles(at=1, full=True)
+    stage_trainer(writer, 2)
+    writer.take(2, await snapshot_of(2))
+    await writer.commit(writer.staged(2))
+    assert writer.checkpoints.latest() is None
+    writer.files = FaultyFiles(at=1, full=True)
+    stage_trainer(writer, 4)
+    writer.take(4, await snapshot_of(4))
+    with pytest.raises(StorageError, match="No space left"):
+        await writer.commit(writer.staged(4))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda s: s.pop("num_drawn"), "missing required field `num_drawn`"),
+        (lambda s: s.update(extra=1), "unknown field `extra`"),
+        (lambda s: s.update(step=3), "holds step 3"),
+        (lambda s: s.update(format=99), "in format 99"),
+    ],
+)
+async def test_a_state_file_with_a_piece_more_or_less_is_refused_by_name(
+    writer: CheckpointWriter, change: Any, complaint: str
+) -> None:
+    stage_trainer(writer, 2)
+    writer.take(2, await snapshot_of(2))
+    await writer.commit(writer.staged(2))
+    checkpoint = writer.checkpoints.load(2)
+    path = checkpoint.part("orchestrator") / "state.json"
+    content = msgspec.json.decode(path.read_bytes())
+    change(content)
+    path.write_bytes(msgspec.json.encode(content))
+    with pytest.raises(CorruptStateError, match=complaint):
+        load_orchestrator(checkpoint)
+
+
+def test_a_played_episode_comes_back_with_tokens_logprobs_and_credit() -> None:
+    episode = build_episode([build_trace(turns=2, seed=4, reward=0.25)])
+    episode.traces[0].nodes[1].advantages = [0.1, 0.2, 0.3, 0.4]
+    episode.traces[0].nodes[1].reference_logprobs = [-1.0] * 4
+    played = PlayedEpisode("g1.0", "g1", VersionSpan(1, 2), episode, None, 1.5)
+    saved = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(save_played(played)), type=type(save_played(played))
+    )
+    assert load_played(saved) == played
+
+
+def test_episodes_that_failed_or_were_cancelled_come_back_too() -> None:
+    for failure in (Failure("ProviderError", "refused"), None):
+        played = PlayedEpisode("g1.0", "g1", VersionSpan(0, 0), failure=failure)
+        assert load_played(save_played(played)) == played
+
+
+def test_an_episode_that_is_no_episode_is_corruption() -> None:
+    saved = msgspec.structs.replace(
+        save_played(PlayedEpisode("g1.0", "g1", VersionSpan(0, 0))), episode=b"\x80"
+    )
+    with pytest.raises(CorruptStateError, match=r"episode g1\.0 cannot be read back"):
+        load_played(saved)
+
+
+def test_interrupted_groups_are_drawn_first_under_their_old_numbers() -> None:
+    draws = Draws(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
+    first, second, third = draws.next(), draws.next(), draws.next()
+    draws.opened(second)
+    assert draws.waiting == [first, third]
+    resumed = Draws(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
+    resumed.restore([third, first], num_drawn=3)
+    assert resumed.waiting == [first, third]
+    assert [resumed.next().number for _ in range(3)] == [0, 2, 3]
+
+
+def test_seeds_differ_by_episode_and_run_and_fit_any_engine() -> None:
+    names = [f"g{group:06d}.{number}" for group in range(40) for number in range(8)]
+    seeds = {episode_seed(run, name) for run in range(3) for name in names}
+    assert len(seeds) == 3 * 40 * 8
+    assert all(0 <= seed < 1 << 31 for seed in seeds)
+
+
+def test_a_restored_ledger_counts_neither_open_nor_lost_episodes_twice() -> None:
+    ledger = GroupLedger(slots=3)
+    for group in ("done", "open", "given up"):
+        for episode in ledger.open(group, size=2):
+            ledger.start(episode, version=0)
+    ledger.end("done.0", Outcome.FINISHED)
+    ledger.end("done.1", Outcome.FAILED)
+    ledger.end("open.0", Outcome.FINISHED)
+    ledger.abandon("given up")
+    assert ledger.state() == {"finished": 1, "failed": 1, "cancelled": 2}
+    assert ledger.abandoned() == ["given up"]
+    resumed = GroupLedger(slots=3)
+    resumed.load_state(ledger.state())
+    resumed.restore("done")
+    assert (resumed.started, resumed.running_episodes, resumed.free_slots) == (4, 0, 2)
+    assert resumed.phase("done") is Phase.COMPLETE
+
+
+def test_a_restored_batch_frees_its_slots_when_its_version_is_served() -> None:
+    ledger = GroupLedger(slots=2, total_groups=4)
+    ledger.restore("a", step=3)
+    assert ledger.free_slots == 1
+    assert ledger.release_trained(version=4) == 1
+    assert ledger.free_slots == 2
+
+
+async def applied(version: int) -> AppliedPolicy:
+    return AppliedPolicy(version, 0.1, 0.05, await ScriptedPolicy().status())
+
+
+async def test_a_record_that_waited_for_its_version_is_completed_after_the_resume() -> None:
+    before = StepRecords(now=0.0)
+    before.shipped(4, {"batch/samples/sum": 3.0})
+    before.finished(4, {"loss/total/mean": 0.5})
+    resumed = StepRecords(now=0.0)
+    resumed.load_state(before.state())
+    metrics = resumed.applied_again(await applied(5), now=1.0)
+    assert metrics is not None
+    assert (metrics["loss/total/mean"], metrics["batch/samples/sum"]) == (0.5, 3.0)
+
+
+async def test_a_record_that_was_complete_is_not_written_again() -> None:
+    resumed = StepRecords(now=0.0)
+    resumed.load_state(StepRecords(now=0.0).state())
+    assert resumed.applied_again(await applied(5), now=1.0) is None
+    assert resumed.state()["open"] == {}

@@ -1,0 +1,91 @@
+"""Files that only grow are brought back to a checkpoint, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gradus.rewind import note_sizes, rewind_to_sizes, rewind_to_step
+from gradus.run_dir import RunDirectory
+
+
+def add_metrics(run_dir: RunDirectory, *steps: int) -> None:
+    run_dir.root.mkdir(exist_ok=True)
+    with run_dir.metrics.open("a") as file:
+        file.writelines(json.dumps({"step": step, "x": 1.0}) + "\n" for step in steps)
+
+
+def add_episode(run_dir: RunDirectory, step: int, text: str, kind: str = "train") -> Path:
+    path = run_dir.episodes / f"step_{step}" / f"{kind}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text + "\n")
+    return path
+
+
+def steps_in(run_dir: RunDirectory) -> list[int]:
+    return [json.loads(line)["step"] for line in run_dir.metrics.read_text().splitlines()]
+
+
+def test_what_came_after_the_checkpoint_is_cut_and_what_came_before_stays(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    add_metrics(run_dir, 0, 1)
+    old = add_episode(run_dir, 1, "old")
+    early = add_episode(run_dir, 2, "played early")
+    sizes = note_sizes(run_dir, 2)
+    add_metrics(run_dir, 2, 3)
+    add_episode(run_dir, 2, "later")
+    gone = add_episode(run_dir, 3, "later")
+    rewind_to_sizes(run_dir, 2, sizes)
+    assert steps_in(run_dir) == [0, 1]
+    assert (old.read_text(), early.read_text()) == ("old\n", "played early\n")
+    assert not gone.parent.exists()
+
+
+def test_only_files_that_may_still_grow_are_noted(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    add_metrics(run_dir, 0)
+    add_episode(run_dir, 0, "final")
+    add_episode(run_dir, 5, "open", kind="eval")
+    assert list(note_sizes(run_dir, 5)) == ["episodes/step_5/eval.jsonl", "metrics.jsonl"]
+
+
+def test_a_file_that_is_shorter_than_noted_stays_as_it_is(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    add_metrics(run_dir, 0)
+    rewind_to_sizes(run_dir, 0, {"metrics.jsonl": 1_000_000})
+    assert steps_in(run_dir) == [0]
+
+
+def test_without_noted_sizes_records_are_cut_by_their_step(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    add_metrics(run_dir, 0, 1, 2, 3)
+    kept, gone = add_episode(run_dir, 1, "a"), add_episode(run_dir, 2, "b")
+    rewind_to_step(run_dir, 2)
+    assert steps_in(run_dir) == [0, 1]
+    assert kept.exists()
+    assert not gone.exists()
+
+
+def test_a_run_that_starts_again_begins_with_empty_records(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    add_metrics(run_dir, 0, 1)
+    with run_dir.metrics.open("a") as file:
+        file.write('{"torn')
+    rewind_to_step(run_dir, 0)
+    assert run_dir.metrics.read_bytes() == b""
+
+
+def test_a_run_directory_without_records_is_left_alone(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    rewind_to_step(run_dir, 0)
+    rewind_to_sizes(run_dir, 0, {"metrics.jsonl": 3})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_are_no_steps_are_left_alone(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    other = run_dir.episodes / "notes"
+    other.mkdir(parents=True)
+    rewind_to_step(run_dir, 0)
+    assert other.exists()
