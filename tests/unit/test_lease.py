@@ -136,7 +136,7 @@ def test_reusing_a_name_is_refused(tmp_path: Path) -> None:
     first.run_dir.metrics.write_text("{}\n")
     first.release()
     with pytest.raises(
-        RunDirectoryError, match="already holds a run; delete that run with --clean"
+        RunDirectoryError, match="already holds a run; go on with --resume, delete that run with --clean"
     ):
         open_run(tmp_path, "demo")
 
@@ -172,10 +172,27 @@ def test_clean_never_touches_a_run_with_another_name(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "metrics.jsonl").exists()
 
 
-def test_resume_is_refused_in_plain_words(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="this version cannot resume a run"):
+def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="holds no run to resume"):
         open_run(tmp_path, "demo", resume=True)
     assert not (tmp_path / "demo").exists()
+
+
+def test_resume_takes_the_next_epoch_and_leaves_the_content(tmp_path: Path) -> None:
+    first = open_run(tmp_path, "demo")
+    first.run_dir.metrics.write_text("{}\n")
+    first.release()
+    second = open_run(tmp_path, "demo", resume=True)
+    assert second.epoch == first.epoch + 1
+    assert second.run_dir.metrics.read_text() == "{}\n"
+    second.release()
+
+
+def test_a_run_that_is_in_use_cannot_be_resumed(tmp_path: Path) -> None:
+    first = open_run(tmp_path, "demo")
+    with pytest.raises(RunDirectoryError, match="is in use by"):
+        open_run(tmp_path, "demo", resume=True)
+    first.release()
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ from gradus.cli.options import print_help, take_options, wants_help
 from gradus.config.load import load_config
 from gradus.config.preflight import check_sft
 from gradus.config.sft import SftConfig
+from gradus.errors import ConfigError
 
 OPTIONS = {
     "--dry-run": "write the config of the trainer, print the plan, start nothing",
     "--clean": "delete the run of the same name first",
+    "--resume": "go on with the run of the same name",
 }
 SUMMARY = "Trains a model on conversations and writes it as a Hugging Face directory."
 
@@ -22,8 +24,17 @@ def run(words: Sequence[str]) -> int:
         print_help("sft", SUMMARY, SftConfig, OPTIONS)
         return 0
     options, rest = take_options(words, OPTIONS)
+    if {"--clean", "--resume"} <= options:
+        raise ConfigError("--clean deletes what --resume needs; use one of them")
     config = load_config(SftConfig, rest, check=check_sft)
+    if "--resume" in options and config.name is None:
+        raise ConfigError("--resume needs the name of the run; give it with --name")
 
     from gradus.launch.local import run_sft
 
-    return run_sft(config, clean="--clean" in options, dry_run="--dry-run" in options)
+    return run_sft(
+        config,
+        resume="--resume" in options,
+        clean="--clean" in options,
+        dry_run="--dry-run" in options,
+    )

@@ -73,7 +73,7 @@ def test_rl_hands_config_and_options_to_the_launcher(
 ) -> None:
     run_rl = Recorder(result=7)
     put(monkeypatch, "gradus.launch.local", run_rl=run_rl)
-    assert main(["rl", "@", "run.toml", *words, "--max-steps", "3"]) == 7
+    assert main(["rl", "@", "run.toml", *words, "--max-steps", "3", "--name", "demo"]) == 7
     ((arguments, keywords),) = run_rl.calls
     assert arguments[0].max_steps == 3
     assert keywords == options
@@ -104,7 +104,22 @@ def test_sft_hands_config_and_options_to_the_launcher(
     assert main(["sft", "@", "sft.toml", "--clean"]) == 0
     ((arguments, keywords),) = run_sft.calls
     assert arguments[0].data.path == "someone/conversations"
-    assert keywords == {"clean": True, "dry_run": False}
+    assert keywords == {"resume": False, "clean": True, "dry_run": False}
+
+
+def test_sft_resumes_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_sft = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.local", run_sft=run_sft)
+    assert main(["sft", "@", "sft.toml", "--resume", "--name", "demo"]) == 0
+    assert run_sft.calls[0][1] == {"resume": True, "clean": False, "dry_run": False}
+
+
+@pytest.mark.parametrize(("command", "file"), [("rl", "run.toml"), ("sft", "sft.toml")])
+def test_resume_needs_a_name(
+    command: str, file: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "@", file, "--resume"]) == ExitCode.CONFIG
+    assert "--resume needs the name of the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

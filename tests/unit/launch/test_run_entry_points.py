@@ -67,6 +67,6 @@ def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
 
 
 def test_resume_is_refused_before_anything_is_created(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="this version cannot resume"):
+    with pytest.raises(RunDirectoryError, match="holds no run to resume"):
         local.run_rl(rl_config(tmp_path, name="demo"), resume=True)
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,226 @@
+"""From where a run goes on, what it refuses, and what a resumed launch clears and shows."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.checkpoints import Checkpoints
+from gradus.config.base import StrictConfig
+from gradus.config.resolve import resolve_run
+from gradus.config.run import LaunchConfig
+from gradus.errors import ConfigError, CorruptStateError
+from gradus.launch.local import Job, run_job
+from gradus.launch.plan import LaunchPlan, log_file
+from gradus.launch.resume import (
+    changed_settings,
+    clear_for_resume,
+    differences,
+    find_resume_point,
+)
+from gradus.lease import RunLease, open_run
+from gradus.monitor.console import RL_COLUMNS
+from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.supervise import ProcessSpec
+from gradus.testing.checkpoints import commit
+from gradus.testing.configs import build_run_config
+
+PLAYER = """
+import json, os, pathlib, sys
+run_dir, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+(run_dir / "ready" / "orchestrator.json").write_text("{}")
+with open(run_dir / "metrics.jsonl", "a") as file:
+    for step in range(first, 4):
+        file.write(json.dumps({"step": step, "episode/reward/mean": float(step)}) + "\\n")
+"""
+
+
+@pytest.fixture
+def lease(tmp_path: Path) -> Any:
+    """A run directory with a lease of its second epoch."""
+    open_run(tmp_path, "demo").release()
+    taken = open_run(tmp_path, "demo", resume=True)
+    yield taken
+    taken.release()
+
+
+def commit_checkpoint(lease: RunLease, step: int) -> Path:
+    return commit(Checkpoints(lease.run_dir, lease.epoch), step).folder
+
+
+def finish(lease: RunLease, steps: int) -> None:
+    write_json(lease.run_dir.summary, {"outcome": "done", "max_steps": steps})
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(lease: RunLease) -> None:
+    commit_checkpoint(lease, 2)
+    commit_checkpoint(lease, 4)
+    point = find_resume_point(lease, 6)
+    assert point.step == 4
+    assert point.describe(6) == "from checkpoint 4 of 6 steps"
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    lease: RunLease, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit_checkpoint(lease, 2)
+    (commit_checkpoint(lease, 4) / "trainer" / "weights.bin").write_bytes(b"x")
+    assert find_resume_point(lease, 6).step == 2
+    assert "checkpoint 4 is not used" in caplog.text
+
+
+def test_damaged_checkpoints_alone_end_with_the_exit_code_of_corrupt_state(lease: RunLease) -> None:
+    (commit_checkpoint(lease, 4) / "trainer" / "weights.bin").write_bytes(b"x")
+    with pytest.raises(CorruptStateError) as caught:
+        find_resume_point(lease, 6)
+    assert caught.value.exit_code == 78
+
+
+def test_a_run_without_a_checkpoint_starts_again_and_says_so(lease: RunLease) -> None:
+    point = find_resume_point(lease, 6)
+    assert point.step is None
+    assert point.describe(6) == "no checkpoint: starts again at step 1"
+
+
+def test_a_finished_run_is_left_alone(lease: RunLease) -> None:
+    finish(lease, 6)
+    point = find_resume_point(lease, 6)
+    assert point.is_finished
+    assert "raise max_steps" in point.describe(6)
+
+
+def test_a_finished_run_goes_on_to_more_steps(lease: RunLease) -> None:
+    finish(lease, 6)
+    commit_checkpoint(lease, 6)
+    assert find_resume_point(lease, 8).step == 6
+
+
+def test_a_finished_run_without_a_checkpoint_is_not_thrown_away(lease: RunLease) -> None:
+    finish(lease, 6)
+    with pytest.raises(ConfigError, match="finished its 6 steps without a checkpoint"):
+        find_resume_point(lease, 8)
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused(lease: RunLease) -> None:
+    commit_checkpoint(lease, 6)
+    with pytest.raises(ConfigError, match="max_steps = 5 is less than the 6 steps"):
+        find_resume_point(lease, 5)
+
+
+def configs(changes: dict[str, Any] | None = None) -> dict[str, StrictConfig]:
+    return resolve_run(build_run_config(changes), run_dir=Path("r"), epoch=1).by_process()
+
+
+def write_configs(run_dir: RunDirectory) -> None:
+    for process, config in configs().items():
+        write_json(run_dir.config / f"{process}.json", config.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": {"name": "someone/other"}}, r"orchestrator: model\.name was 'someone/tiny'"),
+        ({"seed": 5}, "orchestrator: seed was 0 and is 5"),
+        ({"orchestrator": {"groups_per_batch": 3}}, r"orchestrator\.groups_per_batch was"),
+        (
+            {"orchestrator": {"train": {"env": [{"id": "reverse-text", "group_size": 3}]}}},
+            r"sources\.reverse-text\.group_size was",
+        ),
+        (
+            {"orchestrator": {"train": {"env": [{"id": "required-format"}]}}},
+            r"sources\.required-format\.name was None",
+        ),
+        (
+            {"orchestrator": {"train": {"env": [{"id": "reverse-text", "taskset": {"n": 3}}]}}},
+            r"train\.env\.reverse-text\.taskset",
+        ),
+    ],
+)
+def test_changes_that_the_state_does_not_survive_are_refused_by_name(
+    lease: RunLease, changes: dict[str, Any], named: str
+) -> None:
+    write_configs(lease.run_dir)
+    with pytest.raises(ConfigError, match=named):
+        changed_settings(lease.run_dir, configs(changes), is_fresh=False)
+    assert changed_settings(lease.run_dir, configs(changes), is_fresh=True)
+
+
+def test_other_changes_are_told_once_and_more_steps_are_none(lease: RunLease) -> None:
+    write_configs(lease.run_dir)
+    changes = {"max_steps": 90, "checkpoint": {"keep_last": 5}, "trainer": {"optimizer": {"lr": 0.5}}}
+    lines = changed_settings(lease.run_dir, configs(changes), is_fresh=False)
+    assert lines == ["trainer: trainer.optimizer.lr was 1e-05 and is 0.5"]
+
+
+def test_differences_name_list_members_by_their_name() -> None:
+    was = {"a": [{"name": "x", "n": 1}, {"name": "y", "n": 2}], "b": [1, 2]}
+    now = {"a": [{"name": "y", "n": 3}, {"name": "x", "n": 1}], "b": [1]}
+    assert list(differences(was, now)) == [("a.y.n", 2, 3), ("b.1", 2, None)]
+
+
+def test_what_dead_processes_left_is_cleared_and_the_rest_stays(lease: RunLease) -> None:
+    run_dir = lease.run_dir
+    commit_checkpoint(lease, 2)
+    Checkpoints(run_dir, 1).staging(4)
+    for folder in (run_dir.ready, run_dir.spool, run_dir.weights, run_dir.logs):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    finish(lease, 3)
+    run_dir.journal.write_text("{}\n")
+    run_dir.metrics.write_text('{"step": 1}\n{"step": 2}\n')
+    clear_for_resume(lease, find_resume_point(lease, 4))
+    left = {path.name for path in run_dir.root.iterdir() if not path.name.startswith(".")}
+    kept = {"checkpoints", "logs", "journal.jsonl", "metrics.jsonl"}
+    assert left == kept | {"lease.json", "lease.lock"}
+    assert [path.name for path in run_dir.checkpoints.iterdir()] == ["step_00000002"]
+    assert run_dir.metrics.read_text() == '{"step": 1}\n'
+
+
+def job_in(root: Path, *, max_steps: int = 4) -> Job:
+    def plan(run_dir: RunDirectory, epoch: int, resume_step: int | None) -> LaunchPlan:
+        argv = (sys.executable, "-c", PLAYER, str(run_dir.root), str(resume_step or 0))
+        log, ready = log_file(run_dir, "orchestrator"), run_dir.ready_file("orchestrator")
+        return LaunchPlan({}, ((ProcessSpec("orchestrator", argv, {}, log, ready, True),),))
+
+    return Job("rl", "demo", root, max_steps, LaunchConfig(), RL_COLUMNS, plan)
+
+
+def test_a_resumed_launch_shows_only_new_steps_and_sums_up_all(tmp_path: Path) -> None:
+    run_job(job_in(tmp_path), io.StringIO())
+    run_dir = RunDirectory(tmp_path / "demo")
+    commit(Checkpoints(run_dir, 1), 2)
+    run_dir.summary.unlink()
+    stream = io.StringIO()
+    assert run_job(job_in(tmp_path), stream, resume=True) == 0
+    shown = stream.getvalue()
+    assert "resume            from checkpoint 2 of 4 steps" in shown
+    assert "step 2/4" not in shown
+    assert "step 3/4" in shown
+    steps = [json.loads(line)["step"] for line in run_dir.metrics.read_text().splitlines()]
+    assert steps == [0, 1, 2, 3]
+    summary = read_json(run_dir.summary)
+    assert (summary["steps"], summary["reward_first"], summary["epoch"]) == (4, 0.0, 2)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    run_job(job_in(tmp_path), io.StringIO())
+    before = (tmp_path / "demo" / "metrics.jsonl").read_bytes()
+    stream = io.StringIO()
+    assert run_job(job_in(tmp_path), stream, resume=True) == 0
+    assert "finished: all 4 steps are done" in stream.getvalue()
+    assert (tmp_path / "demo" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_dry_resume_says_where_it_would_go_on_and_clears_nothing(tmp_path: Path) -> None:
+    run_job(job_in(tmp_path), io.StringIO())
+    run_dir = RunDirectory(tmp_path / "demo")
+    run_dir.summary.unlink()
+    stream = io.StringIO()
+    assert run_job(job_in(tmp_path), stream, resume=True, dry_run=True) == 0
+    assert "no checkpoint: starts again" in stream.getvalue()
+    assert run_dir.metrics.read_bytes()
