@@ -136,7 +136,8 @@ def test_reusing_a_name_is_refused(tmp_path: Path) -> None:
     first.run_dir.metrics.write_text("{}\n")
     first.release()
     with pytest.raises(
-        RunDirectoryError, match="already holds a run; go on with --resume, delete that run with --clean"
+        RunDirectoryError,
+        match="already holds a run; go on with --resume, delete that run with --clean",
     ):
         open_run(tmp_path, "demo")
 

@@ -152,7 +152,11 @@ def test_changes_that_the_state_does_not_survive_are_refused_by_name(
 
 def test_other_changes_are_told_once_and_more_steps_are_none(lease: RunLease) -> None:
     write_configs(lease.run_dir)
-    changes = {"max_steps": 90, "checkpoint": {"keep_last": 5}, "trainer": {"optimizer": {"lr": 0.5}}}
+    changes = {
+        "max_steps": 90,
+        "checkpoint": {"keep_last": 5},
+        "trainer": {"optimizer": {"lr": 0.5}},
+    }
     lines = changed_settings(lease.run_dir, configs(changes), is_fresh=False)
     assert lines == ["trainer: trainer.optimizer.lr was 1e-05 and is 0.5"]
 
