@@ -27,12 +27,14 @@ import msgspec
 
 from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.config.checkpoint import CheckpointConfig
+from gradus.config.process import OrchestratorProcessConfig
 from gradus.durable import DurableFiles
 from gradus.errors import CorruptStateError, ProtocolError, StorageError
 from gradus.log import get_logger
 from gradus.orchestrator.episode_codec import PlayedState
 from gradus.orchestrator.filters import Verdict
 from gradus.orchestrator.journal import Journal, JournalEvent
+from gradus.run_dir import RunDirectory
 from gradus.wire.codec import decode, encode
 from gradus.wire.sample import Sample
 
@@ -154,6 +156,14 @@ def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
     return SavedOrchestrator(state, pending)
 
 
+def find_saved(config: OrchestratorProcessConfig) -> SavedOrchestrator | None:
+    """Our part of the checkpoint that the config names; None for a fresh run."""
+    if config.resume_step is None:
+        return None
+    checkpoints = Checkpoints(RunDirectory(Path(config.run_dir)), config.epoch)
+    return load_orchestrator(checkpoints.load(config.resume_step))
+
+
 def load_pieces(pieces: Mapping[str, Stateful], saved: Mapping[str, dict[str, Any]]) -> None:
     """Give each piece its state; refuses a piece without state and state without a piece."""
     if missing := sorted(pieces.keys() - saved.keys()):
@@ -248,6 +258,16 @@ class CheckpointWriter:
             raise error
         log.error("checkpoint %d is not kept, training goes on: %s", version, error)
         self.checkpoints.discard(version)
+
+
+def build_writer(config: OrchestratorProcessConfig, journal: Journal) -> CheckpointWriter:
+    """The writer of a run."""
+    return CheckpointWriter(
+        Checkpoints(RunDirectory(Path(config.run_dir)), config.epoch),
+        config.checkpoint,
+        max_steps=config.max_steps,
+        journal=journal,
+    )
 
 
 def encode_pending(batches: Sequence[SavedBatch], groups: Sequence[SavedGroup]) -> bytes:

@@ -19,11 +19,10 @@ import asyncio
 import os
 from pathlib import Path
 
-from gradus.checkpoints import Checkpoints
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, GradusError, ProtocolError
 from gradus.orchestrator.batcher import Batcher, SampleBatch
-from gradus.orchestrator.checkpoint import CheckpointWriter, SavedOrchestrator, load_orchestrator
+from gradus.orchestrator.checkpoint import SavedOrchestrator, build_writer, find_saved
 from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, initial_limit
 from gradus.orchestrator.draws import Draws
 from gradus.orchestrator.engine_watch import EngineWatch
@@ -63,7 +62,7 @@ def run(config: OrchestratorProcessConfig) -> None:
 async def _run(config: OrchestratorProcessConfig) -> None:
     async with open_parts(config) as parts:
         run_dir = RunDirectory(Path(config.run_dir))
-        saved = find_saved(config, run_dir)
+        saved = find_saved(config)
         ready = {"pid": os.getpid(), "epoch": config.epoch}
         run_dir.evicted.unlink(missing_ok=True)
         write_json(run_dir.ready_file("orchestrator"), ready)
@@ -72,15 +71,6 @@ async def _run(config: OrchestratorProcessConfig) -> None:
             await Orchestrator(config, parts, saved).play()
         finally:
             guarding.cancel()
-
-
-def find_saved(
-    config: OrchestratorProcessConfig, run_dir: RunDirectory
-) -> SavedOrchestrator | None:
-    """Our part of the checkpoint to go on from; None for a fresh run."""
-    if config.resume_step is None:
-        return None
-    return load_orchestrator(Checkpoints(run_dir, config.epoch).load(config.resume_step))
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -147,7 +137,6 @@ class Orchestrator:
         )
         self._draws = Draws(self._tasks)
         self._recorder = Recorder(parts.monitor, parts.episodes, parts.check_lease)
-        tally, starvation = Tally(), Starvation()
         self._groups = OpenGroups(
             sources=parts.sources,
             tasks=self._tasks,
@@ -155,8 +144,8 @@ class Orchestrator:
             batcher=self._batcher,
             journal=parts.journal,
             recorder=self._recorder,
-            tally=tally,
-            starvation=starvation,
+            tally=Tally(),
+            starvation=Starvation(),
             groups={},
             evict=self._evict,
         )
@@ -168,13 +157,7 @@ class Orchestrator:
             clock=parts.clock,
             seed=config.seed,
         )
-        self._engine = EngineWatch(
-            parts.policy,
-            controller,
-            count=self._count_episodes,
-            on_limit=self._set_limit,
-            on_tokens=self._board.moved,
-        )
+        self._engine = self._build_engine_watch(controller)
         self._evaluation = self._build_evaluation()
         self._watchdog = Watchdog(self._board, settings.watchdog, oldest=self._oldest_episodes)
         self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
@@ -183,16 +166,20 @@ class Orchestrator:
         self._trainer_owes = asyncio.Event()
         self._slots_freed_at = parts.clock()
         self._steps = StepRecords(now=self._slots_freed_at)
-        self._standing = self._build_standing(tally, starvation)
-        self._checkpoint = CheckpointWriter(
-            Checkpoints(RunDirectory(Path(config.run_dir)), config.epoch),
-            config.checkpoint,
-            max_steps=config.max_steps,
-            journal=parts.journal,
-        )
+        self._standing = self._build_standing()
+        self._checkpoint = build_writer(config, parts.journal)
         self._to_send = self._standing.restore(saved) if saved else []
 
-    def _build_standing(self, tally: Tally, starvation: Starvation) -> Standing:
+    def _build_engine_watch(self, controller: InFlightController) -> EngineWatch:
+        return EngineWatch(
+            self._parts.policy,
+            controller,
+            count=self._count_episodes,
+            on_limit=self._set_limit,
+            on_tokens=self._board.moved,
+        )
+
+    def _build_standing(self) -> Standing:
         sources = self._parts.sources.items()
         algorithms = {f"algorithm {name}": source.grading.algorithm for name, source in sources}
         return Standing(
@@ -200,8 +187,8 @@ class Orchestrator:
             pieces={
                 "tasks": self._tasks,
                 "ledger": self._ledger,
-                "tally": tally,
-                "starvation": starvation,
+                "tally": self._groups.tally,
+                "starvation": self._groups.starvation,
                 "steps": self._steps,
                 "evaluation": self._evaluation,
                 **algorithms,

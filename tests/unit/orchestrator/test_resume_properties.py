@@ -20,10 +20,11 @@ from gradus.checkpoints import Checkpoints
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.lease import MARKER_NAME
 from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.checkpoint import find_saved
 from gradus.orchestrator.error_policy import ErrorPolicy
 from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, surviving
 from gradus.orchestrator.journal_check import check_journal
-from gradus.orchestrator.orchestrator import Orchestrator, find_saved
+from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.parts import Parts, Source, build_grading
 from gradus.orchestrator.record import EpisodeWriter
 from gradus.orchestrator.task_source import SourceShare, TaskSource
@@ -191,7 +192,7 @@ class Lives:
             )
             training = asyncio.create_task(trainer.train())
             try:
-                orchestrator = Orchestrator(config, parts, find_saved(config, self.run_dir))
+                orchestrator = Orchestrator(config, parts, find_saved(config))
                 self.orchestrators.append(orchestrator)
                 async with asyncio.timeout(20):
                     await orchestrator.play()
