@@ -117,7 +117,7 @@ def run_bench(config: RunConfig) -> int:
         max_steps=bench.warmup_steps + bench.steps,
         launch=config.launch,
         columns=BENCH_COLUMNS,
-        plan=lambda run_dir, epoch: plan_bench(config, run_dir, epoch, Machine.current()),
+        plan=lambda run_dir, epoch, _: plan_bench(config, run_dir, epoch, Machine.current()),
     )
     return run_job(job, sys.stdout)
 
