@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ __all__ = [
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
+RESTART_WAIT_SECONDS = 1.0
+"""Before the first restart of a child; doubled with each further one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class ProcessSpec:
     """JSON that the child writes when it can serve. None means ready at once."""
     finishes: bool = False
     """Whether it may end by itself, with exit code 0, once it was ready."""
+    restarts: int = 0
+    """How often it is started anew when it ends although it was ready."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,15 @@ class ChildNotReady(DeadlineError):
         self.log_tail = last_lines(spec.log)
 
 
+@dataclass(frozen=True)
+class _Restart:
+    """A child to start anew, at a monotonic time and a position among the children."""
+
+    at: float
+    position: int
+    spec: ProcessSpec
+
+
 class Supervisor:
     """Owns the children of one launch, and all processes below them.
 
@@ -138,11 +152,21 @@ class Supervisor:
     ...     supervisor.wait_ready([child], timeout_seconds=60)
     """
 
-    def __init__(self, registry: Path, *, stop_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        registry: Path,
+        *,
+        stop_timeout_seconds: float,
+        on_restart: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_restart` gets one line for a person about each planned restart."""
         self._registry = registry
         self._stop_timeout_seconds = stop_timeout_seconds
         self._mark = _own_mark()
         self.children: list[Child] = []
+        self._on_restart = on_restart
+        self._num_restarts: Counter[str] = Counter()
+        self._restarts_due: list[_Restart] = []
 
     def __enter__(self) -> Supervisor:
         return self
@@ -205,15 +229,20 @@ class Supervisor:
     def check(self, *, not_ready: Sequence[Child] = ()) -> None:
         """Raise ChildFailed for a child that ended although it may not, or while `not_ready`.
 
-        When several ended at once, the one started first is the cause: later ones depend on it.
+        A child with restarts left is started anew, after a wait that doubles each time. When
+        several ended at once, the one started first is the cause: later ones depend on it.
         """
+        self._start_due()
         failed = self._failed(not_ready)
         if failed is None:
             return
         # The death of one often ends others within milliseconds; look again for an earlier one.
         self.pause()
         child, code = self._failed(not_ready) or failed
-        raise ChildFailed(child, code)
+        error = ChildFailed(child, code)
+        if child in not_ready or self._num_restarts[child.spec.name] >= child.spec.restarts:
+            raise error
+        self._plan_restart(child, error)
 
     def pause(self) -> None:
         """Let a moment pass between two looks."""
@@ -251,6 +280,34 @@ class Supervisor:
             if entry.pid not in own:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(entry.pid, os.WNOHANG)
+
+    def _plan_restart(self, child: Child, error: ChildFailed) -> None:
+        """Bury a dead child with what it left in its session, and note when it starts anew."""
+        spec = child.spec
+        for entry in living_processes():
+            if entry.session == child.pid:
+                _signal_process(entry.pid, signal.SIGKILL)
+        child.process.wait()
+        os.close(child.death_pipe)
+        if spec.ready_file is not None:
+            spec.ready_file.unlink(missing_ok=True)
+        wait = RESTART_WAIT_SECONDS * 2.0 ** self._num_restarts[spec.name]
+        self._num_restarts[spec.name] += 1
+        position = self.children.index(child)
+        self.children.remove(child)
+        self._restarts_due.append(_Restart(time.monotonic() + wait, position, spec))
+        number = f"restart {self._num_restarts[spec.name]} of {spec.restarts}"
+        self._on_restart(f"{error}; {number} in {wait:g} s")
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        due = [restart for restart in self._restarts_due if restart.at <= now]
+        for restart in due:
+            self._restarts_due.remove(restart)
+            # The position says who is blamed first when several fail at once.
+            child = self.start(restart.spec)
+            self.children.remove(child)
+            self.children.insert(restart.position, child)
 
     def _failed(self, not_ready: Sequence[Child]) -> tuple[Child, int] | None:
         for child in self.children:

@@ -214,6 +214,8 @@ async def test_requests_run_on_through_a_weight_change_and_finish_whole(
     assert (after["version"], after["is_paused"], after["running"]) == (version, False, 0)
     assert after["generated_tokens"] - before["generated_tokens"] >= 8 * 900
     assert after["prompt_tokens"] - before["prompt_tokens"] == 8 * len(PROMPT)
+    assert after["prefix_queries"] - before["prefix_queries"] == 8 * len(PROMPT)
+    assert after["kv_capacity_tokens"] >= 8 * 900
 
 
 async def test_served_tensors_equal_the_published_ones(

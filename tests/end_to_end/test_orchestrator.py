@@ -93,13 +93,8 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
     )
 
 
-@contextmanager
-def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnvironment]:
-    secrets = run_dir / "secrets"
-    secrets.mkdir()
-    (secrets / "inference_token").write_text("data-token")
-    (secrets / "admin_token").write_text("admin-token")
-    config = EnvironmentProcessConfig(
+def environment_config(run_dir: Path, behaviour: str) -> EnvironmentProcessConfig:
+    return EnvironmentProcessConfig(
         run_dir=str(run_dir),
         epoch=1,
         name="echo",
@@ -109,6 +104,15 @@ def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnviro
             "agent": {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}},
         },
     )
+
+
+@contextmanager
+def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnvironment]:
+    secrets = run_dir / "secrets"
+    secrets.mkdir()
+    (secrets / "inference_token").write_text("data-token")
+    (secrets / "admin_token").write_text("admin-token")
+    config = environment_config(run_dir, behaviour)
     # A killed process leaves its private folder of sockets; pytest removes it with the run.
     sockets = run_dir / "s"
     sockets.mkdir()
@@ -239,3 +243,31 @@ async def test_an_environment_process_that_is_killed_ends_the_run_by_its_name(
             os.kill(environment.process.pid, signal.SIGKILL)
             with pytest.raises(EnvironmentFailure, match=r"'echo' \(pid \d+\) ended"):
                 await asyncio.wait_for(playing, 10)
+
+
+async def test_an_environment_process_that_is_started_anew_costs_an_attempt_and_no_run(
+    run_dir: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = build_config(run_dir, tokenizer.name_or_path)
+    config = config.model_copy(update={"environment_restart_seconds": LIMIT_SECONDS})
+    with environment_process(run_dir, "plain") as environment:
+        async with engine_in(run_dir, tokenizer) as engine:
+            engine.hold()
+            training = asyncio.create_task(asyncio.to_thread(train, run_dir))
+            playing = asyncio.create_task(play(config))
+            await engine.wait_until(lambda e: e.running > 0, timeout_seconds=LIMIT_SECONDS)
+            os.kill(environment.process.pid, signal.SIGKILL)
+            environment.process.wait()
+            ready = RunDirectory(run_dir).ready_file("env_echo")
+            ready.unlink()
+            variables = {"TMPDIR": str(run_dir / "s")}
+            new = environment_config(run_dir, "plain")
+            with RunningEnvironment(new, python_path=[MODULES], variables=variables) as again:
+                await asyncio.to_thread(again.wait_ready)
+                engine.release()
+                await asyncio.wait_for(playing, LIMIT_SECONDS)
+                await training
+    lines = read_journal(RunDirectory(run_dir).journal)
+    retried = [line for line in lines if line["event"] == "episode_retried"]
+    assert {line["error"] for line in retried} == {"EnvironmentLost"}
+    assert lines[-1]["event"] == "run_ended"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -321,3 +321,58 @@ def test_the_log_is_readable_only_by_its_owner(supervisor: Supervisor, tmp_path:
     child = supervisor.start(spec(tmp_path, SERVE))
     assert child.spec.log.stat().st_mode & 0o777 == 0o600
     assert json.loads((tmp_path / "pids.json").read_text())["launch"].startswith(f"{os.getpid()}.")
+
+
+@pytest.fixture
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradus.supervise.RESTART_WAIT_SECONDS", 0.01)
+
+
+def restart_until(supervisor: Supervisor, is_reached: Callable[[], object]) -> None:
+    def look() -> object:
+        supervisor.check()
+        return is_reached()
+
+    wait_until(look)
+
+
+@pytest.mark.usefixtures("quick_restarts")
+def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
+    lines: list[str] = []
+    registry = tmp_path / "pids.json"
+    with Supervisor(registry, stop_timeout_seconds=5, on_restart=lines.append) as supervisor:
+        first = supervisor.start(replace(spec(tmp_path, FAMILY), restarts=2))
+        other = supervisor.start(spec(tmp_path, SERVE, "other"))
+        supervisor.wait_ready([first, other], timeout_seconds=20)
+        old = family_pids(tmp_path)
+        os.kill(first.pid, signal.SIGKILL)
+        restart_until(supervisor, lambda: supervisor.children[0] not in (first, other))
+        again = supervisor.children[0]
+        supervisor.wait_ready([again], timeout_seconds=20)
+        assert again.spec == first.spec
+        assert again.pid != first.pid
+        assert set(family_pids(tmp_path)).isdisjoint(old)
+        assert [entry["pid"] for entry in read_json(registry)["processes"]]
+    (line,) = lines
+    assert "server was killed by SIGKILL" in line
+    assert line.endswith("restart 1 of 2 in 0.01 s")
+
+
+@pytest.mark.usefixtures("quick_restarts")
+def test_after_the_last_restart_the_failure_ends_the_launch_with_its_log(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    dying = READY + "say(); print('out of boxes', flush=True); sys.exit(70)"
+    child = supervisor.start(replace(spec(tmp_path, dying), restarts=2))
+    assert child.spec.restarts == 2
+    with pytest.raises(ChildFailed, match="ended with exit code 70") as caught:
+        restart_until(supervisor, lambda: False)
+    assert caught.value.log_tail.count("out of boxes") == 3
+
+
+def test_a_child_that_was_never_ready_is_not_started_anew(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = supervisor.start(replace(spec(tmp_path, "raise SystemExit(64)"), restarts=3))
+    with pytest.raises(ChildFailed, match="exit code 64"):
+        supervisor.wait_ready([child], timeout_seconds=20)

@@ -203,6 +203,8 @@ class OrchestratorProcessConfig(StrictConfig):
     """Ranks that each batch is packed for."""
     micro_batch_tokens: int
     """Most tokens of one micro batch."""
+    environment_restart_seconds: float = 0.0
+    """How long the launcher may take to start an environment process anew; 0 means never."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When to save, and what to keep."""
     resume_step: int | None = None

@@ -199,6 +199,9 @@ def _orchestrator_process(
             config.trainer.num_processes, config.trainer.parallel
         ),
         micro_batch_tokens=config.trainer.micro_batch_tokens,
+        environment_restart_seconds=(
+            config.launch.ready_timeout_seconds if config.launch.environment_restarts else 0.0
+        ),
         checkpoint=config.checkpoint,
         resume_step=resume_step,
     )

@@ -218,7 +218,9 @@ class _Launch:
         self._records: list[Record] = list(iter_records(self._tail))
         self._lease_checked_at = time.monotonic()
         self._supervisor = Supervisor(
-            lease.run_dir.processes, stop_timeout_seconds=job.launch.stop_timeout_seconds
+            lease.run_dir.processes,
+            stop_timeout_seconds=job.launch.stop_timeout_seconds,
+            on_restart=progress.line,
         )
 
     def run(self) -> int:

@@ -6,12 +6,12 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradus.config.base import StrictConfig
 from gradus.config.eval import EvalConfig
-from gradus.config.process import EnvironmentProcessConfig
+from gradus.config.process import EnvironmentProcessConfig, environment_process
 from gradus.config.resolve import resolve_run, resolve_sft
 from gradus.config.resolve_eval import resolve_eval
 from gradus.config.run import RunConfig
@@ -81,6 +81,12 @@ def plan_rl(
     environments = [
         _environment_spec(environment, own[environment.process], run_dir, machine)
         for environment in configs.environments
+    ]
+    # The orchestrator follows the new process of a train source; evaluations do not yet.
+    played = {environment_process(source.name) for source in configs.orchestrator.sources}
+    restarts = config.launch.environment_restarts
+    environments = [
+        replace(spec, restarts=restarts) if spec.name in played else spec for spec in environments
     ]
     trainer = _trainer_spec(
         "trainer", own["trainer"], run_dir, machine, num_processes=config.trainer.num_processes

@@ -24,6 +24,7 @@ from gradus.orchestrator.algorithms import build_algorithm, needs_reference
 from gradus.orchestrator.environment import (
     Environment,
     EnvironmentClient,
+    EpisodeSettings,
     build_settings,
     find_environment,
     warn_of_default_renderer,
@@ -37,6 +38,7 @@ from gradus.orchestrator.peers import read_token
 from gradus.orchestrator.policy import InferencePool, PolicyPool
 from gradus.orchestrator.record import EpisodeWriter
 from gradus.orchestrator.reference import ReferenceModel, open_reference
+from gradus.orchestrator.restarts import RestartedEnvironment
 from gradus.orchestrator.seats import check_seats
 from gradus.orchestrator.task_source import SourceShare
 from gradus.orchestrator.vocabulary import read_vocabulary_size
@@ -132,9 +134,8 @@ async def _open_source(
     if reference is not None:
         stack.push_async_callback(reference.close)
     grading = build_grading(config, source, reference, vocabulary_size=vocabulary_size)
-    address = find_environment(RunDirectory(Path(config.run_dir)), source)
     settings = build_settings(source, config.model, base_url)
-    environment = EnvironmentClient(source.name, address, settings)
+    environment = connect_environment(config, source, settings)
     stack.push_async_callback(environment.close)
     info = await environment.info()
     if info.agents and info.num_tasks != 0:
@@ -142,6 +143,18 @@ async def _open_source(
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
     errors = ErrorPolicy(source.errors)
     return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
+
+
+def connect_environment(
+    config: OrchestratorProcessConfig, source: SourceConfig, settings: EpisodeSettings
+) -> Environment:
+    """The client of a source; where the launcher restarts its process, it follows."""
+    find = partial(find_environment, RunDirectory(Path(config.run_dir)), source)
+    connect = partial(EnvironmentClient, source.name, settings=settings)
+    seconds = config.environment_restart_seconds
+    if source.address is not None or not seconds:
+        return connect(find())
+    return RestartedEnvironment(source.name, find, connect, seconds=seconds)
 
 
 async def _open_evaluated(

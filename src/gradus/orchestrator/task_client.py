@@ -84,6 +84,12 @@ class TaskClient:
         """Whether episodes can be played; DeadlineError when the process does not answer."""
         return self._decode(await self._request({"method": "health"}), Health)
 
+    def fail_all(self, error: Exception) -> None:
+        """End every pending request: no reply will come."""
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(error)
+
     async def close(self) -> None:
         """Close the connection; pending requests are cancelled."""
         self._receiving.cancel()

@@ -1,0 +1,156 @@
+"""A process that ends and comes back costs its episodes an attempt, and the run nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gradus.config.environment import TrainEnvironmentConfig
+from gradus.config.process import OrchestratorProcessConfig
+from gradus.config.resolve import resolve_run
+from gradus.errors import EnvironmentFailure, ProcessError
+from gradus.orchestrator.environment import ConnectionLost, EnvironmentAddress
+from gradus.orchestrator.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.restarts import RestartedEnvironment
+from gradus.orchestrator.task_client import Task, TaskSetInfo
+from gradus.run_dir import RunDirectory
+from gradus.testing.configs import build_run_config
+from gradus.testing.waiting import wait_until_async
+
+
+class FakeClient:
+    """One life of an environment process: plays until it is told to end."""
+
+    def __init__(self, address: EnvironmentAddress, *, num_tasks: int = 5) -> None:
+        self.address = address
+        self.is_closed = False
+        self.died = asyncio.get_running_loop().create_future()
+        self._lost = asyncio.get_running_loop().create_future()
+        self._num_tasks = num_tasks
+
+    async def info(self) -> TaskSetInfo:
+        return TaskSetInfo(self._num_tasks, "words")
+
+    async def task(self, index: int) -> Task:
+        if self.address.pid == 1:
+            await self._wait(ConnectionLost("lost"))
+        return Task({"idx": index}, index)
+
+    async def run(self, task: Task, *, version: int) -> Any:
+        if self.address.pid == 1:
+            await self._wait(EpisodeFailed(Failure("EnvironmentLost", "lost")))
+        return f"episode of pid {self.address.pid}"
+
+    async def _wait(self, error: Exception) -> None:
+        await asyncio.shield(self._lost)
+        raise error
+
+    async def watch(self) -> None:
+        await asyncio.shield(self.died)
+        raise EnvironmentFailure("environment process 'words' (pid 1) ended")
+
+    def lose(self, reason: str) -> None:
+        self._lost.set_result(reason)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Rig:
+    """A process that can end, and come back under another pid."""
+
+    def __init__(self, *, seconds: float = 5.0, later_tasks: int = 5) -> None:
+        self.pid: int | None = 1
+        self.clients: list[FakeClient] = []
+        self.later_tasks = later_tasks
+        connect: Callable[..., Any] = self.connect
+        self.environment = RestartedEnvironment("words", self.find, connect, seconds=seconds)
+
+    def find(self) -> EnvironmentAddress:
+        if self.pid is None:
+            raise ProcessError("not ready")
+        return EnvironmentAddress("ipc://run", "ipc://tasks", self.pid)
+
+    def connect(self, address: EnvironmentAddress) -> FakeClient:
+        num_tasks = self.later_tasks if self.clients else 5
+        self.clients.append(FakeClient(address, num_tasks=num_tasks))
+        return self.clients[-1]
+
+    def die(self, *, next_pid: int | None) -> None:
+        self.pid = next_pid
+        self.clients[0].died.set_result(None)
+
+
+TASK = Task({"idx": 0}, 0)
+
+
+async def test_running_episodes_fail_as_lost_and_the_next_ones_play_on_the_new_process() -> None:
+    rig = Rig()
+    await rig.environment.info()
+    watching = asyncio.create_task(rig.environment.watch())
+    playing = asyncio.create_task(rig.environment.run(TASK, version=0))
+    await asyncio.sleep(0)
+    rig.die(next_pid=2)
+    with pytest.raises(EpisodeFailed) as caught:
+        await playing
+    assert caught.value.failure.kind == "EnvironmentLost"
+    assert await rig.environment.run(TASK, version=0) == "episode of pid 2"
+    assert rig.clients[0].is_closed
+    watching.cancel()
+
+
+async def test_a_task_that_was_asked_for_comes_from_the_new_process() -> None:
+    rig = Rig()
+    watching = asyncio.create_task(rig.environment.watch())
+    asking = asyncio.create_task(rig.environment.task(3))
+    await asyncio.sleep(0)
+    rig.die(next_pid=2)
+    assert (await asking).key == 3
+    watching.cancel()
+
+
+async def test_what_is_asked_while_no_process_lives_waits_for_the_next() -> None:
+    rig = Rig()
+    watching = asyncio.create_task(rig.environment.watch())
+    await asyncio.sleep(0)
+    rig.die(next_pid=None)
+    await wait_until_async(lambda: rig.clients[0]._lost.done())
+    playing = asyncio.create_task(rig.environment.run(TASK, version=0))
+    await asyncio.sleep(0)
+    assert not playing.done()
+    rig.pid = 2
+    assert await playing == "episode of pid 2"
+    watching.cancel()
+
+
+async def test_a_process_that_does_not_come_back_ends_the_run_with_the_first_reason() -> None:
+    rig = Rig(seconds=0.05)
+    watching = asyncio.create_task(rig.environment.watch())
+    await asyncio.sleep(0)
+    rig.die(next_pid=1)
+    with pytest.raises(EnvironmentFailure, match=r"\(pid 1\) ended; no new process.*0\.05 s"):
+        await watching
+
+
+async def test_a_process_that_comes_back_with_other_tasks_ends_the_run() -> None:
+    rig = Rig(later_tasks=7)
+    await rig.environment.info()
+    watching = asyncio.create_task(rig.environment.watch())
+    await asyncio.sleep(0)
+    rig.die(next_pid=2)
+    with pytest.raises(EnvironmentFailure, match="came back with other tasks"):
+        await watching
+
+
+def test_without_restarts_of_the_launcher_nobody_waits_for_a_new_process(tmp_path: Any) -> None:
+    def resolved(restarts: int) -> OrchestratorProcessConfig:
+        config = build_run_config({"launch": {"environment_restarts": restarts}})
+        return resolve_run(config, run_dir=RunDirectory(tmp_path).root, epoch=1).orchestrator
+
+    assert resolved(0).environment_restart_seconds == 0
+    assert resolved(3).environment_restart_seconds == 600
+    lost = TrainEnvironmentConfig.model_validate({"id": "words"}).errors.retry_on
+    assert "EnvironmentLost" in lost
