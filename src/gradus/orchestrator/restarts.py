@@ -61,10 +61,10 @@ class RestartedEnvironment:
             except ConnectionLost:
                 continue
 
-    async def run(self, task: Task, *, version: int) -> WireEpisode:
+    async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
         """Play one episode, once a process lives."""
         await self._connected.wait()
-        return await self._client.run(task, version=version)
+        return await self._client.run(task, version=version, seed=seed)
 
     async def watch(self) -> None:
         """Never returns; EnvironmentFailure when no new process comes, or it has other tasks.
