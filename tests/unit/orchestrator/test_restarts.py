@@ -39,7 +39,7 @@ class FakeClient:
             await self._wait(ConnectionLost("lost"))
         return Task({"idx": index}, index)
 
-    async def run(self, task: Task, *, version: int) -> Any:
+    async def run(self, task: Task, *, version: int, seed: int | None = None) -> Any:
         if self.address.pid == 1:
             await self._wait(EpisodeFailed(Failure("EnvironmentLost", "lost")))
         return f"episode of pid {self.address.pid}"
