@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.options import print_help, wants_help
+from gradus.config.eval import EvalConfig
 from gradus.config.load import load_config, top_level_keys
-from gradus.config.overview import describe_run, describe_sft
-from gradus.config.preflight import check_run, check_sft
+from gradus.config.overview import describe_eval, describe_run, describe_sft
+from gradus.config.preflight import check_eval, check_run, check_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 
-KINDS = ("rl", "sft")
+KINDS = ("rl", "sft", "eval")
 SUMMARY = (
-    "Checks a config and prints the plan; starts and writes nothing. "
-    "'gradus check rl' or 'gradus check sft' if the config alone does not say which it is."
+    "Checks a config and prints the plan; starts and writes nothing. 'gradus check rl', "
+    "'check sft' or 'check eval' if the config alone does not say which it is."
 )
 
 
 def run(words: Sequence[str]) -> int:
     """Check the config and print what it would run."""
     if wants_help(words):
-        print_help("check [rl|sft]", SUMMARY, RunConfig)
+        print_help("check [rl|sft|eval]", SUMMARY, RunConfig)
         return 0
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else _kind(rest)
     if kind == "sft":
         lines = describe_sft(load_config(SftConfig, rest, check=check_sft))
+    elif kind == "eval":
+        lines = describe_eval(load_config(EvalConfig, rest, check=check_eval))
     else:
         lines = describe_run(load_config(RunConfig, rest, check=check_run))
     print("\n".join(["this config works here", *lines]))
@@ -37,4 +40,6 @@ def run(words: Sequence[str]) -> int:
 def _kind(words: Sequence[str]) -> str:
     """What a config is for, by the sections that it has."""
     keys = top_level_keys(words)
-    return "sft" if "data" in keys and "orchestrator" not in keys else "rl"
+    if "orchestrator" in keys:
+        return "rl"
+    return "sft" if "data" in keys else "eval" if "env" in keys else "rl"

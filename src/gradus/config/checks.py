@@ -27,6 +27,7 @@ from gradus.config.sampling import SamplingConfig
 from gradus.config.schema import KeyPath
 from gradus.config.sft import SftConfig
 from gradus.config.sources import check_names, is_frozen, source_algo, source_sampling
+from gradus.config.temperature_checks import temperature_problems
 
 MAX_SEED = 2**32 - 1
 _ENV: KeyPath = ("orchestrator", "train", "env")
@@ -308,6 +309,7 @@ def _source_problems(
         (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
     )
     yield from _length_problems(config, source, path)
+    yield from temperature_problems(config, source, path)
     yield from environment_problems(source, path)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradus.config.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
+from gradus.config.eval import EvalConfig
 from gradus.config.lora import LoraConfig
 from gradus.config.optimizer import OptimizerConfig
-from gradus.config.process import environment_process
+from gradus.config.process import EvaluationSourceConfig, environment_process
 from gradus.config.resolve import resolve_run, run_name
+from gradus.config.resolve_eval import resolve_eval
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 
@@ -41,6 +43,26 @@ def describe_sft(config: SftConfig) -> list[str]:
         f"  {'trainer':<24} {_ranks(config.num_processes)}, {config.compute_dtype}, "
         f"{_update_rule(config.optimizer, config.lora)}",
     ]
+
+
+def describe_eval(config: EvalConfig) -> list[str]:
+    """The plan of an evaluation."""
+    configs = resolve_eval(config, run_dir=Path(config.output_dir), epoch=0)
+    lines = [
+        f"evaluation: {', '.join(_tasks(source) for source in configs.evaluator.sources)}",
+        f"model: {config.model.name}, "
+        + (config.base_url or f"served by gradus, {config.model.max_length_tokens} tokens"),
+        f"folder: {Path(config.output_dir) / run_name(config, _SUFFIX)}",
+        "processes, in starting order:",
+    ]
+    return [*lines, *(f"  {process}" for process in configs.by_process())]
+
+
+def _tasks(source: EvaluationSourceConfig) -> str:
+    number = "all" if source.num_tasks is None else str(source.num_tasks)
+    sampling = source.sampling
+    how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
+    return f"{number} tasks of {source.name} x {source.group_size} ({how})"
 
 
 def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:

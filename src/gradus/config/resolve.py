@@ -42,6 +42,7 @@ from gradus.config.sources import (
     merged_sampling,
     source_algo,
     source_sampling,
+    untrained_agents,
 )
 
 CHAT_HARNESS = "chat"
@@ -52,7 +53,6 @@ NO_KEY_VARIABLE = "GRADUS_NO_KEY"
 """Never set. Named for endpoints without a key, so that no key of another service is sent."""
 
 _SEAT = "agent"
-_JUDGE = "judge"
 _MAX_ENVS_LENGTH = 28
 _MAX_MODEL_LENGTH = 24
 
@@ -228,25 +228,10 @@ def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
         timeout=source.timeout,
         address=source.address,
         state_columns=source.state_columns,
-        untrained_agents=_untrained_agents(source),
+        untrained_agents=untrained_agents(source),
         curriculum=source.curriculum,
         errors=source.errors,
         is_frozen=is_frozen(source),
-    )
-
-
-def _untrained_agents(source: TrainEnvironmentConfig) -> list[str]:
-    """Roles whose traces never train, by their settings or by their name.
-
-    Beside the policy another model does not train; where it plays alone, its traces are data.
-    """
-    roles = {_JUDGE: AgentRoleConfig(), **source.agents}
-    is_mixed = not is_frozen(source)
-    return sorted(
-        name
-        for name, role in roles.items()
-        if role.train is False
-        or (role.train is None and (name == _JUDGE or (is_mixed and role.base_url is not None)))
     )
 
 

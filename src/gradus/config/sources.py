@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 
 from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.environment import NAME_PATTERN, EnvironmentConfig, TrainEnvironmentConfig
+from gradus.config.environment import (
+    NAME_PATTERN,
+    AgentRoleConfig,
+    EnvironmentConfig,
+    TrainEnvironmentConfig,
+)
 from gradus.config.problems import Problem
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
@@ -14,6 +19,9 @@ from gradus.config.schema import KeyPath
 
 DEFAULT_SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
 """What holds where neither the source nor the enclosing section says anything."""
+
+_JUDGE = "judge"
+"""A role of this name does not train unless its settings say so."""
 
 
 def merged_sampling(inner: SamplingConfig, outer: SamplingConfig) -> SamplingConfig:
@@ -69,3 +77,18 @@ def is_frozen(source: EnvironmentConfig) -> bool:
     """Whether every seat is played by another model than the policy."""
     roles = source.agents.values()
     return bool(roles) and all(role.base_url is not None for role in roles)
+
+
+def untrained_agents(source: TrainEnvironmentConfig) -> list[str]:
+    """Roles whose traces never train, by their settings or by their name.
+
+    Beside the policy another model does not train; where it plays alone, its traces are data.
+    """
+    roles = {_JUDGE: AgentRoleConfig(), **source.agents}
+    is_mixed = not is_frozen(source)
+    return sorted(
+        name
+        for name, role in roles.items()
+        if role.train is False
+        or (role.train is None and (name == _JUDGE or (is_mixed and role.base_url is not None)))
+    )

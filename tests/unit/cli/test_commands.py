@@ -21,6 +21,17 @@ from gradus.errors import ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 
+EVAL_TOML = """
+[model]
+name = "someone/model"
+[sampling]
+temperature = 0
+[[env]]
+id = "reverse-text"
+num_tasks = 5
+"""
+
+
 class Recorder:
     """Stands in for an entry point and remembers how it was called."""
 
@@ -38,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text(RUN_TOML)
     (tmp_path / "sft.toml").write_text(SFT_TOML)
+    (tmp_path / "eval.toml").write_text(EVAL_TOML)
     return tmp_path
 
 
@@ -129,6 +141,9 @@ def test_resume_needs_a_name(
         (["rl", "@", "run.toml"], "env_reverse-text"),
         (["@", "sft.toml"], "conversations from someone/conversations"),
         (["sft", "@", "sft.toml"], "conversations from someone/conversations"),
+        (["@", "eval.toml"], "5 tasks of reverse-text x 1 (greedy)"),
+        (["eval", "@", "eval.toml", "--sampling.temperature", "0.5"], "(temperature 0.5)"),
+        (["eval", "@", "eval.toml", "--base-url", "http://x/v1"], "someone/model, http://x/v1"),
     ],
 )
 def test_check_prints_the_plan_and_creates_nothing(

@@ -82,6 +82,37 @@ BORDERS = [
         with_sampling(max_completion_tokens=2048),
         f"{ENV}.sampling.max_completion_tokens",
     ),
+    (
+        with_sampling(temperature=0.01),
+        with_sampling(temperature=0),
+        f"{ENV}.sampling.temperature",
+    ),
+    (
+        orchestrator(eval={"env": [{"id": "reverse-text"}], "sampling": {"temperature": 0}}),
+        {
+            "orchestrator": {
+                "train": {"env": [{"id": "reverse-text"}], "sampling": {"temperature": 0}}
+            }
+        },
+        "orchestrator.train.sampling.temperature",
+    ),
+    (
+        with_env(
+            sampling={"temperature": 0.7},
+            agents={
+                "first": {"sampling": {"temperature": 0.7}},
+                "judge": {"sampling": {"temperature": 0}},
+                "second": {"train": False, "sampling": {"temperature": 0.1}},
+                "third": {
+                    "model": "m",
+                    "base_url": "http://x/v1",
+                    "sampling": {"temperature": 0.1},
+                },
+            },
+        ),
+        with_env(sampling={"temperature": 0.7}, agents={"first": {"sampling": {"temperature": 1}}}),
+        f"{ENV}.agents.first.sampling.temperature",
+    ),
     (with_env(group_size=2), with_env(group_size=1), f"{ENV}.group_size"),
     (
         with_env(group_size=1, algo={"type": "my.module:Alone"}),

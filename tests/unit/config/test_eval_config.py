@@ -50,6 +50,13 @@ def test_environments_inherit_the_shared_sampling() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.max_completion_tokens) == (0.2, 1.0, 99)
 
 
+def test_an_evaluation_may_be_greedy() -> None:
+    config = build_eval_config(sampling={"temperature": 0, "max_completion_tokens": 9})
+    assert eval_problems(config) == []
+    (source,) = resolve(config).evaluator.sources
+    assert source.sampling.temperature == 0
+
+
 @pytest.mark.parametrize(
     "changes",
     [
