@@ -20,7 +20,6 @@ from gradus.config.resolve_eval import resolve_eval
 from gradus.errors import ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
-
 EVAL_TOML = """
 [model]
 name = "someone/model"
