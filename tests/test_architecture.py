@@ -31,6 +31,7 @@ TOP_LEVEL = {
     "process_table",
     "durable",
     "checkpoints",
+    "recording",
     "rewind",
 }
 ROLES = {"orchestrator", "trainer", "inference"}

@@ -73,6 +73,9 @@ class OrchestratorConfig(StrictConfig):
     """Deadline for inference to apply a published version."""
     trainer_timeout_seconds: float = Field(1800.0, gt=0)
     """Deadline for the trainer's answer to a batch."""
+    recording: bool = True
+    """Keep every episode with its tokens, about 20 bytes per token, so that a replay can
+    repeat the run."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """What happens when the run stands still."""
     env_vars: dict[str, str] = Field(default_factory=dict)

@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from gradus.config.replay import recorded_config
 from gradus.config.resolve import run_name
 from gradus.config.run import LaunchConfig, RunConfig
 from gradus.config.sft import SftConfig
@@ -35,6 +37,7 @@ from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.launch.tail import MetricsTail, Record, iter_records
 from gradus.lease import RunLease, open_run
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
+from gradus.recording import note_launch
 from gradus.run_dir import RunDirectory, write_atomically, write_json
 from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
 
@@ -58,6 +61,8 @@ class Job:
     columns: tuple[Column, ...]
     plan: Callable[[RunDirectory, int, int | None], LaunchPlan]
     """Run directory, epoch, step of the checkpoint to go on from → the plan."""
+    before_start: Callable[[RunLease], None] = lambda _: None
+    """Writes what the job leaves in the run directory besides its configs."""
     evaluation_seconds: float = 0.0
     """Time that an evaluation at the end may take."""
 
@@ -82,6 +87,7 @@ def run_rl(
         plan=lambda run_dir, epoch, resume_step: plan_rl(
             config, run_dir, epoch, Machine.current(), resume_step=resume_step
         ),
+        before_start=partial(_note_launch, config),
         evaluation_seconds=0.0 if evaluation is None else evaluation.timeout_seconds,
     )
     return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
@@ -145,6 +151,7 @@ def run_job(
         if point is not None:
             clear_for_resume(lease, point)
         _prepare(lease.run_dir)
+        job.before_start(lease)
         if job.kind == "rl":
             _write_tokens(lease.run_dir)
         with Interrupts() as interrupts:
@@ -172,6 +179,12 @@ def _prepare(run_dir: RunDirectory) -> None:
     """Folders that several processes write into."""
     for folder in (run_dir.ready, run_dir.logs):
         folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _note_launch(config: RunConfig, lease: RunLease) -> None:
+    """What a replay needs to know of this launch."""
+    if config.orchestrator.recording:
+        note_launch(lease.run_dir, lease.epoch, recorded_config(config))
 
 
 def _write_tokens(run_dir: RunDirectory) -> None:

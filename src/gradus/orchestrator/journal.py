@@ -27,6 +27,7 @@ class JournalEvent(StrEnum):
     EPISODE_STARTED = "episode_started"
     EPISODE_RETRIED = "episode_retried"
     EPISODE_ENDED = "episode_ended"
+    GROUP_GRADED = "group_graded"
     GROUP_DROPPED = "group_dropped"
     GROUP_ABANDONED = "group_abandoned"
     TASK_RETURNED = "task_returned"

@@ -20,6 +20,7 @@ from gradus.orchestrator.metrics import TRAINABLE_SHARE, Metrics, Tally, batch_m
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.player import RunningEpisode
 from gradus.orchestrator.recorder import Recorder
+from gradus.orchestrator.recording import Recording
 from gradus.orchestrator.starvation import Fate, GroupTime, PlayTime, Starvation
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer, TaskSource
@@ -58,6 +59,7 @@ class OpenGroups:
     batcher: Batcher
     journal: Journal
     recorder: Recorder
+    recording: Recording
     tally: Tally
     starvation: Starvation
     groups: dict[str, Group]
@@ -102,6 +104,7 @@ class OpenGroups:
     def settle(self, played: PlayedEpisode) -> None:
         """An episode ended; the last of its group makes it complete, and graded."""
         group = self.groups[played.group_id]
+        self.recording.add(played)
         group.played.append(played)
         is_complete = self.ledger.end(played.id, played.outcome)
         self.journal.write(
@@ -164,6 +167,8 @@ class OpenGroups:
     def _grade(self, group: Group) -> None:
         source = self.sources[group.source]
         grade(group, source.grading)
+        samples = [sample.id for sample in group.samples]
+        self.journal.write(JournalEvent.GROUP_GRADED, group=group.id, samples=samples)
         self.tasks.record(group.pointer, episode_rewards(group))
         try:
             self._offer(group, is_frozen=source.is_frozen)

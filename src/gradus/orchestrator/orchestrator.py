@@ -21,6 +21,7 @@ from pathlib import Path
 
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, GradusError, ProtocolError
+from gradus.orchestrator.batch_digest import digest_samples
 from gradus.orchestrator.batcher import Batcher, SampleBatch
 from gradus.orchestrator.checkpoint import SavedOrchestrator, build_writer, find_saved
 from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, initial_limit
@@ -40,6 +41,7 @@ from gradus.orchestrator.standing import Standing
 from gradus.orchestrator.starvation import Starvation
 from gradus.orchestrator.task_source import TaskSource
 from gradus.orchestrator.watchdog import WaitBoard, WaitFor, Watchdog, guard_event_loop
+from gradus.recording import weights_digest
 from gradus.run_dir import RunDirectory, write_atomically, write_json
 from gradus.wire.events import (
     BatchReceived,
@@ -69,6 +71,7 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         guarding = asyncio.create_task(guard_event_loop(config.orchestrator.watchdog))
         try:
             await Orchestrator(config, parts, saved).play()
+            parts.recording.finish()
         finally:
             guarding.cancel()
 
@@ -144,6 +147,7 @@ class Orchestrator:
             batcher=self._batcher,
             journal=parts.journal,
             recorder=self._recorder,
+            recording=parts.recording,
             tally=Tally(),
             starvation=Starvation(),
             groups={},
@@ -364,6 +368,7 @@ class Orchestrator:
             step=batch.step,
             groups=batch.group_ids,
             samples=[sample.id for sample in batch.samples],
+            digests=digest_samples(batch.samples),
         )
 
     def _abandon_too_old(self) -> None:
@@ -384,8 +389,11 @@ class Orchestrator:
             raise ProtocolError(
                 f"a resumed trainer must publish version {self._first_step} first, not {event}"
             )
+        weights = weights_digest(Path(event.directory))
         applied = await self._parts.policy.apply(event)
-        self._parts.journal.write(JournalEvent.POLICY_APPLIED, version=applied.version)
+        self._parts.journal.write(
+            JournalEvent.POLICY_APPLIED, version=applied.version, weights=weights
+        )
         self._slots_freed_at = self._parts.clock()
         metrics = self._steps.applied_again(applied, now=self._slots_freed_at)
         self._recorder.add_metrics(metrics, step=applied.version - 1)
@@ -462,12 +470,16 @@ class Orchestrator:
         self._steps.held(published.version - 1, seconds)
         self._abandon_too_old()
         to_serve = WaitFor(f"version {published.version} to be served", on="inference")
+        weights = weights_digest(Path(published.directory))
         with self._board.waiting("refresh", to_serve):
             applied = await self._parts.policy.apply(published)
         self._evaluation.begin_if_due(applied.version)
         freed = self._ledger.release_trained(version=applied.version)
         self._parts.journal.write(
-            JournalEvent.POLICY_APPLIED, version=applied.version, slots_freed=freed
+            JournalEvent.POLICY_APPLIED,
+            version=applied.version,
+            slots_freed=freed,
+            weights=weights,
         )
         self._slots_freed_at = self._parts.clock()
         self._room.set()

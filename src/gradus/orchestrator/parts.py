@@ -37,6 +37,7 @@ from gradus.orchestrator.journal import Journal
 from gradus.orchestrator.peers import read_token
 from gradus.orchestrator.policy import InferencePool, PolicyPool
 from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.recording import NoRecording, Recording, open_recording
 from gradus.orchestrator.reference import ReferenceModel, open_reference
 from gradus.orchestrator.restarts import RestartedEnvironment
 from gradus.orchestrator.seats import check_seats
@@ -77,6 +78,8 @@ class Parts:
     """Monotonic seconds, for metrics only."""
     evaluated: Sequence[EvaluationSource] = ()
     """What measures the policy."""
+    recording: Recording = field(default_factory=NoRecording)
+    """What a replay needs of each episode."""
 
 
 @asynccontextmanager
@@ -112,6 +115,8 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
         journal = stack.enter_context(Journal(run_dir.journal, epoch=config.epoch, now=time.time))
+        recording = open_recording(config)
+        stack.callback(recording.close)
         columns = {source.name: source.state_columns for source in config.sources}
         yield Parts(
             sources=sources,
@@ -123,6 +128,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
             check_lease=partial(check_epoch, run_dir, config.epoch),
             clock=time.monotonic,
             evaluated=evaluated,
+            recording=recording,
         )
 
 

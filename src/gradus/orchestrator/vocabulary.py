@@ -15,11 +15,11 @@ def read_vocabulary_size(model: ModelConfig) -> int | None:
 
     The network is never asked: inference has fetched the model before the orchestrator starts.
     """
-    path = _config_file(model.name)
-    if path is None:
+    folder = model_folder(model.name)
+    if folder is None:
         return None
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None
     text = config.get("text_config") if isinstance(config, dict) else None
@@ -31,10 +31,14 @@ def _vocab_size(config: object) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _config_file(name: str) -> Path | None:
+def model_folder(name: str) -> Path | None:
+    """The folder of a model: the one named, or its copy in the hub's local cache; None if absent.
+
+    The network is never asked.
+    """
     if Path(name).is_dir():
-        return Path(name) / "config.json"
+        return Path(name)
     if name.count("/") > 1 or name.startswith((".", "/")):
         return None
     cached = try_to_load_from_cache(name, "config.json")
-    return Path(cached) if isinstance(cached, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None

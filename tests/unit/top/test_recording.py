@@ -1,0 +1,142 @@
+"""What a run keeps for its replay: entries, headers, digests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradus
+from gradus.errors import ConfigError, CorruptStateError
+from gradus.recording import (
+    FORMAT,
+    EpisodeLog,
+    LaunchRecord,
+    digest_files,
+    iter_entries,
+    note_launch,
+    read_body,
+    read_launch,
+    recorded_epochs,
+    weights_digest,
+)
+from gradus.run_dir import RunDirectory, read_json, write_json
+
+
+def write(path: Path, *bodies: bytes) -> None:
+    log = EpisodeLog(path)
+    for number, body in enumerate(bodies):
+        log.append(f"g000000.{number}", body)
+    log.close()
+
+
+def read(path: Path) -> dict[str, bytes]:
+    with path.open("rb") as file:
+        return {entry.id: read_body(file, entry, path) for entry in iter_entries(path)}
+
+
+def test_episodes_come_back_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "epoch" / "episodes.bin"
+    write(path, b"first", b"", bytes(range(256)))
+    assert read(path) == {
+        "g000000.0": b"first",
+        "g000000.1": b"",
+        "g000000.2": bytes(range(256)),
+    }
+
+
+@given(kept=st.integers(0, 200), bodies=st.lists(st.binary(max_size=20), min_size=1, max_size=4))
+def test_what_a_kill_cut_off_is_no_entry(
+    kept: int, bodies: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "episodes.bin"
+    write(path, *bodies)
+    whole = list(iter_entries(path))
+    kept = min(kept, path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:kept])
+    assert list(iter_entries(path)) == [entry for entry in whole if entry.end <= kept]
+
+
+def test_a_torn_entry_is_cut_off_before_the_next_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.bin"
+    write(path, b"whole", b"torn")
+    path.write_bytes(path.read_bytes()[:-2])
+    log = EpisodeLog(path)
+    log.append("g000001.0", b"later")
+    log.close()
+    assert read(path) == {"g000000.0": b"whole", "g000001.0": b"later"}
+
+
+def test_a_flipped_bit_is_found_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.bin"
+    write(path, b"first", b"second")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptStateError, match=r"episode g000000\.1 at byte \d+ is damaged"):
+        list(iter_entries(path, check=True))
+
+
+def test_a_launch_tells_its_config_and_its_libraries(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    note_launch(run_dir, 3, {"max_steps": 2})
+    launch = read_launch(run_dir, 3)
+    assert (launch.epoch, launch.config) == (3, {"max_steps": 2})
+    assert "numpy" in launch.libraries
+    assert recorded_epochs(run_dir) == [3]
+
+
+def test_a_run_without_records_has_no_epochs(tmp_path: Path) -> None:
+    assert recorded_epochs(RunDirectory(tmp_path)) == []
+
+
+def test_a_launch_that_was_not_recorded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.json is missing.*orchestrator\.recording"):
+        read_launch(RunDirectory(tmp_path), 1)
+
+
+@pytest.mark.parametrize("change", [{"gradus": "0.0.7"}, {"format": FORMAT + 1}])
+def test_a_launch_of_another_gradus_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    run_dir = RunDirectory(tmp_path)
+    note_launch(run_dir, 1, {})
+    path = LaunchRecord(run_dir, 1).run
+    write_json(path, read_json(path) | change)
+    with pytest.raises(ConfigError, match=f"was written by gradus.*this is.*{gradus.__version__}"):
+        read_launch(run_dir, 1)
+
+
+def test_a_header_without_its_fields_is_corrupt(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    write_json(LaunchRecord(run_dir, 1).run, {"format": FORMAT})
+    with pytest.raises(CorruptStateError, match="does not describe a launch"):
+        read_launch(run_dir, 1)
+
+
+def test_files_are_digested_by_name(tmp_path: Path) -> None:
+    for name in ("b.safetensors", "a.safetensors", "config.json", "notes.txt"):
+        (tmp_path / name).write_text(name)
+    digests = digest_files(tmp_path, ["*.safetensors", "config.json"])
+    assert list(digests) == ["a.safetensors", "b.safetensors", "config.json"]
+    assert len(set(digests.values())) == 3
+
+
+def version(folder: Path, *, epoch: int, tensors: str, config: str = "c") -> Path:
+    files = {
+        "model.safetensors": {"sha256": tensors, "bytes": 1},
+        "config.json": {"sha256": config, "bytes": 1},
+    }
+    write_json(folder / "manifest.json", {"version": 1, "epoch": epoch, "files": files})
+    return folder
+
+
+def test_the_digest_of_weights_is_that_of_their_tensors_alone(tmp_path: Path) -> None:
+    first = weights_digest(version(tmp_path / "a", epoch=1, tensors="x"))
+    assert first == weights_digest(version(tmp_path / "b", epoch=2, tensors="x", config="d"))
+    assert first != weights_digest(version(tmp_path / "c", epoch=1, tensors="y"))
+
+
+def test_a_version_without_a_manifest_has_no_digest(tmp_path: Path) -> None:
+    assert weights_digest(tmp_path / "absent") is None
