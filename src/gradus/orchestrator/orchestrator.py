@@ -166,8 +166,7 @@ class Orchestrator:
         self._watchdog = Watchdog(self._board, settings.watchdog, oldest=self._oldest_episodes)
         self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
         self._num_shipped = self._num_finished = self._num_served = self._first_step
-        self._room = asyncio.Event()
-        self._trainer_owes = asyncio.Event()
+        self._room, self._trainer_owes = asyncio.Event(), asyncio.Event()
         self._slots_freed_at = parts.clock()
         self._steps = StepRecords(now=self._slots_freed_at)
         self._standing = self._build_standing()
