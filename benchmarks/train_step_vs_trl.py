@@ -175,7 +175,7 @@ def build_case(folder: Path, vocabulary: int, dtype: str, steps: int) -> dict[st
         "folder": str(folder / "trl"),
         "dtype": dtype,
         "rows": build_rows(vocabulary),
-        "warm_up": 2,
+        "warm_up": 1,
         "steps": steps,
     }
 
@@ -250,7 +250,9 @@ def main() -> None:
     parser.add_argument("--trl-python", help="interpreter that has TRL; none: install it")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--vocabulary", type=int, nargs="*", default=VOCABULARIES)
+    parser.add_argument("--dtype", nargs="*", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--output", type=Path, help="JSON; other cases that it holds are kept")
     options = parser.parse_args()
     if options.case:
         print("\n" + json.dumps(gradus_side(json.loads(options.case.read_text()))))
@@ -258,14 +260,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         python = options.trl_python or install_trl(folder / "venv")
-        cases = []
-        for vocabulary in VOCABULARIES:
-            for dtype in DTYPES:
-                cases.append(compare(folder, python, vocabulary, dtype, options))
-                print(json.dumps(cases[-1], indent=1), flush=True)
+        for vocabulary in options.vocabulary:
+            for dtype in options.dtype:
+                case = compare(folder, python, vocabulary, dtype, options)
+                print(json.dumps(case, indent=1), flush=True)
+                if options.output:
+                    store(options.output, case)
+
+
+def store(path: Path, case: dict[str, Any]) -> None:
+    """Put one case into the report, in the place of an earlier one like it."""
+    known = json.loads(path.read_text())["cases"] if path.exists() else []
+    cases = [
+        c for c in known if (c["vocabulary"], c["dtype"]) != (case["vocabulary"], case["dtype"])
+    ]
+    cases = sorted([*cases, case], key=lambda c: (c["vocabulary"], c["dtype"]))
     report = {"cores": os.cpu_count(), "python": platform.python_version(), "cases": cases}
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
