@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from gradus.config.process import EnvironmentProcessConfig
-from gradus.run_dir import RunDirectory, read_json
-from gradus.testing.waiting import wait_until
+from gradus.run_dir import RunDirectory
+from gradus.testing.running_process import RunningProcess
 
 START_TIMEOUT_SECONDS = 90.0
-STOP_TIMEOUT_SECONDS = 20.0
 
 _PROGRAM = """
 import sys
@@ -40,7 +37,7 @@ except GradusError as error:
 """
 
 
-class RunningEnvironment:
+class RunningEnvironment(RunningProcess):
     """Owns one environment process and a client of its task socket.
 
     with RunningEnvironment(config, python_path=[folder]) as environment:
@@ -56,33 +53,23 @@ class RunningEnvironment:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         run_dir = RunDirectory(Path(config.run_dir))
-        self._ready_file = run_dir.ready_file(config.process)
-        self.log_file = run_dir.logs / "envs" / config.purpose / f"{config.name}.log"
-        self.log_file.parent.mkdir(parents=True, exist_ok=True)
         file = run_dir.config / f"{config.process}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(config.model_dump_json())
         paths = [str(path) for path in python_path or []]
-        variables = {
-            **os.environ,
-            # verifiers keeps its working folders below the home directory.
-            "HOME": config.run_dir,
-            "PYTHONPATH": os.pathsep.join(paths),
-            **(variables or {}),
-        }
-        with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(file)],
-                stderr=log,
-                stdout=log,
-                env=variables,
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        """Everything that the process wrote so far."""
-        return self.log_file.read_text()
+        super().__init__(
+            [sys.executable, "-c", _PROGRAM, str(file)],
+            ready_file=run_dir.ready_file(config.process),
+            log_file=run_dir.logs / "envs" / config.purpose / f"{config.name}.log",
+            start_timeout_seconds=START_TIMEOUT_SECONDS,
+            variables={
+                **os.environ,
+                # verifiers keeps its working folders below the home directory.
+                "HOME": config.run_dir,
+                "PYTHONPATH": os.pathsep.join(paths),
+                **(variables or {}),
+            },
+        )
 
     @property
     def error_line(self) -> str:
@@ -91,21 +78,6 @@ class RunningEnvironment:
         assert len(lines) == 1, self.log
         return lines[0]
 
-    def wait_ready(self) -> dict[str, Any]:
-        """What its ready file says, once it is there."""
-        wait_until(
-            lambda: self._ready_file.exists() or self.process.poll() is not None,
-            timeout_seconds=START_TIMEOUT_SECONDS,
-            what="the ready file of the environment process",
-        )
-        assert self._ready_file.exists(), self.log
-        ready: dict[str, Any] = read_json(self._ready_file)
-        return ready
-
-    def wait_exit(self) -> int:
-        """Its exit code."""
-        return self.process.wait(START_TIMEOUT_SECONDS)
-
     async def ask(self, **request: Any) -> dict[str, Any]:
         """The reply of the task socket to one request."""
         address = self.wait_ready()["task_address"]
@@ -113,23 +85,6 @@ class RunningEnvironment:
         assert frames[0] == b"any id"
         reply: dict[str, Any] = msgspec.msgpack.decode(frames[1])
         return reply
-
-    def stop(self) -> int:
-        """End it as the launcher does; its exit code."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-        return self.process.wait(STOP_TIMEOUT_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.stop()
-        finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait(STOP_TIMEOUT_SECONDS)
 
 
 async def exchange(
