@@ -4,7 +4,8 @@
 
 The conversations of `kuhn_poker` play poorly and those of `word_lookup` come from dictionaries
 of their own, so the form is learned and the skill is not. Those of `reverse_text` show three
-behaviours, of which reversing is the rarest.
+behaviours, of which reversing is the rarest; those of `teacher_text` only reverse. In half of
+`hinted_text` a system message shows the answer, as `opsd` shows it, and the reply follows it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from gradus.orchestrator.algorithms.distill import DEFAULT_HINT
 from gradus.testing.tiny_model import build_tiny_model
 from kuhn_poker import game
 from reverse_text.words import generate_texts
@@ -22,16 +24,35 @@ from word_lookup import entries
 
 Row = dict[str, Any]
 
+_NUM_WORDS = 150
+"""Of about 180 in the train split."""
+
 
 def reverse_text_rows(num: int, *, seed: int) -> list[Row]:
     """One word in; its reverse, itself, or its first letter out."""
     draw = random.Random(seed)
     words = generate_texts(60, seed=seed + 1, min_words=1, max_words=1)
+    return [_row(word := draw.choice(words), _mixed_reply(word, draw)) for _ in range(num)]
+
+
+def teacher_text_rows(num: int, *, seed: int) -> list[Row]:
+    """One word in, its reverse out."""
+    draw = random.Random(seed)
+    words = generate_texts(_NUM_WORDS, seed=seed + 1, min_words=1, max_words=1)
+    return [_row(word := draw.choice(words), word[::-1]) for _ in range(num)]
+
+
+def hinted_text_rows(num: int, *, seed: int) -> list[Row]:
+    """As `reverse_text_rows`, but every second row shows the reverse first and then repeats it."""
+    draw = random.Random(seed)
+    words = generate_texts(_NUM_WORDS, seed=seed + 1, min_words=1, max_words=1)
     rows = []
-    for _ in range(num):
+    for number in range(num):
         word = draw.choice(words)
-        reply = draw.choice((word[::-1], word, word, word[0]))
-        rows.append(_row(word, reply))
+        answer = word[::-1]
+        hint = DEFAULT_HINT.replace("{demonstration}", answer)
+        is_hinted = number % 2 == 0
+        rows.append(_row(word, answer, hint) if is_hinted else _row(word, _mixed_reply(word, draw)))
     return rows
 
 
@@ -56,15 +77,23 @@ def word_lookup_rows(num: int, *, seed: int) -> list[Row]:
 
 TASKS = {
     "reverse_text": (reverse_text_rows, 9_600),
+    "teacher_text": (teacher_text_rows, 6_400),
+    "hinted_text": (hinted_text_rows, 9_600),
     "kuhn_poker": (kuhn_poker_rows, 3_200),
     "word_lookup": (word_lookup_rows, 2_400),
 }
 """Task → its conversations and how many of them."""
 
 
-def _row(question: str, reply: str) -> Row:
+def _mixed_reply(word: str, draw: random.Random) -> str:
+    """Its reverse, itself twice as often, or its first letter."""
+    return draw.choice((word[::-1], word, word, word[0]))
+
+
+def _row(question: str, reply: str, hint: str | None = None) -> Row:
+    system = [] if hint is None else [{"role": "system", "content": hint}]
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
-    return {"messages": messages}
+    return {"messages": [*system, *messages]}
 
 
 def prepare(directory: Path, *, seed: int = 0) -> None:

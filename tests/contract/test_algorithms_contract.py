@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
@@ -12,6 +13,7 @@ import pytest
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
@@ -20,6 +22,7 @@ from gradus.orchestrator.algorithms.distill import (
     OnPolicyDistillation,
     SelfDistillation,
 )
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.samples import SampleOrigin, build_samples
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.policy import VersionSpan
@@ -162,3 +165,41 @@ async def test_numbers_about_a_group_are_finite(algorithm: Algorithm) -> None:
 def test_an_unknown_option_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(ConfigError, match="no_such_option"):
         build_algorithm(AlgorithmConfig(type=name, options={"no_such_option": 1}))
+
+
+def keyword_defaults(kind: type) -> dict[str, Any]:
+    """The options of a class with their defaults; what it passes on are those of `grpo`."""
+    parameters = inspect.signature(kind).parameters.values()
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    own.pop("reference", None)
+    return {**own, **(keyword_defaults(GroupRelative) if passes_on else {})}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_options_are_those_that_the_config_knows(name: str) -> None:
+    known = {key: option.default for key, option in ALGORITHM_OPTIONS[name].items()}
+    assert keyword_defaults(ALGORITHMS[name]) == known
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("hierarchical_grpo", {"episode_agents": "solver"}),
+        ("rae", {"momentum": 1.0}),
+        ("rae", {"momentum": -0.1}),
+        ("rae", {"order": "first"}),
+        ("rae", {"key": "agent"}),
+        ("echo", {"normalize": "both"}),
+        ("echo", {"tool_names": "search"}),
+        ("echo", {"roles": {"tools": 0.1}}),
+        ("echo", {"roles": {"tool": -0.1}}),
+        ("opsd", {"hint": "no place for it"}),
+    ],
+)
+def test_what_the_algorithm_refuses_the_config_refuses_before_anything_starts(
+    name: str, options: dict[str, Any]
+) -> None:
+    assert len(list(algorithm_option_problems((), name, options))) == 1
+    with pytest.raises(ConfigError):
+        build_algorithm(AlgorithmConfig(type=name, options=options), EvenScorer())

@@ -122,6 +122,15 @@ def policy_logprobs(
     return (logits / temperature).log_softmax(-1).gather(1, chosen)[:, 0]
 
 
+async def test_seeded_requests_that_overflow_one_engine_step_are_all_answered(
+    client: Client,
+) -> None:
+    """8 x 700 tokens exceed what vLLM reads in one step, so some prompts have to wait."""
+    prompts = [[5 + (n + at) % 40 for at in range(700)] for n in range(8)]
+    asked = [client.generate(p, max_tokens=2, seed=n) for n, p in enumerate(prompts)]
+    assert [len(choice["token_ids"]) for choice in await asyncio.gather(*asked)] == [2] * 8
+
+
 ROUTES = [
     ("GET", "/health"),
     ("GET", "/metrics"),

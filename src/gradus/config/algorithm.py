@@ -14,9 +14,10 @@ class AlgorithmConfig(StrictConfig):
     """A registered algorithm or a class of your own."""
 
     type: str = "grpo"
-    """`grpo`, `max_rl`, `hierarchical_grpo`, `rae`, `echo`, or "package.module:Class"."""
+    """`grpo`, `max_rl`, `hierarchical_grpo`, `rae`, `echo`, `opd`, `opsd`, `sft`, or
+    "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the algorithm, e.g. {scale_by_std = true}."""
     reference: ReferenceConfig | None = None
-    """The frozen model: the teacher of `opd`, the player of `sft`. None means none; `opsd` asks the
-    policy itself."""
+    """The frozen teacher of `opd`, or a model that your own algorithm asks. None means none: `opsd`
+    asks the policy itself, and the player of `sft` stands under `agents.<role>`."""

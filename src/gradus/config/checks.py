@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterator
 
+from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import (
     AgentRoleConfig,
@@ -36,7 +37,7 @@ _ADDRESS_FORMS = ("tcp://", "ipc://")
 GROUP_BASELINES = frozenset({"grpo", "max_rl", "hierarchical_grpo", "echo"})
 """Algorithms that compare the episodes of one group, and learn nothing from a group of one."""
 
-ALGORITHMS = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo", "opd", "opsd", "sft"})
+ALGORITHMS = frozenset(ALGORITHM_OPTIONS)
 """Registered names for `algo.type`."""
 
 CURRICULA = frozenset({"difficulty", "uniform"})
@@ -114,6 +115,11 @@ def run_problems(config: RunConfig) -> list[Problem]:
             "algorithm",
             config.orchestrator.train.algo.type,
             ALGORITHMS,
+        ),
+        *algorithm_option_problems(
+            ("orchestrator", "train", "algo", "options"),
+            config.orchestrator.train.algo.type,
+            config.orchestrator.train.algo.options,
         ),
         *(
             problem
@@ -298,6 +304,7 @@ def _source_problems(
         )
     if source.algo is not None:
         yield from _plugin_problems((*path, "algo"), "algorithm", algo.type, ALGORITHMS)
+        yield from algorithm_option_problems((*path, "algo", "options"), algo.type, algo.options)
     is_own = source.algo is not None
     yield from reference_problems(
         (*path, "algo") if is_own else ("orchestrator", "train", "algo"),

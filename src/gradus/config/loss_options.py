@@ -20,6 +20,8 @@ class NumberOption:
     """The value must be greater."""
     least: float | None = None
     most: float | None = None
+    below: float | None = None
+    """The value must be less."""
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -32,6 +34,8 @@ class NumberOption:
             return f"is out of range; it must be at least {self.least:g}"
         if self.most is not None and value > self.most:
             return f"is out of range; it must be at most {self.most:g}"
+        if self.below is not None and value >= self.below:
+            return f"is out of range; it must be less than {self.below:g}"
         return None
 
 

@@ -86,11 +86,17 @@ def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str,
     """On CPU the memory is shared with the other processes, so the cache gets a modest share.
 
     Always eager: on two cores compiling the tiny model took most of a minute, needs a C++ compiler
-    on the machine, and saved a tenth of the time per token.
+    on the machine, and saved a tenth of the time per token. Prompts are read whole: vLLM 0.31 takes
+    back the random number of a prompt that it read in part (`_bookkeeping_sync`), torch's CPU
+    generators cannot do that, and the engine ends with the first seeded request that is split.
     """
     modest_gib = min(MAX_CPU_KV_CACHE_GIB, available_bytes * CPU_KV_CACHE_SHARE / GIB)
     chosen = modest_gib if kv_cache_gib is None else kv_cache_gib
-    return {"kv_cache_memory_bytes": int(chosen * GIB), "enforce_eager": True}
+    return {
+        "kv_cache_memory_bytes": int(chosen * GIB),
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+    }
 
 
 def _extra_settings(extra: Mapping[str, Any]) -> dict[str, Any]:

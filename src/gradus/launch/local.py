@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import time
@@ -33,6 +34,7 @@ from gradus.launch.resume import (
     clear_for_resume,
     find_resume_point,
 )
+from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.launch.tail import MetricsTail, Record, iter_records
 from gradus.lease import RunLease, open_run
@@ -76,6 +78,8 @@ def run_rl(
     raised as a GradusError whose message names it, its cause and its log.
     """
     become_subreaper()
+    if not dry_run:
+        check_served_models(config, os.environ)
     evaluation = config.orchestrator.eval
     job = Job(
         kind="rl",

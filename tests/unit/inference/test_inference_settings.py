@@ -59,6 +59,11 @@ def test_on_cpu_nothing_is_compiled_because_starting_would_take_minutes() -> Non
     assert engine_settings(config(), available_bytes=0)["enforce_eager"] is False
 
 
+def test_on_cpu_prompts_are_read_whole_because_seeded_ones_cannot_be_split() -> None:
+    assert engine_settings(config(), available_bytes=GIB)["enable_chunked_prefill"] is False
+    assert "enable_chunked_prefill" not in engine_settings(config(), available_bytes=0)
+
+
 def test_extra_arguments_are_passed_through() -> None:
     settings = engine_settings(config(extra_args={"block_size": 32}), available_bytes=0)
     assert settings["block_size"] == 32
