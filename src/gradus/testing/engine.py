@@ -176,6 +176,10 @@ class ScriptedEngine:
         """Generate requests that have arrived and are not answered."""
         return self._running
 
+    def answer_to(self, call: GenerateCall) -> Reply:
+        """What is said to one call; a subclass may look at its seed, or at the served weights."""
+        return self.reply(call.prompt_token_ids)
+
     # ------------------------------------------------------------------ HTTP
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -247,7 +251,7 @@ class ScriptedEngine:
             await asyncio.sleep(self.latency_seconds)
         if not self._open.is_set():
             await self._open.wait()
-        reply = self.reply(call.prompt_token_ids).finish(call.sampling_params)
+        reply = self.answer_to(call).finish(call.sampling_params)
         call.reply, call.status = reply, 200
         self._prompt_tokens += len(call.prompt_token_ids)
         self._generated_tokens += len(reply.token_ids)

@@ -1,0 +1,69 @@
+"""`gradus` commands as a user starts them, and what is left of them afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradus.process_table import is_alive, living_processes
+from gradus.run_dir import RunDirectory, read_json
+
+GRADUS = ("-m", "gradus.cli.main")
+FINISH_SECONDS = 300.0
+
+
+def start(
+    *words: str,
+    program: tuple[str, ...] = GRADUS,
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.Popen[str]:
+    """`gradus WORDS`, its output together in one pipe; `program` stands in for `gradus`."""
+    return subprocess.Popen(
+        [sys.executable, *program, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **(variables or {})},
+    )
+
+
+def finish(process: subprocess.Popen[str], *, exit_code: int | None = 0) -> str:
+    """All that it printed; AssertionError for another exit code. None means any failure."""
+    printed, _ = process.communicate(timeout=FINISH_SECONDS)
+    has_ended_so = process.returncode == exit_code
+    if exit_code is None:
+        has_ended_so = process.returncode > 0
+    assert has_ended_so, f"exit code {process.returncode}\n{printed}"
+    return printed
+
+
+def kill(run_dir: Path, name: str) -> None:
+    """kill -9 of one process of a run, by the pid in the run's registry."""
+    registry = read_json(RunDirectory(run_dir).processes)
+    (entry,) = [entry for entry in registry["processes"] if entry["name"] == name]
+    assert is_alive(entry["pid"], entry["start_time"]), f"{name} does not run any more"
+    os.kill(entry["pid"], signal.SIGKILL)
+
+
+def processes_of(run_dir: Path) -> list[int]:
+    """Living processes whose command line names the run directory."""
+    found = []
+    for entry in living_processes():
+        try:
+            command = Path(f"/proc/{entry.pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(run_dir) in command and entry.pid != os.getpid():
+            found.append(entry.pid)
+    return found
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

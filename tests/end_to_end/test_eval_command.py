@@ -1,0 +1,126 @@
+"""`gradus eval` against a real vLLM, killed in the middle: every episode exactly once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradus.orchestrator.evaluation_file import read_standings
+from gradus.run_dir import read_json
+from gradus.testing.commands import finish, kill, processes_of, start
+from gradus.testing.inference_process import RunningInference
+from gradus.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+NUM_TASKS, GROUP_SIZE = 48, 4
+TOML = """
+name = "{name}"
+output_dir = "{root}"
+base_url = "{base_url}/v1"
+api_key_var = "GRADUS_TEST_KEY"
+max_in_flight_episodes = 4
+[model]
+name = "policy"
+[sampling]
+temperature = {temperature}
+max_completion_tokens = 12
+[[env]]
+id = "reverse-text"
+num_tasks = {num_tasks}
+group_size = {group_size}
+pool = {{ type = "static", num_workers = 1 }}
+"""
+
+Evaluate = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a short path, because sockets lie below it."""
+    return tmp_path_factory.mktemp("e")
+
+
+@pytest.fixture
+def evaluate(root: Path, inference_server: RunningInference) -> Evaluate:
+    """Starts `gradus eval` of the served model under the name "e"."""
+
+    def run(
+        *words: str, temperature: float = 1.0, num_tasks: int = NUM_TASKS, group_size: int = GROUP_SIZE
+    ) -> subprocess.Popen[str]:
+        config = root / "eval.toml"
+        config.write_text(
+            TOML.format(
+                name="e",
+                root=root,
+                base_url=inference_server.base_url,
+                temperature=temperature,
+                num_tasks=num_tasks,
+                group_size=group_size,
+            )
+        )
+        key = {"GRADUS_TEST_KEY": inference_server.data_token}
+        return start("eval", "@", str(config), *words, variables=key)
+
+    return run
+
+
+def wait_for_episodes(path: Path, number: int, process: subprocess.Popen[str]) -> list[bytes]:
+    """The whole lines of the results once there are at least `number`."""
+    wait_until(
+        lambda: process.poll() is not None or (path.exists() and len(lines_of(path)) >= number),
+        timeout_seconds=120,
+        what=f"{number} episodes",
+    )
+    assert process.poll() is None, process.communicate()
+    return lines_of(path)
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n")[:-1]
+
+
+def test_an_evaluation_that_is_killed_twice_has_every_episode_once(
+    root: Path, evaluate: Evaluate
+) -> None:
+    run_dir = root / "e"
+    results = run_dir / "episodes" / "step_0" / "eval.jsonl"
+    first = evaluate()
+    kept = wait_for_episodes(results, 20, first)
+    first.kill()
+    first.communicate()
+    wait_until(lambda: not processes_of(run_dir), what="the end of every process")
+
+    second = evaluate("--resume")
+    kept = kept[:20] + wait_for_episodes(results, 80, second)[20:80]
+    kill(run_dir, "evaluator")
+    printed = finish(second, exit_code=None)
+    assert "evaluator was ended by signal 9" in printed
+    assert processes_of(run_dir) == []
+
+    finish(evaluate("--resume"))
+    assert set(kept) <= set(lines_of(results)), "what was played is not played again"
+    names = [standing["episode"] for standing in read_standings(results)]
+    assert sorted(names) == sorted(
+        f"reverse-text/{task}/{replica}"
+        for task in range(NUM_TASKS)
+        for replica in range(GROUP_SIZE)
+    )
+    (row,) = read_json(run_dir / "results.json")["environments"]
+    assert row["num_episodes"] == NUM_TASKS * GROUP_SIZE
+
+
+def test_greedy_episodes_of_one_task_are_the_same(root: Path, evaluate: Evaluate) -> None:
+    finish(evaluate(temperature=0, num_tasks=4, group_size=3))
+    results = root / "e" / "episodes" / "step_0" / "eval.jsonl"
+    replies: dict[int, set[str]] = {}
+    for line in results.read_text().splitlines():
+        record = json.loads(line)
+        reply = record["traces"][0]["nodes"][-1]["message"]["content"]
+        replies.setdefault(record["gradus"]["task"]["index"], set()).add(reply)
+    assert sorted(replies) == [0, 1, 2, 3]
+    assert all(len(found) == 1 for found in replies.values())

@@ -1,0 +1,125 @@
+"""Kills of real processes of `gradus rl`: what goes on ends as what was never disturbed, bitwise.
+
+The engine is scripted, so that it answers the same request with the same tokens whatever else it
+answers at the same time; trainer (two ranks under torchrun), orchestrator, environment, launcher
+and the folder between them are real.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradus.checkpoints import Checkpoints
+from gradus.orchestrator.journal import read_journal, surviving
+from gradus.orchestrator.journal_check import check_journal
+from gradus.run_dir import RunDirectory
+from gradus.testing.commands import finish, kill, processes_of, records, start
+from gradus.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+SCRIPTED = (str(Path(__file__).parent / "scripted_rl.py"),)
+MAX_STEPS = 6
+TOML = """
+name = "{name}"
+output_dir = "{root}"
+max_steps = {steps}
+[model]
+name = "{model}"
+renderer = "qwen3"
+max_length_tokens = 96
+[checkpoint]
+interval_steps = 1
+keep_last = 3
+[orchestrator]
+groups_per_batch = 3
+max_lag = 0
+max_staleness = 0
+[orchestrator.train.sampling]
+max_completion_tokens = 16
+[[orchestrator.train.env]]
+id = "reverse-text"
+group_size = 4
+pool = {{ type = "static", num_workers = 1 }}
+[trainer]
+num_processes = 2
+deterministic = true
+[trainer.optimizer]
+lr = 1e-2
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resume")
+
+
+def write_config(root: Path, name: str, model: Path) -> str:
+    path = root / f"{name}.toml"
+    path.write_text(TOML.format(root=root, name=name, model=model, steps=MAX_STEPS))
+    return str(path)
+
+
+def scripted_rl(*words: str) -> subprocess.Popen[str]:
+    return start("rl", *words, program=SCRIPTED)
+
+
+def weights(run_dir: Path) -> dict[str, bytes]:
+    """The final model and all of the trainer's state: master weights, moments, random states."""
+    step = run_dir / "checkpoints" / f"step_{MAX_STEPS:08d}"
+    found = {path.name: path.read_bytes() for path in sorted((step / "trainer").iterdir())}
+    return found | {"model": (run_dir / "model" / "model.safetensors").read_bytes()}
+
+
+@pytest.fixture(scope="module")
+def straight(root: Path, tiny_model: Path) -> Path:
+    """The directory of a run that nothing disturbed."""
+    finish(scripted_rl("@", write_config(root, "straight", tiny_model)))
+    return root / "straight"
+
+
+def wait_for_checkpoint(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
+    folder = run_dir / "checkpoints" / f"step_{step:08d}"
+    wait_until(
+        lambda: folder.exists() or process.poll() is not None,
+        timeout_seconds=120,
+        what=f"checkpoint {step}",
+    )
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """One journal without a contradiction, the same batches, the same weights."""
+    lines = read_journal(RunDirectory(found).journal)
+    checked = check_journal(lines)
+    assert checked.problems == []
+    undisturbed = check_journal(read_journal(RunDirectory(expected).journal))
+    assert checked.batches == undisturbed.batches
+    assert checked.ended == undisturbed.ended
+    assert [row["step"] for row in records(found / "metrics.jsonl")] == list(range(MAX_STEPS))
+    ours, theirs = weights(found), weights(expected)
+    assert [name for name in theirs if ours.get(name) != theirs[name]] == []
+
+
+def test_a_run_whose_orchestrator_was_killed_ends_as_an_undisturbed_one(
+    root: Path, tiny_model: Path, straight: Path
+) -> None:
+    config = write_config(root, "killed", tiny_model)
+    run_dir = root / "killed"
+    process = scripted_rl("@", config)
+    wait_for_checkpoint(run_dir, 2, process)
+    kill(run_dir, "orchestrator")
+    printed = finish(process, exit_code=None)
+    assert "orchestrator was ended by signal 9" in printed
+    assert processes_of(run_dir) == []
+    newest = Checkpoints(RunDirectory(run_dir), epoch=0).latest()
+    assert newest is not None
+    assert newest.manifest.parts == ["trainer", "orchestrator"]
+    resumed = finish(scripted_rl("@", config, "--resume"))
+    assert f"from checkpoint {newest.step} of {MAX_STEPS} steps" in resumed
+    assert_same_run(run_dir, straight)
