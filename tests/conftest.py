@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+SMALL_DISK_BYTES = 4 << 20
 
 
 @pytest.fixture(autouse=True)
 def _fresh_log_level() -> None:
     """Libraries that a test imports may raise the root logger's level for all tests behind it."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own of 4 MiB, which fills up and can be made read-only."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"mount is not permitted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -18,6 +18,12 @@ from gradus.errors import StorageError
 PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
 """Errors of network disks that another try may not meet."""
 
+FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors that end when somebody makes room."""
+
+DISK_ERRORS = PASSING_ERRORS | FULL_DISK_ERRORS | {errno.EROFS}
+"""Errors for which the disk is to blame, and neither gradus nor what the user wrote."""
+
 _TRIES = 3
 _PAUSE_SECONDS = 0.1
 
@@ -76,6 +82,21 @@ class DurableFiles:
             return
         except OSError as error:
             raise storage_error(error, folder) from error
+
+
+def append_whole(descriptor: int, content: bytes) -> None:
+    """Append to a file that was opened with O_APPEND: all of it, or nothing and an OSError.
+
+    A disk that fills up in the middle takes the first bytes of a record; left there, they would
+    swallow the next one.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
 
 
 def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None) -> StorageError:

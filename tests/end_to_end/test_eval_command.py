@@ -50,7 +50,10 @@ def evaluate(root: Path, inference_server: RunningInference) -> Evaluate:
     """Starts `gradus eval` of the served model under the name "e"."""
 
     def run(
-        *words: str, temperature: float = 1.0, num_tasks: int = NUM_TASKS, group_size: int = GROUP_SIZE
+        *words: str,
+        temperature: float = 1.0,
+        num_tasks: int = NUM_TASKS,
+        group_size: int = GROUP_SIZE,
     ) -> subprocess.Popen[str]:
         config = root / "eval.toml"
         config.write_text(
@@ -99,7 +102,7 @@ def test_an_evaluation_that_is_killed_twice_has_every_episode_once(
     kept = kept[:20] + wait_for_episodes(results, 80, second)[20:80]
     kill(run_dir, "evaluator")
     printed = finish(second, exit_code=None)
-    assert "evaluator was ended by signal 9" in printed
+    assert "evaluator was killed by SIGKILL" in printed
     assert processes_of(run_dir) == []
 
     finish(evaluate("--resume"))

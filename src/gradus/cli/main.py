@@ -9,8 +9,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import gradus
+from gradus.durable import DISK_ERRORS, storage_error
 from gradus.errors import ConfigError, ExitCode, GradusError
 
 INTERRUPTED = 130
@@ -83,6 +85,9 @@ def run_command(name: str, words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            _complain(name, str(storage_error(error, Path(error.filename or os.getcwd()))))
+            return ExitCode.TRY_AGAIN
         traceback.print_exc()
         _complain(name, f"internal error: {type(error).__name__}: {error}. Please report it")
         return ExitCode.INTERNAL

@@ -9,6 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gradus.durable import FULL_DISK_ERRORS, append_whole, storage_error
+from gradus.log import get_logger
+
+_LOG = get_logger(__name__)
+
 RESERVED_KEYS = ("step", "time", "non_finite")
 """Keys of a record that are no metrics."""
 
@@ -23,7 +28,10 @@ class JsonlMonitor:
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.num_lost = 0
+        """Records that found the disk full since the last one that did not."""
         self._clock = clock
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         self._file = os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0)
@@ -39,7 +47,22 @@ class JsonlMonitor:
         non_finite = [key for key, value in finite.items() if value is None]
         if non_finite:
             line["non_finite"] = non_finite
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._append(json.dumps(line, allow_nan=False).encode() + b"\n", step)
+
+    def _append(self, line: bytes, step: int) -> None:
+        """A full disk costs the record; later ones are written again when there is room."""
+        try:
+            append_whole(self._file.fileno(), line)
+        except OSError as error:
+            if error.errno not in FULL_DISK_ERRORS:
+                raise
+            if not self.num_lost:
+                _LOG.error("step %d is not recorded: %s", step, storage_error(error, self._path))
+            self.num_lost += 1
+            return
+        if self.num_lost:
+            _LOG.warning("%d records before step %d are lost", self.num_lost, step)
+            self.num_lost = 0
 
     def close(self) -> None:
         """Close the file."""

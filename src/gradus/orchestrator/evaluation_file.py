@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
+from gradus.durable import append_whole
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.evaluation_episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation_metrics import EpisodeScore
@@ -97,8 +98,7 @@ class EvaluationFile:
     def append(self, ended: EvaluatedEpisode, state_columns: Collection[str]) -> None:
         """Add one episode; the line is with the operating system when this returns."""
         line = encode_record(ended.record(list(state_columns))) + b"\n"
-        while line:
-            line = line[os.write(self._descriptor, line) :]
+        append_whole(self._descriptor, line)
 
     def close(self) -> None:
         """Close the file."""

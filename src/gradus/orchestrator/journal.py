@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import msgspec
 
+from gradus.durable import append_whole, storage_error
 from gradus.errors import CorruptStateError
 
 
@@ -52,7 +53,8 @@ class Journal:
 
     def __init__(self, path: Path, *, epoch: int, now: Callable[[], float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        self._path = path
+        self._file = path.open("ab", buffering=0)
         whole = path.read_bytes()
         self._file.truncate(whole.rfind(b"\n") + 1)
         self.num_lines = whole.count(b"\n")
@@ -62,10 +64,15 @@ class Journal:
         self._encoder = msgspec.json.Encoder()
 
     def write(self, event: JournalEvent, **fields: Any) -> None:
-        """Append one line; it is with the operating system when this returns."""
+        """Append one line; it is with the operating system when this returns.
+
+        StorageError when the disk does not take it: a run without its journal could not go on.
+        """
         record = {"event": event, "time": self._now(), "epoch": self._epoch, **fields}
-        self._file.write(self._encoder.encode(record) + b"\n")
-        self._file.flush()
+        try:
+            append_whole(self._file.fileno(), self._encoder.encode(record) + b"\n")
+        except OSError as error:
+            raise storage_error(error, self._path) from error
         self.num_lines += 1
 
     def sync(self) -> None:

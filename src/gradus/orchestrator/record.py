@@ -15,6 +15,7 @@ import msgspec
 from verifiers.v1.episode import EnvInfo, GroupInfo, WireEpisode
 from verifiers.v1.trace import WireTrace
 
+from gradus.durable import append_whole
 from gradus.log import get_logger
 from gradus.orchestrator.grading import Group, PlayedEpisode
 
@@ -44,8 +45,8 @@ class EpisodeWriter:
                 episode_record(played, group, step, self._state_columns.get(group.source, ()))
             )
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                file.write(line + b"\n")
+            with path.open("ab", buffering=0) as file:
+                append_whole(file.fileno(), line + b"\n")
         except (OSError, ValueError) as error:
             self.failed += 1
             if self.failed == 1:

@@ -26,8 +26,10 @@ from pathlib import Path
 
 import msgspec
 
+from gradus.durable import FULL_DISK_ERRORS, storage_error
 from gradus.errors import CorruptStateError, DeadlineError, FencedError, ProtocolError
 from gradus.lease import check_epoch
+from gradus.log import get_logger
 from gradus.run_dir import RunDirectory
 from gradus.transport.base import BatchReceiver, BatchSender
 from gradus.transport.ledger import SendLedger
@@ -35,6 +37,14 @@ from gradus.transport.watch import FolderWatch
 from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
 from gradus.wire.events import BatchReceived, Event, StepFinished
 from gradus.wire.micro_batch import Batch, RankBatch
+
+_LOG = get_logger(__name__)
+
+FULL_DISK_SECONDS = 600.0
+"""How long a batch waits for room on a full disk."""
+
+FULL_DISK_PAUSE_SECONDS = 5.0
+"""Between two tries."""
 
 _MANIFEST = "manifest.json"
 _RECEIVED = "received"
@@ -106,8 +116,23 @@ class _Sender:
                 await self._watch.wait_async()
                 self._look_for_events()
             check_epoch(self._run_dir, self._ledger.epoch)
-            await asyncio.to_thread(self._write, manifest, parts)
+            await self._write_when_there_is_room(manifest, parts)
             self._ledger.note_sent(batch.step, digest)
+
+    async def _write_when_there_is_room(self, manifest: _Manifest, parts: list[bytes]) -> None:
+        """A full disk holds the run until somebody makes room; StorageError after the deadline."""
+        deadline = time.monotonic() + FULL_DISK_SECONDS
+        while True:
+            try:
+                await asyncio.to_thread(self._write, manifest, parts)
+                return
+            except OSError as error:
+                needed = sum(map(len, parts))
+                told = storage_error(error, self._run_dir.spool, needed_bytes=needed)
+                if error.errno not in FULL_DISK_ERRORS or time.monotonic() >= deadline:
+                    raise told from error
+            _LOG.warning("batch %d waits for room: %s", manifest.step, told)
+            await asyncio.sleep(FULL_DISK_PAUSE_SECONDS)
 
     async def receive_event(self) -> Event:
         self._mark_done(self._delivered)
@@ -144,11 +169,15 @@ class _Sender:
         folder = spool / FilesystemTransport.name_of_batch(manifest.step)
         temporary = spool / f".{folder.name}.tmp-{manifest.epoch}"
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        for rank, part in enumerate(parts):
-            _write_durably(temporary / f"rank_{rank}.msgpack", part)
-        _write_durably(temporary / _MANIFEST, msgspec.json.encode(manifest))
-        _sync_directory(temporary)
+        try:
+            temporary.mkdir()
+            for rank, part in enumerate(parts):
+                _write_durably(temporary / f"rank_{rank}.msgpack", part)
+            _write_durably(temporary / _MANIFEST, msgspec.json.encode(manifest))
+            _sync_directory(temporary)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         temporary.rename(folder)
         _sync_directory(spool)
 

@@ -8,11 +8,14 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gradus.durable import DISK_ERRORS, storage_error
 from gradus.errors import CorruptStateError, RunDirectoryError
 from gradus.lease import check_epoch
 from gradus.run_dir import RunDirectory
@@ -59,14 +62,18 @@ class FilesystemWeights:
         _delete_void(run_dir.weights, epoch)
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
-        """Write `version` and forget old ones; FencedError when a newer owner took the run."""
+        """Write `version` and forget old ones.
+
+        FencedError when a newer owner took the run, StorageError when the disk does not take it.
+        """
         check_epoch(self._run_dir, self._epoch)
         target = self._run_dir.version(version)
         temporary = target.with_name(f".{target.name}.tmp-{self._epoch}")
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        files = write_tensors(temporary, tensors, stem=self._stem)
-        digest = _seal_version(temporary, version, self._epoch, files, self._extra_files)
+        with _disk_errors_named(temporary):
+            temporary.mkdir()
+            files = write_tensors(temporary, tensors, stem=self._stem)
+            digest = _seal_version(temporary, version, self._epoch, files, self._extra_files)
         check_epoch(self._run_dir, self._epoch)
         _put_in_place(temporary, target)
         self._forget_old(version)
@@ -81,6 +88,22 @@ class FilesystemWeights:
             is_old = match is not None and int(match[1]) <= newest - self._keep_published
             if is_old and not path.is_symlink():
                 shutil.rmtree(path)
+
+
+@contextmanager
+def _disk_errors_named(folder: Path) -> Iterator[None]:
+    """A disk that is full or read-only becomes a StorageError, and `folder` is deleted."""
+    try:
+        yield
+    except SafetensorError as error:
+        # It knows no error number: it is Rust's, and of a disk when it writes.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise storage_error(OSError(None, str(error)), folder) from error
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        raise storage_error(error, folder) from error
 
 
 def write_tensors(

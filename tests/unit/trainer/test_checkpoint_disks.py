@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,6 @@ from gradus.trainer.shards import Piece, box_of
 from gradus.trainer.training_state import Progress, Snapshot
 
 pytestmark = pytest.mark.torch
-
-DISK_BYTES = 4 << 20
-
-
-def mount(*words: str) -> None:
-    done = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"mount is not permitted here: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount("-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder))
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def snapshot(step: int, num_bytes: int) -> Snapshot:
@@ -65,7 +47,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before(small_disk: Path) -> N
 def test_a_disk_that_became_read_only_is_named_and_still_read(small_disk: Path) -> None:
     checkpoints = Checkpoints(new_run(small_disk), epoch=1)
     save(checkpoints, 1, 1 << 20)
-    mount("-o", "remount,ro", str(small_disk))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(StorageError, match="Read-only file system"):
         save(checkpoints, 2, 1 << 20)
     assert checkpoints.load(1).step == 1

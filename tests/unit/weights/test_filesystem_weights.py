@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gradus.errors import CorruptStateError, FencedError, RunDirectoryError
+from gradus.errors import CorruptStateError, FencedError, RunDirectoryError, StorageError
 from gradus.lease import RunLease
 from gradus.run_dir import RunDirectory
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
@@ -146,3 +146,13 @@ def test_versions_of_older_epochs_make_room_for_those_of_a_resumed_run(
     assert verify(published.directory, published.digest).epoch == 2
     names = sorted(path.name for path in run_dir.weights.iterdir())
     assert names == ["version_00000003", "version_00000007"]
+
+
+def test_a_full_disk_is_named_and_what_was_written_goes(small_disk: Path) -> None:
+    weights = build_weights(RunDirectory(small_disk))
+    weights.publish(1, TENSORS)
+    large = [("w", torch.zeros(2 << 20))]
+    with pytest.raises(StorageError, match="No space left.*make room"):
+        weights.publish(2, large)
+    names = [path.name for path in RunDirectory(small_disk).weights.iterdir()]
+    assert names == ["version_00000001"]

@@ -1,0 +1,167 @@
+"""A real disk that fills up, or cannot be written, in the middle of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.cli import main as command_line
+from gradus.cli.main import main
+from gradus.durable import append_whole
+from gradus.errors import ExitCode, StorageError
+from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.evaluation_episodes import EpisodeKey, EvaluatedEpisode
+from gradus.orchestrator.evaluation_file import EvaluationFile, read_standings
+from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
+from gradus.run_dir import RunDirectory
+from gradus.testing.builders import build_micro_batch, build_sample
+from gradus.testing.configs import RUN_TOML
+from gradus.testing.episodes import build_episode
+from gradus.transport import filesystem
+from gradus.transport.build import build_receiver, build_sender
+from gradus.wire.micro_batch import Batch
+from gradus.wire.policy import VersionSpan
+
+
+def fill(disk: Path, *, leave_bytes: int = 0) -> Path:
+    """Take all room but about so much, to the page; returns the file to delete."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    os.truncate(ballast, max(0, ballast.stat().st_size - leave_bytes))
+    return ballast
+
+
+def test_a_record_that_does_not_fit_leaves_no_first_half(small_disk: Path) -> None:
+    path = small_disk / "lines"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    append_whole(descriptor, b"one\n")
+    ballast = fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        append_whole(descriptor, b"x" * 100_000)
+    assert path.read_bytes() == b"one\n"
+    ballast.unlink()
+    append_whole(descriptor, b"two\n")
+    os.close(descriptor)
+    assert path.read_bytes() == b"one\ntwo\n"
+
+
+def test_metrics_lose_records_of_a_full_disk_and_go_on_when_there_is_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = JsonlMonitor(small_disk / "metrics.jsonl")
+    many = {f"a/{'b' * 100}{number}/mean": 1.0 for number in range(100)}
+    monitor.record(many, step=0)
+    ballast = fill(small_disk)
+    monitor.record(many, step=1)
+    monitor.record(many, step=2)
+    assert monitor.num_lost == 2
+    ballast.unlink()
+    monitor.record(many, step=3)
+    monitor.close()
+    lines = (small_disk / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 3]
+    assert len(caplog.records) == 2
+    assert "2 records before step 3 are lost" in caplog.text
+
+
+def test_a_journal_that_cannot_be_written_ends_the_run_whole_and_named(small_disk: Path) -> None:
+    path = small_disk / "journal.jsonl"
+    with Journal(path, epoch=1, now=time.time) as journal:
+        journal.write(JournalEvent.RUN_STARTED)
+        fill(small_disk)
+        with pytest.raises(StorageError, match=r"journal\.jsonl: No space left.*make room"):
+            journal.write(JournalEvent.BATCH_SHIPPED, samples=["x" * 9000])
+        assert journal.num_lines == 1
+    assert [line["event"] for line in read_journal(path)] == ["run_started"]
+
+
+def test_an_evaluation_goes_on_behind_an_episode_that_did_not_fit(small_disk: Path) -> None:
+    path = small_disk / "eval.jsonl"
+
+    def ended(task: int) -> EvaluatedEpisode:
+        key = EpisodeKey("words" * 2000, task, 0)
+        return EvaluatedEpisode(key, 0, 1, "key", build_episode(reward=1.0))
+
+    with EvaluationFile.create(path) as file:
+        file.append(ended(0), ())
+        ballast = fill(small_disk)
+        with pytest.raises(OSError, match="No space left"):
+            file.append(ended(1), ())
+        ballast.unlink()
+        file.append(ended(2), ())
+    assert [standing["task"]["index"] for standing in read_standings(path)] == [0, 2]
+
+
+def large_batch(step: int) -> Batch:
+    sample = build_sample(length=20_000)
+    return Batch(step, 1, VersionSpan(0, 0), [[build_micro_batch([sample])]])
+
+
+async def test_a_batch_waits_on_a_full_disk_until_there_is_room(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(filesystem, "FULL_DISK_PAUSE_SECONDS", 0.01)
+    run_dir = RunDirectory(small_disk)
+    sender, receiver = build_sender(run_dir, 1), build_receiver(run_dir, 1, 0)
+    ballast = fill(small_disk, leave_bytes=64 << 10)
+    sending = asyncio.create_task(sender.send(large_batch(0)))
+    async with asyncio.timeout(10):
+        while "batch 0 waits for room" not in caplog.text:
+            await asyncio.wait([sending], timeout=0.01)
+    assert not sending.done()
+    assert [path.name for path in run_dir.spool.iterdir()] == ["events"]
+    ballast.unlink()
+    await asyncio.wait_for(sending, 10)
+    assert receiver.receive(0, timeout_seconds=1).step == 0
+    assert receiver.receive(0, timeout_seconds=1).micro_batches
+
+
+async def test_a_disk_that_stays_full_ends_the_wait(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "FULL_DISK_SECONDS", 0.0)
+    sender = build_sender(RunDirectory(small_disk), 1)
+    fill(small_disk, leave_bytes=64 << 10)
+    with pytest.raises(StorageError, match="bytes needed.*bytes free"):
+        await sender.send(large_batch(0))
+
+
+def test_an_error_of_the_disk_is_no_bug_of_gradus(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Command:
+        @staticmethod
+        def run(_: Any) -> int:
+            (small_disk / "x").write_bytes(bytes(8 << 20))
+            return 0
+
+    monkeypatch.setattr(command_line.importlib, "import_module", lambda _: Command)
+    assert main(["check"]) == ExitCode.TRY_AGAIN
+    shown = capsys.readouterr().err
+    assert "No space left" in shown
+    assert "report it" not in shown
+
+
+def test_a_read_only_output_dir_is_refused_by_name_before_anything_starts(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    begun = time.monotonic()
+    words = ["--output-dir", str(small_disk / "runs")]
+    assert main(["rl", "@", str(tmp_path / "run.toml"), *words]) == ExitCode.CONFIG
+    assert time.monotonic() - begun < 1
+    assert f"output_dir: '{small_disk}' cannot be written" in capsys.readouterr().err
