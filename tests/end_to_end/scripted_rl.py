@@ -17,9 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradus.cli.main import main as run_gradus
+from gradus.config.run import RunConfig
 from gradus.death_watch import watch_death_pipe
 from gradus.launch import local
-from gradus.launch.plan import LaunchPlan, plan_rl
+from gradus.launch.plan import LaunchPlan, Machine, plan_rl
+from gradus.run_dir import RunDirectory
 from gradus.testing.engine import ScriptedEngine, serve
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.weights.manifest import read_manifest
@@ -50,16 +52,20 @@ class SeededEngine(ScriptedEngine):
         return files["model.safetensors"].sha256
 
 
-def with_scripted_engine(plan: LaunchPlan, run_dir: Path, epoch: int) -> LaunchPlan:
-    """The plan with this file in the place of the inference server."""
-
-    def swap(name: str) -> tuple[str, ...]:
-        assert name == "inference"
-        return (sys.executable, __file__, "--engine", str(run_dir), "--epoch", str(epoch))
-
-    first, *others = plan.stages
-    engine = replace(first[0], argv=swap(first[0].name))
-    return replace(plan, stages=((engine, *first[1:]), *others))
+def plan_scripted(
+    config: RunConfig,
+    run_dir: RunDirectory,
+    epoch: int,
+    machine: Machine,
+    *,
+    resume_step: int | None = None,
+) -> LaunchPlan:
+    """The real plan with this file in the place of the inference server."""
+    plan = plan_rl(config, run_dir, epoch, machine, resume_step=resume_step)
+    (engine, *environments), *later = plan.stages
+    assert engine.name == "inference"
+    argv = (machine.python, __file__, "--engine", str(run_dir.root), "--epoch", str(epoch))
+    return replace(plan, stages=((replace(engine, argv=argv), *environments), *later))
 
 
 def serve_scripted(run_dir: Path, epoch: int) -> None:
@@ -79,12 +85,7 @@ def main() -> int:
         chosen = parser.parse_args()
         serve_scripted(chosen.engine, chosen.epoch)
         return 0
-
-    def plan(config, run_dir, epoch, machine, *, resume_step=None):  # type: ignore[no-untyped-def]
-        real = plan_rl(config, run_dir, epoch, machine, resume_step=resume_step)
-        return with_scripted_engine(real, run_dir.root, epoch)
-
-    local.plan_rl = plan
+    local.plan_rl = plan_scripted
     return run_gradus(sys.argv[1:])
 
 

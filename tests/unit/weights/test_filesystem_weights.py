@@ -152,7 +152,7 @@ def test_a_full_disk_is_named_and_what_was_written_goes(small_disk: Path) -> Non
     weights = build_weights(RunDirectory(small_disk))
     weights.publish(1, TENSORS)
     large = [("w", torch.zeros(2 << 20))]
-    with pytest.raises(StorageError, match="No space left.*make room"):
+    with pytest.raises(StorageError, match=r"No space left.*make room"):
         weights.publish(2, large)
     names = [path.name for path in RunDirectory(small_disk).weights.iterdir()]
     assert names == ["version_00000001"]
