@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,9 @@ from gradus.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
-NUM_TASKS, GROUP_SIZE = 48, 4
+NUM_TASKS, GROUP_SIZE = 30, 4
 TOML = """
-name = "{name}"
+name = "e"
 output_dir = "{root}"
 base_url = "{base_url}/v1"
 api_key_var = "GRADUS_TEST_KEY"
@@ -27,7 +26,6 @@ max_in_flight_episodes = 4
 [model]
 name = "policy"
 [sampling]
-temperature = {temperature}
 max_completion_tokens = 12
 [[env]]
 id = "reverse-text"
@@ -49,21 +47,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluate(root: Path, inference_server: RunningInference) -> Evaluate:
     """Starts `gradus eval` of the served model under the name "e"."""
 
-    def run(
-        *words: str,
-        temperature: float = 1.0,
-        num_tasks: int = NUM_TASKS,
-        group_size: int = GROUP_SIZE,
-    ) -> subprocess.Popen[str]:
+    def run(*words: str) -> subprocess.Popen[str]:
         config = root / "eval.toml"
         config.write_text(
             TOML.format(
-                name="e",
                 root=root,
                 base_url=inference_server.base_url,
-                temperature=temperature,
-                num_tasks=num_tasks,
-                group_size=group_size,
+                num_tasks=NUM_TASKS,
+                group_size=GROUP_SIZE,
             )
         )
         key = {"GRADUS_TEST_KEY": inference_server.data_token}
@@ -99,7 +90,7 @@ def test_an_evaluation_that_is_killed_twice_has_every_episode_once(
     wait_until(lambda: not processes_of(run_dir), what="the end of every process")
 
     second = evaluate("--resume")
-    kept = kept[:20] + wait_for_episodes(results, 80, second)[20:80]
+    kept = kept[:20] + wait_for_episodes(results, 60, second)[20:60]
     kill(run_dir, "evaluator")
     printed = finish(second, exit_code=None)
     assert "evaluator was killed by SIGKILL" in printed
@@ -115,15 +106,3 @@ def test_an_evaluation_that_is_killed_twice_has_every_episode_once(
     )
     (row,) = read_json(run_dir / "results.json")["environments"]
     assert row["num_episodes"] == NUM_TASKS * GROUP_SIZE
-
-
-def test_greedy_episodes_of_one_task_are_the_same(root: Path, evaluate: Evaluate) -> None:
-    finish(evaluate(temperature=0, num_tasks=4, group_size=3))
-    results = root / "e" / "episodes" / "step_0" / "eval.jsonl"
-    replies: dict[int, set[str]] = {}
-    for line in results.read_text().splitlines():
-        record = json.loads(line)
-        reply = record["traces"][0]["nodes"][-1]["message"]["content"]
-        replies.setdefault(record["gradus"]["task"]["index"], set()).add(reply)
-    assert sorted(replies) == [0, 1, 2, 3]
-    assert all(len(found) == 1 for found in replies.values())

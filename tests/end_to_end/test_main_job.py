@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gradus.process_table import living_processes
+from gradus.testing.commands import finish, processes_of, records, start
 from gradus.testing.waiting import wait_until
 from reverse_text.words import generate_texts
 
@@ -65,40 +62,6 @@ max_num_seqs = 32
 """
 
 
-def gradus(*words: str) -> subprocess.Popen[str]:
-    """`gradus` as a user would start it, its output together in one pipe."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "gradus.cli.main", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str], *, timeout_seconds: float = 300) -> str:
-    """All that it printed; it must end well."""
-    printed, _ = process.communicate(timeout=timeout_seconds)
-    assert process.returncode == 0, printed
-    return printed
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def processes_of(run_dir: Path) -> list[int]:
-    """Living processes whose command line names the run directory."""
-    found = []
-    for entry in living_processes():
-        try:
-            command = Path(f"/proc/{entry.pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if os.fsencode(run_dir) in command and entry.pid != os.getpid():
-            found.append(entry.pid)
-    return found
-
-
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A folder with a model that `gradus sft` has trained for a few steps."""
@@ -116,7 +79,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Pat
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (root / "conversations.jsonl").write_text(lines)
     (root / "sft.toml").write_text(SFT_TOML.format(root=root, model=tiny_model))
-    finish(gradus("sft", "@", str(root / "sft.toml")))
+    finish(start("sft", "@", str(root / "sft.toml")))
     return root
 
 
@@ -132,7 +95,7 @@ def write_rl_config(root: Path, name: str, *, steps: int) -> Path:
 def run(workspace: Path) -> tuple[Path, str]:
     """A finished run of a few steps: its directory and what it printed."""
     config = write_rl_config(workspace, "whole", steps=NUM_STEPS)
-    return workspace / "whole", finish(gradus("rl", "@", str(config)))
+    return workspace / "whole", finish(start("rl", "@", str(config)))
 
 
 def test_supervised_training_lowers_the_loss(workspace: Path) -> None:
@@ -216,7 +179,7 @@ def test_no_process_outlives_the_run_and_no_token_is_logged(run: tuple[Path, str
 def interrupted(workspace: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     """A long run that has trained at least one step."""
     config = write_rl_config(workspace, "interrupted", steps=1000)
-    process = gradus("rl", "@", str(config))
+    process = start("rl", "@", str(config))
     run_dir = workspace / "interrupted"
     metrics = run_dir / "metrics.jsonl"
     try:

@@ -23,6 +23,7 @@ from gradus.testing.engine_script import (
     AnyBody,
     Drip,
     Fault,
+    GenerateCall,
     Reply,
     Reset,
     Status,
@@ -301,3 +302,14 @@ def test_as_a_process_it_stands_in_for_the_inference_role(run_dir: RunDirectory)
     finally:
         process.kill()
         process.wait()
+
+
+async def test_a_subclass_may_answer_by_the_seed_of_the_call() -> None:
+    class Seeded(ScriptedEngine):
+        def answer_to(self, call: GenerateCall) -> Reply:
+            return Reply([call.sampling_params["seed"]], [-0.5])
+
+    async with Seeded() as engine:
+        first, second = [await ask(engine, sampling_params={"seed": seed}) for seed in (41, 42)]
+    assert first["completion_ids"][0] == 41
+    assert second["completion_ids"][0] == 42
