@@ -69,14 +69,14 @@ def teacher_of(recipe: Recipe) -> Iterator[Mapping[str, str]]:
         yield variables
 
 
-def measured(recipe: Recipe, *, seed: int, seconds: float) -> Row:
+def measured(recipe: Recipe, *, seed: int, seconds: float, repository: Path = REPOSITORY) -> Row:
     """What a finished run showed, for results.json."""
-    run_dir = recipe.run_dir(REPOSITORY, seed)
+    run_dir = recipe.run_dir(repository, seed)
     shown, num_steps = [], 0
     for measure in recipe.shown:
         values = measure.read(run_dir)
         before, after = edges(values, steps_per_value=measure.steps_per_value)
-        num_steps = max(num_steps, len(values))
+        num_steps = max(num_steps, len(values) * measure.steps_per_value)
         shown.append(
             {
                 "measure": measure.words,

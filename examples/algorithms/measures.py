@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poker_value import Strategy, chips_against_random, estimate_strategy, exploitability
+from poker_value import Strategy, chips_against, estimate_strategy, exploitability
 
 EDGE_STEPS = 3
 """Steps that "before" and "after" cover."""
@@ -80,20 +80,26 @@ def read_mistakes(run_dir: Path) -> list[float]:
     return shares
 
 
-def read_chips_against_random(run_dir: Path) -> list[float]:
-    """What each step's way of playing wins against random moves, chips per game."""
-    return [chips_against_random(strategy_of(traces)) for traces in read_steps(run_dir)]
+def read_chips_against_start(run_dir: Path) -> list[float]:
+    """What the policy wins against the policy of the first steps, chips per game; begins with 0."""
+    strategies = pooled_strategies(run_dir)
+    return [chips_against(strategy, strategies[0]) for strategy in strategies]
 
 
 def read_exploitability(run_dir: Path) -> list[float]:
-    """What a perfect opponent wins, chips per game; a value for every `EDGE_STEPS` steps.
+    """What a perfect opponent wins, chips per game.
 
     A best answer also exploits the noise of the frequencies, so few games look worse than they are.
     """
+    return [exploitability(strategy) for strategy in pooled_strategies(run_dir)]
+
+
+def pooled_strategies(run_dir: Path) -> list[Strategy]:
+    """How the policy played, from the moves of `EDGE_STEPS` steps at a time."""
     steps = read_steps(run_dir)
-    last = len(steps) % EDGE_STEPS
-    pooled = (steps[at : at + EDGE_STEPS] for at in range(last, len(steps), EDGE_STEPS))
-    return [exploitability(strategy_of([t for step in part for t in step])) for part in pooled]
+    starts = range(len(steps) % EDGE_STEPS, len(steps), EDGE_STEPS)
+    pooled = [steps[start : start + EDGE_STEPS] for start in starts]
+    return [strategy_of([trace for step in part for trace in step]) for part in pooled]
 
 
 def strategy_of(traces: Sequence[Mapping[str, Any]]) -> Strategy:
@@ -132,7 +138,9 @@ def read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
 
 REWARD = Measure("mean reward", metric("episode/reward/mean"))
 MISTAKES = Measure("mistakes per clear decision", read_mistakes)
-AGAINST_RANDOM = Measure("chips per game against random moves", read_chips_against_random)
+AGAINST_START = Measure(
+    "chips per game against its own start", read_chips_against_start, steps_per_value=EDGE_STEPS
+)
 EXPLOITABILITY = Measure(
     "chips per game that a perfect opponent wins", read_exploitability, steps_per_value=EDGE_STEPS
 )

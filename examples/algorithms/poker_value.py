@@ -1,7 +1,7 @@
 """How good a way of playing Kuhn poker is, computed exactly over all deals and moves (pure).
 
 Self-play tells nothing by its rewards, which add up to 0. These numbers do: what a player wins
-against random moves, and what a perfect opponent wins against it.
+against a fixed opponent, and what a perfect opponent wins against it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def expected_chips(first: Strategy, second: Strategy) -> float:
     return sum(_expected(Game(deal), (first, second)) for deal in DEALS) / len(DEALS)
 
 
-def chips_against_random(strategy: Strategy) -> float:
-    """Chips won per game, the mean of both seats, against a player who tosses a coin."""
-    as_first = expected_chips(strategy, RANDOM_STRATEGY)
-    as_second = -expected_chips(RANDOM_STRATEGY, strategy)
+def chips_against(strategy: Strategy, opponent: Strategy) -> float:
+    """Chips won per game against an opponent, the mean of both seats; 0 against itself."""
+    as_first = expected_chips(strategy, opponent)
+    as_second = -expected_chips(opponent, strategy)
     return (as_first + as_second) / 2
 
 

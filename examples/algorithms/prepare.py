@@ -31,7 +31,7 @@ _NUM_WORDS = 150
 def reverse_text_rows(num: int, *, seed: int) -> list[Row]:
     """One word in; its reverse, itself, or its first letter out."""
     draw = random.Random(seed)
-    words = generate_texts(60, seed=seed + 1, min_words=1, max_words=1)
+    words = generate_texts(_NUM_WORDS, seed=seed + 1, min_words=1, max_words=1)
     return [_row(word := draw.choice(words), _mixed_reply(word, draw)) for _ in range(num)]
 
 
@@ -76,10 +76,10 @@ def word_lookup_rows(num: int, *, seed: int) -> list[Row]:
 
 
 TASKS = {
-    "reverse_text": (reverse_text_rows, 9_600),
+    "reverse_text": (reverse_text_rows, 12_800),
     "teacher_text": (teacher_text_rows, 6_400),
-    "hinted_text": (hinted_text_rows, 9_600),
-    "kuhn_poker": (kuhn_poker_rows, 3_200),
+    "hinted_text": (hinted_text_rows, 12_800),
+    "kuhn_poker": (kuhn_poker_rows, 6_400),
     "word_lookup": (word_lookup_rows, 2_400),
 }
 """Task → its conversations and how many of them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from measures import (
-    AGAINST_RANDOM,
+    AGAINST_START,
     EVALUATED,
     EXPLOITABILITY,
     IMITATION,
@@ -23,7 +23,7 @@ FOLDER = Path("examples/algorithms")
 RUNS = Path("runs/algorithms")
 """Both relative to the repository, like the paths in the TOML files."""
 
-POKER = (MISTAKES, AGAINST_RANDOM, EXPLOITABILITY)
+POKER = (MISTAKES, AGAINST_START, EXPLOITABILITY)
 TEACHER = "teacher_text"
 """The warm-up whose model is the frozen teacher; it goes on from that of `reverse_text`."""
 GOES_ON_FROM = {TEACHER: ("reverse_text",)}

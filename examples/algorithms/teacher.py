@@ -22,11 +22,12 @@ STOP_SECONDS = 20.0
 
 
 def serve_arguments(model: Path) -> list[str]:
-    """The words behind `vllm`."""
+    """The words behind `python`; vLLM's CPU package has no working `vllm` command."""
     host, _, port = URL.removeprefix("http://").partition(":")
     settings = ["--max-model-len", "128", "--max-num-seqs", "64", "--enforce-eager"]
     where = ["--host", host, "--port", port, "--served-model-name", "teacher"]
-    return ["serve", str(model), *where, *settings]
+    server = ["-m", "vllm.entrypoints.openai.api_server"]
+    return [*server, "--model", str(model), *where, *settings]
 
 
 def serve_environment(caller: Mapping[str, str]) -> dict[str, str]:
@@ -49,7 +50,7 @@ def served(model: Path, log: Path) -> Iterator[dict[str, str]]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.cli.main", *serve_arguments(model)],
+            [sys.executable, *serve_arguments(model)],
             env=serve_environment(os.environ),
             stdout=output,
             stderr=subprocess.STDOUT,

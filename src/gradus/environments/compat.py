@@ -2,11 +2,13 @@
 
 Only what costs time or leaves files behind is replaced, never what is recorded: the interception,
 the graph and the tokens stay verifiers' own. A patch is applied to the exact version that it was
-written for; with another one the library works unpatched, only slower, and a warning says so.
+written for; with another one the library works unpatched, slower and with one seed for all requests
+of an episode, and a warning says so.
 
 | patch | reason (share of an episode's CPU time) | remove when |
 |---|---|---|
 | `use_engine_client` | openai + httpx around one JSON post: 20 % | verifiers takes a client |
+| `seed_each_request` | one seed for all calls of an episode | verifiers seeds each call |
 | `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
 | `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
@@ -29,11 +31,13 @@ from weakref import WeakKeyDictionary
 
 import pydantic
 from pydantic._internal import _fields
+from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.mcp import launch
 from verifiers.v1.serve import delta, pool
 
 from gradus.environments.engine_client import EngineClient
+from gradus.environments.request_seeds import RequestSeeds
 from gradus.log import get_logger
 
 VERIFIERS_VERSION = "0.4.0"
@@ -53,18 +57,38 @@ def apply() -> None:
     found = importlib.metadata.version("verifiers")
     if found != VERIFIERS_VERSION:
         log.warning(
-            "verifiers %s is not %s: its workers run unpatched and slower", found, VERIFIERS_VERSION
+            "verifiers %s is not %s: its workers run unpatched, slower, and all requests of an "
+            "episode share a seed",
+            found,
+            VERIFIERS_VERSION,
         )
         return
-    use_engine_client()
+    seeds = RequestSeeds()
+    use_engine_client(seeds)
+    seed_each_request(seeds)
     render_inline()
     gather_changes()
     remove_port_files()
 
 
-def use_engine_client() -> None:
+def use_engine_client(seeds: RequestSeeds) -> None:
     """Ask the engine with one post instead of the openai client."""
-    train.build_async_openai = EngineClient
+    train.build_async_openai = functools.partial(EngineClient, seeds=seeds)
+
+
+def seed_each_request(seeds: RequestSeeds) -> None:
+    """Give what other models are asked a seed of its own, as the engine client does."""
+    send = eval_client.EvalClient._request
+    if hasattr(send, "__wrapped__"):
+        return
+
+    @functools.wraps(send)
+    async def send_seeded(
+        client: Any, url: str, body: dict[str, Any], *rest: Any, **more: Any
+    ) -> Any:
+        return await send(client, url, seeds.renewed(body), *rest, **more)
+
+    eval_client.EvalClient._request = send_seeded
 
 
 def render_inline() -> None:

@@ -21,6 +21,8 @@ import openai
 from verifiers.v1.clients.base import DEFAULT_LIMITS, join_url
 from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key, resolve_headers
 
+from gradus.environments.request_seeds import RequestSeeds
+
 MODELS_ROUTE = "/models"
 
 
@@ -34,8 +36,10 @@ class EngineAnswer:
 class EngineClient:
     """Owns the connections of one worker to one engine."""
 
-    def __init__(self, config: BaseClientConfig) -> None:
+    def __init__(self, config: BaseClientConfig, *, seeds: RequestSeeds | None = None) -> None:
+        """`seeds` is shared by all clients of a worker; None means that nobody else asks."""
         self.base_url = config.base_url
+        self._seeds = RequestSeeds() if seeds is None else seeds
         self._config = config
         self._headers = {
             "Content-Type": "application/json",
@@ -66,7 +70,8 @@ class EngineClient:
     ) -> EngineAnswer:
         """The answer to a JSON body; raises openai's errors."""
         headers = {**self._headers, **(options or {}).get("headers", {})}
-        return EngineAnswer(await self._ask("POST", url, headers, msgspec.json.encode(body)))
+        content = msgspec.json.encode(self._seeds.renewed(body))
+        return EngineAnswer(await self._ask("POST", url, headers, content))
 
     async def get(self, route: str, *, cast_to: object = None) -> dict[str, Any]:  # noqa: ARG002
         """The JSON object behind a route of the engine's `/v1`; raises openai's errors."""

@@ -49,8 +49,8 @@ RetryListener = Callable[[RunningEpisode, Failure], None]
 def episode_seed(run_seed: int, episode_id: str) -> int:
     """The sampling seed of an episode: the same in every run of that seed, also after a resume.
 
-    31 bits, because some engines read it as a signed integer of 32. All turns of an episode share
-    it; their prompts differ, and so do the tokens that the same random numbers choose.
+    31 bits, because some engines read it as a signed integer of 32. Each request of the episode
+    gets a seed made of this one and of its prompt, in the environment's worker.
 
     >>> episode_seed(0, "g000000.0") == episode_seed(0, "g000000.1")
     False

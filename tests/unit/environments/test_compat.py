@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 from pydantic._internal import _fields
+from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
 from verifiers.v1.mcp import launch
@@ -25,6 +26,7 @@ from gradus.environments.engine_client import EngineClient
 
 RUN_ON_THREAD = train.RendererSlot.run
 CHANGED = DeltaStreamer._changed
+SEND = eval_client.EvalClient._request
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +34,7 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "build_async_openai", build_async_openai)
     monkeypatch.setattr(train.RendererSlot, "run", RUN_ON_THREAD)
     monkeypatch.setattr(DeltaStreamer, "_changed", CHANGED)
+    monkeypatch.setattr(eval_client.EvalClient, "_request", SEND)
     monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
     monkeypatch.setattr(pool, "tempfile", tempfile)
     inspect_factory = _fields.takes_validated_data_argument
@@ -41,7 +44,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_known_version_is_patched() -> None:
     compat.apply()
     compat.apply()
-    assert train.build_async_openai is EngineClient
+    assert train.build_async_openai.func is EngineClient
+    assert eval_client.EvalClient._request is not SEND
     assert train.RendererSlot.run is not RUN_ON_THREAD
     assert DeltaStreamer._changed is not CHANGED
 

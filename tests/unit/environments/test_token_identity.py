@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
 
 from gradus.environments import compat, tools
+from gradus.environments.request_seeds import RequestSeeds
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.testing.environment import AddTools
@@ -109,7 +110,7 @@ def _prepared(
     if request.param == "as in workers":
         monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
         monkeypatch.setattr(train.RendererSlot, "run", train.RendererSlot.run)
-        compat.use_engine_client()
+        compat.use_engine_client(RequestSeeds())
         compat.render_inline()
     monkeypatch.setattr(tools, "connect_mcp", _connect)
     monkeypatch.setattr(
