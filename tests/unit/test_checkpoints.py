@@ -180,6 +180,23 @@ def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(run_dir: RunDirecto
             verify_checkpoint(path.parent)
 
 
+@pytest.mark.parametrize("name", ["trainer/weights.bin", MANIFEST_NAME])
+def test_a_file_that_was_cut_at_any_byte_falls_back(run_dir: RunDirectory, name: str) -> None:
+    """Also of a machine that lost power behind the rename, with pages that never were written."""
+    checkpoints = Checkpoints(run_dir, epoch=1)
+    commit(checkpoints, 10)
+    path = commit(checkpoints, 20).folder / name
+    content = path.read_bytes()
+    for length in range(len(content)):
+        for torn in (content[:length], content[:length] + bytes(len(content) - length)):
+            path.write_bytes(torn)
+            with pytest.raises(CorruptStateError):
+                verify_checkpoint(path.parent)
+    latest = Checkpoints(run_dir, epoch=2).latest()
+    assert latest is not None
+    assert latest.step == 10
+
+
 def test_no_whole_checkpoint_at_all_ends_the_run(run_dir: RunDirectory) -> None:
     checkpoint = commit(Checkpoints(run_dir, epoch=1), 10)
     (checkpoint.folder / "trainer/weights.bin").write_bytes(b"short")

@@ -22,6 +22,7 @@ class SendLedger:
         self.epoch = epoch
         self.capacity = capacity
         self.last_finished = -1
+        self._last_received = -1
         self._digests: dict[int, str] = {}
         self._unacknowledged: set[int] = set()
 
@@ -44,9 +45,12 @@ class SendLedger:
         return known is not None or batch.step <= self.last_finished
 
     def note_sent(self, step: int, digest: str, *, acknowledged: bool = False) -> None:
-        """Batch `step` lies durable in the transport."""
+        """Batch `step` lies durable in the transport.
+
+        The trainer may have acknowledged it before: it reads a batch as soon as it has its name.
+        """
         self._digests[step] = digest
-        if not acknowledged:
+        if not acknowledged and step > self._last_received:
             self._unacknowledged.add(step)
 
     def note_event(self, event: Event) -> None:
@@ -56,7 +60,10 @@ class SendLedger:
                 f"the trainer answers to epoch {event.epoch}, this orchestrator has epoch "
                 f"{self.epoch} and must stop"
             )
+        if event.epoch < self.epoch:
+            return  # Of a dead launch, whose steps this one does again.
         if isinstance(event, BatchReceived):
+            self._last_received = max(self._last_received, event.step)
             self._unacknowledged.discard(event.step)
         if isinstance(event, StepFinished):
             self.last_finished = max(self.last_finished, event.step)

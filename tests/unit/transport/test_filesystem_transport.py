@@ -12,6 +12,7 @@ import pytest
 from gradus.errors import CorruptStateError, FencedError, ProtocolError
 from gradus.run_dir import RunDirectory, write_json
 from gradus.testing.builders import build_micro_batch, build_sample
+from gradus.transport import filesystem
 from gradus.transport.base import BatchReceiver, BatchSender
 from gradus.transport.build import build_receiver, build_sender
 from gradus.wire.codec import encode
@@ -48,6 +49,29 @@ def flip_one_bit(path: Path) -> None:
 async def test_a_batch_survives_both_processes(run_dir: RunDirectory) -> None:
     await build_sender(run_dir, 1).send(build_batch(0))
     assert build_receiver(run_dir, 1, 0).receive(0, timeout_seconds=1).step == 0
+
+
+async def test_a_trainer_that_is_quicker_than_the_sender_does_not_block_it(
+    run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch has its name, but the thread that wrote it still waits for the disk."""
+    sender, receiver = build_sender(run_dir, 1, capacity=1), build_receiver(run_dir, 1, 0)
+    answered = threading.Event()
+    sync = filesystem._sync_directory
+
+    def slow_sync(path: Path) -> None:
+        if path == run_dir.spool:
+            assert answered.wait(10)
+        sync(path)
+
+    monkeypatch.setattr(filesystem, "_sync_directory", slow_sync)
+    sending = asyncio.create_task(sender.send(build_batch(0)))
+    batch = await asyncio.to_thread(receiver.receive, 0, timeout_seconds=10)
+    receiver.send_event(BatchReceived(batch.step, 1))
+    assert await asyncio.wait_for(sender.receive_event(), 10) == BatchReceived(0, 1)
+    answered.set()
+    await sending
+    await asyncio.wait_for(sender.send(build_batch(1)), 10)
 
 
 async def test_a_flipped_bit_in_a_part_is_refused(run_dir: RunDirectory) -> None:

@@ -25,6 +25,25 @@ def test_room_comes_back_with_the_acknowledgement() -> None:
     assert ledger.has_room
 
 
+def test_an_acknowledgement_that_comes_before_the_sender_knows_frees_the_place_too() -> None:
+    """The trainer is quicker than the thread that wrote the batch: a run hung for good."""
+    ledger = SendLedger(epoch=1, capacity=1)
+    ledger.note_event(BatchReceived(0, 1))
+    ledger.note_sent(0, "a")
+    assert ledger.has_room
+    ledger.note_sent(1, "b")
+    assert not ledger.has_room
+
+
+def test_events_of_an_older_epoch_say_nothing_about_this_one() -> None:
+    ledger = SendLedger(epoch=2, capacity=1)
+    ledger.note_event(BatchReceived(3, 1))
+    ledger.note_event(StepFinished(3, 1, {}))
+    assert not ledger.is_resend(batch(2, epoch=2), "a")
+    ledger.note_sent(2, "a")
+    assert not ledger.has_room
+
+
 def test_a_batch_found_acknowledged_takes_no_room() -> None:
     ledger = SendLedger(epoch=1, capacity=1)
     ledger.note_sent(0, "a", acknowledged=True)
