@@ -1,7 +1,7 @@
 """Training speed of Qwen3 shapes: gradus, plain transformers with FSDP2, and torch.compile only.
 
     python benchmarks/gpu_train.py --output benchmarks/results/gpu_train.json      # on a GPU
-    python benchmarks/gpu_train.py --device cpu --tiny                             # shows it runs
+    python benchmarks/gpu_train.py --device cpu --shapes tiny --tokens 128         # shows it runs
 
 Random weights, made-up tokens, one sequence of the given length per micro batch and `--micro`
 micro batches a step, AdamW on float32 masters, bfloat16 compute. Each case runs in a process of its
@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from gradus.config.bench import BenchConfig
@@ -41,6 +43,7 @@ from gradus.trainer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.trainer.throughput import peak_memory_bytes
 from gradus.wire.packing import pack
+from gradus.wire.sample import Sample
 
 SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary, tied
     "tiny": (64, 128, 2, 4, 2, 512, True),
@@ -50,6 +53,8 @@ SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary, tied
 }
 WAYS = ("gradus", "gradus compiled", "transformers", "transformers compiled")
 RECOMPUTE = ("none", "selective", "full")
+CASE_SECONDS = 1800
+UNCOUNTED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,10 @@ def build_model(case: Case, device: torch.device, attention: str) -> PreTrainedM
     return model.train(False)
 
 
-def gradus_step(case: Case, model: PreTrainedModel, world: World) -> Callable[[int], None]:
+Step = Callable[[int, list[Sample]], None]
+
+
+def gradus_step(case: Case, model: PreTrainedModel, world: World) -> Step:
     parallel = ParallelConfig(
         activation_checkpointing=case.recompute, compile="compiled" in case.way
     )
@@ -98,15 +106,15 @@ def gradus_step(case: Case, model: PreTrainedModel, world: World) -> Callable[[i
         policy, AdamWConfig(), max_steps=case.steps, max_skipped_steps=9, world=world
     )
 
-    def run(number: int) -> None:
-        (micro_batches,) = pack(batch(case, number), max_tokens=case.tokens, num_ranks=1)
+    def run(number: int, samples: list[Sample]) -> None:
+        (micro_batches,) = pack(samples, max_tokens=case.tokens, num_ranks=1)
         gradients.run(micro_batches)
         optimizer.step(number)
 
     return run
 
 
-def plain_step(case: Case, model: PreTrainedModel, world: World) -> Callable[[int], None]:
+def plain_step(case: Case, model: PreTrainedModel, world: World) -> Step:
     """transformers' own forward and loss, whole logits, torch's AdamW."""
     if case.lora:
         add_adapters(model, LoraConfig(rank=16), torch.bfloat16)
@@ -120,8 +128,8 @@ def plain_step(case: Case, model: PreTrainedModel, world: World) -> Callable[[in
     trained = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
 
-    def run(number: int) -> None:
-        for sample in batch(case, number):
+    def run(_: int, samples: list[Sample]) -> None:
+        for sample in samples:
             ids = torch.tensor(sample.token_ids, dtype=torch.int64, device=world.device)[None]
             policy(ids).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -131,7 +139,7 @@ def plain_step(case: Case, model: PreTrainedModel, world: World) -> Callable[[in
     return run
 
 
-def batch(case: Case, number: int) -> list[Any]:
+def batch(case: Case, number: int) -> list[Sample]:
     config = BenchConfig(samples_per_step=case.micro, ragged=False)
     vocabulary = SHAPES[case.shape][5]
     return fake_samples(config, longest=case.tokens, vocabulary=vocabulary, seed=number)
@@ -147,14 +155,15 @@ def work(case: Case) -> dict[str, Any]:
         step = build(case, model, world)
         flops = ModelFlops.of(model)
         (micro_batches,) = pack(batch(case, 0), max_tokens=case.tokens, num_ranks=1)
+        batches = [batch(case, number) for number in range(case.steps)]
         seconds = []
-        for number in range(case.steps):
+        for number, samples in enumerate(batches):
             start = time.perf_counter()
-            step(number)
+            step(number, samples)
             if world.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-        median = statistics.median(seconds[min(2, case.steps - 1) :])
+        median = statistics.median(seconds[min(UNCOUNTED_STEPS, case.steps - 1) :])
         name = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
         teraflops = flops.of_step(micro_batches) / median / 1e12
         peak = peak_teraflops(name)
@@ -168,24 +177,60 @@ def work(case: Case) -> dict[str, Any]:
         }
 
 
-def measure(case: Case) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Outcome:
+    """What a process left."""
+
+    is_done: bool
+    output: str
+    errors: str
+
+
+def in_a_process(case: Case) -> Outcome:
+    words = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if case.device == "cpu" else {}
+    try:
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **hidden},
+            timeout=CASE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(False, "", f"no answer in {CASE_SECONDS} s")
+    return Outcome(done.returncode == 0, done.stdout, done.stderr)
+
+
+def measure(case: Case, run: Callable[[Case], Outcome] = in_a_process) -> dict[str, Any]:
     """The case with the least recomputation that fits."""
     for recompute in RECOMPUTE:
-        chosen = asdict(case) | {"recompute": recompute}
-        words = [sys.executable, __file__, "--case", json.dumps(chosen)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return chosen | json.loads(done.stdout.splitlines()[-1])
-        if "out of memory" not in done.stderr:
-            return chosen | {"failed": done.stderr.strip().splitlines()[-1:]}
-    return chosen | {"failed": ["out of memory"]}
+        chosen = replace(case, recompute=recompute)
+        outcome = run(chosen)
+        if outcome.is_done:
+            return asdict(chosen) | json.loads(outcome.output.splitlines()[-1])
+        if "out of memory" not in outcome.errors:
+            return asdict(chosen) | {"failed": outcome.errors.strip().splitlines()[-1:]}
+    return asdict(chosen) | {"failed": ["out of memory"]}
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """All ways of one shape, length and kind of training stand side by side."""
+    return [
+        Case(way, shape, tokens, lora, "none", options.device, options.steps, options.micro)
+        for shape in options.shapes
+        for tokens in options.tokens
+        for lora in (False, True)
+        for way in options.ways
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape and short sequences")
-    parser.add_argument("--shapes", nargs="+", default=["0.6B", "1.7B", "4B"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["0.6B", "1.7B", "4B"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 16384, 32768])
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--micro", type=int, default=2)
@@ -196,19 +241,15 @@ def main() -> None:
         print(json.dumps(work(Case(**json.loads(options.case)))))
         return
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("no GPU here; '--device cpu --tiny' shows that the script runs")
-    shapes, lengths = (["tiny"], [128]) if options.tiny else (options.shapes, options.tokens)
+        parser.error("no GPU here; '--device cpu --shapes tiny --tokens 128' shows that it runs")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     results = []
-    for shape in shapes:
-        for tokens in lengths:
-            for lora in (False, True):
-                for way in WAYS:
-                    case = Case(way, shape, tokens, lora, "none", options.device, 0, 0)
-                    changes = {"steps": options.steps, "micro": options.micro}
-                    results.append(measure(Case(**(asdict(case) | changes))))
-                    print(json.dumps(results[-1]), flush=True)
-                    if options.output:
-                        options.output.write_text(json.dumps(results, indent=2))
+    for case in cases(options):
+        results.append(measure(case))
+        print(json.dumps(results[-1]), flush=True)
+        if options.output:
+            report = {"versions": versions, "results": results}
+            options.output.write_text(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

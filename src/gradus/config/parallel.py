@@ -34,7 +34,8 @@ class ParallelConfig(StrictConfig):
     """Compute activations again in backward instead of keeping them: of no layer, all but
     attention and every second matrix product, or all."""
     offload_optimizer: bool = False
-    """Keep master weights, gradients and optimizer state in CPU memory and update them there."""
+    """Keep a GPU's master weights, gradients and optimizer state in CPU memory and update them
+    there; trainers on CPUs warn and go on."""
     compile: bool = False
     """Compile each layer with torch.compile, without attention; the first step takes longer."""
 

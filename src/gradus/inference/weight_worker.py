@@ -16,6 +16,8 @@ import torch
 from gradus.errors import ExitCode
 from gradus.inference.weights_check import iterate_tensors
 
+_CPU_EXPERTS = "CPUUnquantizedExperts"
+
 
 class WeightWorker:
     """Mixed into vLLM's worker class by `worker_extension_cls`; called through `collective_rpc`.
@@ -32,6 +34,7 @@ class WeightWorker:
         """
         counted = _Counted(iterate_tensors(Path(directory)))
         self.model_runner.reload_weights(weights_iterator=counted)
+        pack_experts_again(self.model_runner.get_model())
         return counted.number
 
     def gradus_zero_adapter(self, adapter_id: int) -> None:
@@ -61,6 +64,27 @@ class WeightWorker:
                 target=_exit_after, args=(sentinel,), name="gradus-parent-watch", daemon=True
             ).start()
         return os.getpid()
+
+
+def pack_experts_again(model: torch.nn.Module) -> int:
+    """Bring reloaded experts into the format of vLLM's CPU kernel; how many layers that were.
+
+    vLLM 0.31 packs experts for the CPU when it loads a model and not when it reloads one
+    (`UnquantizedFusedMoEMethod._setup_kernel` leaves `process_weights_after_loading` out of
+    weight updates), so that its kernel would read plain weights as packed ones. Must go when vLLM
+    packs them itself: twice would be wrong again, and the end-to-end test of a mixture of experts
+    would show it.
+    """
+    num_layers = 0
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        experts = getattr(kernel, "fused_experts", None)
+        if experts is not None and any(
+            kind.__name__ == _CPU_EXPERTS for kind in type(experts).__mro__
+        ):
+            experts.process_weights_after_loading(layer)
+            num_layers += 1
+    return num_layers
 
 
 class _Counted:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gradus.config.parallel import ParallelConfig, parallel_problems
 from gradus.config.problems import refuse
-from gradus.errors import DeadlineError, ProcessError
+from gradus.errors import ConfigError, DeadlineError, ProcessError
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 """Deadline of one collective; a rank that is later is taken for dead."""
@@ -203,7 +203,13 @@ def _first_line(text: str) -> str:
 def _own_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError(
+            f"trainer process {index} of this machine has no GPU: {count} can be seen; lower "
+            "num_processes, or set CUDA_VISIBLE_DEVICES in trainer.env_vars"
+        )
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 

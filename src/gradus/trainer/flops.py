@@ -22,6 +22,7 @@ _ATTENTION = 12
 """Per query-key pair, head and channel: 2 for scores and 2 for values, three times over."""
 
 PEAK_TERAFLOPS = {
+    "GB200": 2500.0,
     "B200": 2250.0,
     "GH200": 989.0,
     "H200": 989.0,
@@ -32,6 +33,7 @@ PEAK_TERAFLOPS = {
     "A100": 312.0,
     "A800": 312.0,
     "L40S": 362.0,
+    "L40": 181.0,
     "L4": 121.0,
     "A10G": 70.0,
     "A10": 125.0,

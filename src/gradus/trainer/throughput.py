@@ -96,7 +96,15 @@ class WorkMeter:
         totals = self.world.sums(
             {
                 "flops": self.flops.of_step(micro_batches),
-                "padding": sum(self._padding(m) for m in micro_batches),
+                "padding": sum(
+                    padding_rows(
+                        micro_batch,
+                        device=self.world.device,
+                        dtype=self.compute_dtype,
+                        context_size=self.world.context_size,
+                    )
+                    for micro_batch in micro_batches
+                ),
                 "tokens": sum(0 if m.is_dummy else len(m) for m in micro_batches),
             }
         )
@@ -111,13 +119,15 @@ class WorkMeter:
             metrics["throughput/mfu"] = teraflops / self.peak_teraflops
         return metrics
 
-    def _padding(self, micro_batch: MicroBatch) -> int:
-        """Rows that are computed and hold no token: dummies, blocks, and parts of a context."""
-        if micro_batch.is_dummy:
-            return len(micro_batch)
-        lengths = micro_batch.sequence_lengths
-        rows = padded_tokens(lengths, self.world.device, self.compute_dtype)
-        return rows + -len(micro_batch) % self.world.context_size
+
+def padding_rows(
+    micro_batch: MicroBatch, *, device: torch.device, dtype: torch.dtype, context_size: int
+) -> int:
+    """Rows that are computed and hold no token: dummies, blocks, and parts of a context."""
+    if micro_batch.is_dummy:
+        return len(micro_batch)
+    rows = padded_tokens(micro_batch.sequence_lengths, device, dtype)
+    return rows + -len(micro_batch) % context_size
 
 
 def peak_memory_bytes() -> int:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from gradus.errors import CorruptStateError
-from gradus.inference.weight_worker import WeightWorker, served_tensors
+from gradus.inference.weight_worker import WeightWorker, pack_experts_again, served_tensors
 from gradus.inference.weights_check import (
     WeightsCheck,
     find_initial_weights,
@@ -136,6 +137,38 @@ def test_the_worker_loads_every_tensor_and_counts_them(tmp_path: Path) -> None:
     worker = worker_with(torch.nn.Linear(2, 2))
     assert worker.gradus_load(str(tmp_path / "model")) == 2
     assert worker.model_runner.loaded.keys() == weights().keys()
+
+
+class CPUUnquantizedExperts:
+    """Bears the name of vLLM's class; packs by turning the weight round."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.w2_weight.data = layer.w2_weight.data.flip(0)  # type: ignore[union-attr, operator]
+
+
+class X86CPUUnquantizedExperts(CPUUnquantizedExperts):
+    pass
+
+
+def expert_layer(experts: object) -> torch.nn.Module:
+    layer = torch.nn.Module()
+    layer.w2_weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    layer.quant_method = SimpleNamespace(moe_kernel=SimpleNamespace(fused_experts=experts))
+    return layer
+
+
+def test_reloaded_experts_are_packed_again_for_the_kernel_of_a_cpu(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", weights())
+    layer = expert_layer(X86CPUUnquantizedExperts())
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), layer)
+    worker_with(model).gradus_load(str(tmp_path / "model"))
+    assert layer.w2_weight.tolist() == [2.0, 1.0]  # type: ignore[union-attr, operator]
+
+
+def test_models_without_such_experts_are_left_alone() -> None:
+    other = expert_layer(object())
+    assert pack_experts_again(torch.nn.Sequential(torch.nn.Linear(2, 2), other)) == 0
+    assert other.w2_weight.tolist() == [1.0, 2.0]  # type: ignore[union-attr, operator]
 
 
 def test_served_tensors_are_told_by_shape_type_and_digest() -> None:

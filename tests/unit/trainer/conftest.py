@@ -1,9 +1,14 @@
-"""A tiny model, a world of one, and a slow, plain second opinion on every loss and gradient."""
+"""A tiny model, worlds of one and two, and a slow, plain second opinion on every loss."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +28,18 @@ from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.step import GradientStep
+from gradus.wire.codec import encode
+from gradus.wire.micro_batch import MicroBatch, RankBatch
+from gradus.wire.packing import build_dummy, join_samples, pack
+from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
 
 Gradients = dict[str, np.ndarray]
 
 LEAST_MARGIN = 1e-5
 """Nearer to a threshold, float32 may decide otherwise than float64."""
+NUM_RANKS = 2
+WORKER = Path(__file__).with_name("rank_worker.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -238,3 +249,118 @@ def reference(tiny_model: Path) -> PlainReference:
 def build_reference() -> Callable[[Path], PlainReference]:
     """Builds the second opinion about another model."""
     return PlainReference
+
+
+@dataclass
+class RankPool:
+    """Two trainer ranks that stay alive over many tests and answer commands; see rank_worker.py."""
+
+    model: Path
+    folder: Path
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    num_commands: int = 0
+
+    def start(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        for rank in range(NUM_RANKS):
+            variables = {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(NUM_RANKS),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+            }
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(WORKER)],
+                    env=variables,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        for process in self.processes:
+            assert "ready" in self.answer_of(process)
+
+    @staticmethod
+    def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "a rank ended; its message is above"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def run(
+        self,
+        steps: Sequence[Sequence[Sample]],
+        *,
+        lr: float | None = None,
+        max_tokens: int = 64,
+        is_packed: bool = True,
+        model: Path | None = None,
+        loss: dict[str, Any] | None = None,
+        **parallel: Any,
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
+        self.num_commands += 1
+        folder = self.folder / str(self.num_commands)
+        folder.mkdir()
+        num_ranks = NUM_RANKS // parallel.get("context_parallel_size", 1)
+        for number, samples in enumerate(steps):
+            ranks = _share(samples, num_ranks, max_tokens if is_packed else None)
+            for rank, micro_batches in enumerate(ranks):
+                batch = RankBatch(number, 0, rank, VersionSpan(0, 0), micro_batches)
+                (folder / f"step_{number}_rank_{rank}.msgpack").write_bytes(encode(batch))
+        command = {
+            "model": str(model or self.model),
+            "folder": str(folder),
+            "steps": len(steps),
+            "lr": lr,
+            "loss": loss or {},
+            "parallel": parallel,
+        }
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(command) + "\n")
+            process.stdin.flush()
+        answers = [self.answer_of(process) for process in self.processes]
+        assert answers[0] == answers[1], "all ranks must know the same numbers"
+        if "error" in answers[0]:
+            return answers[0], {}
+        with np.load(folder / "arrays.npz") as arrays:
+            return answers[0], dict(arrays)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
+            process.wait(timeout=30)
+            process.stdout.close()
+
+
+def _share(
+    samples: Sequence[Sample], num_ranks: int, max_tokens: int | None
+) -> list[list[MicroBatch]]:
+    """The micro batches of each rank; without `max_tokens` each sample is one by itself."""
+    if max_tokens is not None:
+        return pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
+    micro_batches = [join_samples([sample]) for sample in samples]
+    while len(micro_batches) % num_ranks:
+        micro_batches.append(build_dummy(samples[0]))
+    return [micro_batches[rank::num_ranks] for rank in range(num_ranks)]
+
+
+@pytest.fixture(scope="session")
+def ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """Started by the first test that asks."""
+    pool = RankPool(tiny_model, tmp_path_factory.mktemp("ranks"))
+    try:
+        pool.start()
+        yield pool
+    finally:
+        pool.stop()

@@ -1,6 +1,6 @@
 """One rank of a small world that answers commands on its standard input, one JSON line each.
 
-A program of its own, started by `rank_pool.py`: the ranks stay alive over many examples of a
+A program of its own, started by the fixture `ranks`: the ranks stay alive over many examples of a
 property test. Each command names a folder with one encoded batch per step and data-parallel rank;
 rank 0 leaves the gradients, or the weights after training, in that folder.
 """

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gradus.errors import ConfigError
+from gradus.trainer.model import attention
 from gradus.trainer.model.attention import PackedLayout, packed_attention, padded_tokens
 
 pytestmark = pytest.mark.torch
@@ -94,21 +95,61 @@ def test_long_and_short_samples_in_one_row_agree_with_samples_alone(window: int 
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
-def test_the_layout_shows_every_token_once_and_finds_it_again(lengths: list[int]) -> None:
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_the_layout_shows_every_token_once_and_finds_it_again(
+    lengths: list[int], dtype: torch.dtype
+) -> None:
     layout = PackedLayout.build(lengths, CPU)
     tokens = torch.arange(sum(lengths))
-    rows = layout.rows
+    rows = layout.rows(dtype)
     assert torch.equal(rows.to_rows[rows.to_tokens], tokens)
     assert layout.boundaries.tolist() == [0, *np.cumsum(lengths).tolist()]
     assert rows.to_rows.shape[0] == sum(b.samples * b.length for b in rows.blocks)
-    padding = padded_tokens(lengths, CPU, torch.float32)
+    padding = padded_tokens(lengths, CPU, dtype)
     assert padding == rows.to_rows.shape[0] - sum(lengths)
 
 
 def test_samples_of_like_length_share_a_block_without_much_padding() -> None:
     layout = PackedLayout.build([50, 10, 48, 9, 44], CPU)
-    assert [(b.samples, b.length) for b in layout.rows.blocks] == [(3, 50), (2, 10)]
+    rows = layout.rows(torch.bfloat16)
+    assert [(b.samples, b.length) for b in rows.blocks] == [(3, 50), (2, 10)]
+    assert not rows.is_plain
+    rows = layout.rows(torch.float32)
+    assert [(b.samples, b.length) for b in rows.blocks] == [(1, 50), (1, 48), (1, 44), (2, 10)]
+
+
+def test_a_long_sample_is_a_block_of_its_own_and_needs_no_padding() -> None:
+    rows = PackedLayout.build([300, 299, 257], CPU).rows(torch.bfloat16)
+    assert [(b.samples, b.length) for b in rows.blocks] == [(1, 300), (1, 299), (1, 257)]
+    assert rows.is_plain
+    assert padded_tokens([299, 257, 300], CPU, torch.bfloat16) == 0
+
+
+def test_samples_that_are_not_longest_first_are_still_found_again() -> None:
+    lengths = [260, 300]
+    leaves = build(sum(lengths))
+    assert not PackedLayout.build(lengths, CPU).rows(torch.float32).is_plain
+    found = attend(*leaves, lengths)
+    alone = attend(*(t[:, :, 260:] for t in leaves), [300])
+    np.testing.assert_allclose(found[:, 260:].detach(), alone.detach(), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    window=st.sampled_from([None, 3]),
+)
+def test_packed_attention_in_bfloat16_stays_near_the_plain_one(
+    lengths: list[int], window: int | None
+) -> None:
+    """Short samples take another way in 16 bits: matrix products."""
+    leaves = build(sum(lengths))
+    found = attend(*(t.bfloat16() for t in leaves), lengths, window)
+    expected = plain(*leaves, lengths, window)
+    np.testing.assert_allclose(found.detach().float(), expected.detach(), rtol=0, atol=0.04)
 
 
 def test_attention_that_is_not_computed_is_refused() -> None:
@@ -118,3 +159,85 @@ def test_attention_that_is_not_computed_is_refused() -> None:
         packed_attention(
             torch.nn.Identity(), query, key, value, None, packed_layout=layout, softcap=30.0
         )
+
+
+def documented_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    key_starts: Tensor,
+    longest: int,
+    longest_key: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch's documentation says of `varlen_attn`, sample by sample."""
+    assert starts.dtype == torch.int32
+    assert torch.equal(starts, key_starts)
+    lengths = starts.diff().tolist()
+    assert longest == longest_key == max(lengths)
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    left, right = window_size
+    results = []
+    for part in zip(*(t.split(lengths) for t in (query, key, value)), strict=True):
+        q, k, v = (t.transpose(0, 1) for t in part)
+        k, v = (t.repeat_interleave(len(q) // len(t), dim=0) for t in (k, v))
+        position = torch.arange(q.shape[1])
+        distance = position[:, None] - position[None]
+        is_seen = (distance >= -right) & ((distance <= left) | (left == -1))
+        scores = (q @ k.mT * scale).masked_fill(~is_seen, float("-inf"))
+        results.append((scores.softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_the_kernel_of_gpus_is_asked_for_the_same_attention(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, key_heads: int
+) -> None:
+    lengths = [7, 1, 12]
+    leaves = build(sum(lengths), key_heads=key_heads)
+    monkeypatch.setattr(attention, "varlen_attn", documented_varlen)
+    monkeypatch.setattr(attention, "_has_varlen", lambda device, dtype: True)
+    found = attend(*leaves, lengths, window)
+    expected = plain(*leaves, lengths, window)
+    np.testing.assert_allclose(found.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_torch_takes_the_call_of_its_kernel_forward_and_backward(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """On tensors without values: arguments, shapes and the way back, not numbers."""
+    query, key, value = (
+        torch.empty(1, h, 20, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
+        for h in (4, 2, 2)
+    )
+    monkeypatch.setattr(attention, "_has_varlen", lambda device, dtype: True)
+    layout = PackedLayout((12, 8), torch.empty(3, dtype=torch.int32, device="meta"))
+    module = torch.nn.Identity()
+    output, _ = packed_attention(
+        module, query, key, value, None, packed_layout=layout, sliding_window=window
+    )
+    assert output.shape == (1, 20, 4, 8)
+    output.sum().backward()
+    assert key.grad is not None
+    assert key.grad.shape == key.shape
+
+
+def test_heads_that_flash_attention_does_not_know_take_the_other_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "_has_varlen", lambda device, dtype: True)
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, 5, 12) for _ in range(3)]
+    found = attend(*leaves, [2, 3])
+    expected = plain(*leaves, [2, 3])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_that_kernel_nothing_is_padded_away_silently() -> None:
+    assert padded_tokens([10, 9], CPU, torch.bfloat16) == 1

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from gradus.errors import ConfigError, DeadlineError, ProcessError
-from gradus.trainer.distributed import World, join_world, named_failures
+from gradus.trainer.distributed import World, _own_device, join_world, named_failures
 
 pytestmark = pytest.mark.torch
 
@@ -55,6 +55,14 @@ def test_the_first_rank_does_its_action_once(world: World) -> None:
     done: list[int] = []
     world.first_rank_does(lambda: done.append(1))
     assert done == [1]
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match="process 2 of this machine has no GPU: 2 can be seen"):
+        _own_device()
 
 
 @pytest.mark.parametrize(

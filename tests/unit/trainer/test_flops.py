@@ -79,6 +79,9 @@ def test_pairs_are_those_of_the_mask(window: int | None) -> None:
         ("NVIDIA H20", 148.0),
         ("NVIDIA A100-SXM4-80GB", 312.0),
         ("NVIDIA L40S", 362.0),
+        ("NVIDIA L40", 181.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA GB200", 2500.0),
         ("A toaster", None),
     ],
 )

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradus.testing.tiny_model import build_tiny_model
-from gradus.wire.codec import encode
-from gradus.wire.micro_batch import RankBatch
-from gradus.wire.packing import pack
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
 
 pytestmark = pytest.mark.torch
@@ -32,110 +20,6 @@ GRADIENT_TOLERANCE = 2e-5
 """Float32 against a float64 reference, relative to the norm of all gradients."""
 WEIGHT_TOLERANCE = 1e-5
 """Float32 weights of the same training by other ranks, absolute; each step moves them by 1e-3."""
-NUM_RANKS = 2
-WORKER = Path(__file__).with_name("rank_worker.py")
-
-
-@dataclass
-class RankPool:
-    """Two ranks that stay alive over all tests of this file."""
-
-    model: Path
-    folder: Path
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
-    num_commands: int = 0
-
-    def start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        for rank in range(NUM_RANKS):
-            variables = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(NUM_RANKS),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-            }
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(WORKER)],
-                    env=variables,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        for process in self.processes:
-            assert "ready" in self.answer_of(process)
-
-    @staticmethod
-    def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, "a rank ended; its message is above"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def run(
-        self,
-        steps: Sequence[Sequence[Sample]],
-        *,
-        lr: float | None = None,
-        max_tokens: int = 64,
-        model: Path | None = None,
-        loss: dict[str, Any] | None = None,
-        **parallel: Any,
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
-        self.num_commands += 1
-        folder = self.folder / str(self.num_commands)
-        folder.mkdir()
-        num_ranks = NUM_RANKS // parallel.get("context_parallel_size", 1)
-        for number, samples in enumerate(steps):
-            ranks = pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
-            for rank, micro_batches in enumerate(ranks):
-                batch = RankBatch(number, 0, rank, VersionSpan(0, 0), micro_batches)
-                (folder / f"step_{number}_rank_{rank}.msgpack").write_bytes(encode(batch))
-        command = {
-            "model": str(model or self.model),
-            "folder": str(folder),
-            "steps": len(steps),
-            "lr": lr,
-            "loss": loss or {},
-            "parallel": parallel,
-        }
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(command) + "\n")
-            process.stdin.flush()
-        answers = [self.answer_of(process) for process in self.processes]
-        assert answers[0] == answers[1], "all ranks must know the same numbers"
-        if "error" in answers[0]:
-            return answers[0], {}
-        with np.load(folder / "arrays.npz") as arrays:
-            return answers[0], dict(arrays)
-
-    def stop(self) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            process.wait(timeout=30)
-            process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def ranks(tiny_model: Path) -> Iterator[RankPool]:
-    with tempfile.TemporaryDirectory() as folder:
-        pool = RankPool(tiny_model, Path(folder))
-        try:
-            pool.start()
-            yield pool
-        finally:
-            pool.stop()
 
 
 def distance(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
@@ -162,7 +46,7 @@ def distance(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> f
     ),
 )
 def test_any_split_over_two_ranks_gives_the_plain_loss_and_gradient(
-    ranks: RankPool,
+    ranks: Any,
     ragged_samples: Any,
     reference: Any,
     lengths: list[int],
@@ -198,7 +82,7 @@ def paired_reference(build_reference: Any, paired_model: Path) -> Any:
     max_tokens=st.integers(20, 70),
 )
 def test_two_ranks_that_share_a_context_give_the_plain_loss_and_gradient(
-    ranks: RankPool,
+    ranks: Any,
     paired_model: Path,
     paired_reference: Any,
     ragged_samples: Any,
@@ -251,10 +135,11 @@ rl_losses = st.sampled_from(
     lengths=st.lists(st.integers(1, 16), min_size=2, max_size=6),
     seed=st.integers(0, 99),
     max_tokens=st.integers(16, 60),
+    is_packed=st.booleans(),
     context_parallel_size=st.sampled_from([1, 2]),
 )
 def test_every_loss_is_the_plain_one_over_data_and_context_ranks(
-    ranks: RankPool,
+    ranks: Any,
     paired_model: Path,
     paired_reference: Any,
     ragged_samples: Any,
@@ -262,6 +147,7 @@ def test_every_loss_is_the_plain_one_over_data_and_context_ranks(
     lengths: list[int],
     seed: int,
     max_tokens: int,
+    is_packed: bool,
     context_parallel_size: int,
 ) -> None:
     samples = ragged_samples(lengths, seed=seed)
@@ -269,6 +155,7 @@ def test_every_loss_is_the_plain_one_over_data_and_context_ranks(
     answer, gradients = ranks.run(
         [samples],
         max_tokens=max_tokens,
+        is_packed=is_packed,
         model=paired_model,
         loss=loss,
         context_parallel_size=context_parallel_size,
@@ -282,9 +169,7 @@ def training(ragged_samples: Any) -> list[list[Sample]]:
 
 
 @pytest.fixture(scope="module")
-def plain_weights(
-    ranks: RankPool, paired_model: Path, ragged_samples: Any
-) -> dict[str, np.ndarray]:
+def plain_weights(ranks: Any, paired_model: Path, ragged_samples: Any) -> dict[str, np.ndarray]:
     return ranks.run(training(ragged_samples), lr=1e-3, model=paired_model)[1]
 
 
@@ -300,7 +185,7 @@ def plain_weights(
     ],
 )
 def test_training_moves_the_weights_to_the_same_place(
-    ranks: RankPool,
+    ranks: Any,
     plain_weights: dict[str, np.ndarray],
     paired_model: Path,
     ragged_samples: Any,
@@ -312,15 +197,23 @@ def test_training_moves_the_weights_to_the_same_place(
     assert worst < WEIGHT_TOLERANCE
 
 
+@pytest.mark.parametrize("parallel", [{}, {"context_parallel_size": 2}, {"replicate_size": 2}])
+def test_training_on_two_ranks_repeats_bit_by_bit(
+    ranks: Any, paired_model: Path, ragged_samples: Any, parallel: dict[str, Any]
+) -> None:
+    steps = training(ragged_samples)
+    first, second = (ranks.run(steps, lr=1e-3, model=paired_model, **parallel) for _ in range(2))
+    assert first[0] == second[0]
+    assert all(np.array_equal(first[1][name], second[1][name]) for name in first[1])
+
+
 def test_heads_that_cannot_be_shared_are_refused_on_every_rank(
-    ranks: RankPool, ragged_samples: Any
+    ranks: Any, ragged_samples: Any
 ) -> None:
     answer, _ = ranks.run([ragged_samples([5])], context_parallel_size=2)
     assert "3 attention heads cannot be shared by 2 processes" in answer["error"]
 
 
-def test_copies_that_do_not_divide_the_ranks_are_refused(
-    ranks: RankPool, ragged_samples: Any
-) -> None:
+def test_copies_that_do_not_divide_the_ranks_are_refused(ranks: Any, ragged_samples: Any) -> None:
     answer, _ = ranks.run([ragged_samples([5])], replicate_size=3)
     assert "3 does not divide the 2 processes" in answer["error"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
 from gradus.trainer.flops import ModelFlops
-from gradus.trainer.throughput import Stopwatch, WorkMeter
-from gradus.wire.packing import build_dummy
+from gradus.trainer.model import attention
+from gradus.trainer.throughput import Stopwatch, WorkMeter, padding_rows
+from gradus.wire.packing import build_dummy, pack
 
 
 class Clock:
@@ -89,3 +92,22 @@ def test_padding_counts_blocks_and_dummies(world: World) -> None:
     micro_batches = [build_micro_batch(samples), build_dummy(samples[0])]
     metrics = build_meter(world, peak=None).measure(micro_batches, watch_of(1.0))
     assert metrics["batch/padding/share"] == pytest.approx((1 + 2) / (19 + 3))
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.integers(200, 2048), min_size=8, max_size=64),
+    num_ranks=st.sampled_from([1, 2, 4]),
+    context_size=st.sampled_from([1, 2, 4]),
+)
+def test_layouts_of_gpus_waste_at_most_two_percent(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], num_ranks: int, context_size: int
+) -> None:
+    monkeypatch.setattr(attention, "has_flash_attention", lambda device: device.type == "cuda")
+    samples = [build_sample(length, seed=seed) for seed, length in enumerate(lengths)]
+    layout = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "context_size": context_size}
+    ranks = pack(samples, max_tokens=4096, num_ranks=num_ranks)
+    padding = sum(padding_rows(m, **layout) for micro_batches in ranks for m in micro_batches)
+    assert padding / (sum(lengths) + padding) <= 0.02

@@ -21,16 +21,22 @@ from transformers import AttentionInterface
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.model.context_parallel import copy_key_heads, gather_heads, scatter_heads
+from gradus.trainer.model.flash import has_flash_attention
 
 ATTENTION_NAME = "gradus_packed"
 """Name under which transformers finds `packed_attention`."""
 
 _SHORT_TOKENS = 256
-"""Up to this length plain matrix products are faster on a CPU than the fused kernel."""
+"""In a 16-bit dtype samples up to this length are faster on a CPU as matrix products over blocks
+than in the fused kernel; benchmarks/cpu_attention.py."""
+_SHORT_TOKENS_FLOAT32 = 32
+"""In float32 the kernel is always faster, and longer samples gain nothing from sharing a block."""
 _BLOCK_FILL = 0.8
 """A block ends before a sample shorter than this share of its longest."""
 _BLOCK_SCORES = 1 << 21
 """Most B·L·L of one block, so that its scores stay near the cache."""
+_LARGEST_HEAD = 256
+"""Flash attention knows heads up to this size, in steps of 8."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +62,18 @@ class PaddedRows:
     """[R] token that each padded row shows; padding repeats the first token of its sample."""
     to_tokens: Tensor
     """[T] padded row of each token."""
+    is_plain: bool
+    """Whether the padded rows are the tokens themselves, in their order."""
 
     @classmethod
-    def build(cls, lengths: Sequence[int], device: torch.device) -> PaddedRows:
-        """The rows of samples of these lengths, laid end to end."""
+    def build(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> PaddedRows:
+        """The rows of samples of these lengths, laid end to end; blocks suit the dtype."""
         boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         to_tokens = np.empty(int(boundaries[-1]), np.int64)
         to_rows: list[np.ndarray] = []
         blocks: list[AttentionBlock] = []
         start = 0
-        for chosen in _blocks_of_like_length(lengths):
+        for chosen in _blocks_of_like_length(lengths, _short_tokens(dtype)):
             sizes = np.array([lengths[i] for i in chosen])
             firsts = boundaries[chosen]
             length = int(sizes.max())
@@ -77,10 +85,12 @@ class PaddedRows:
             to_rows.append(shown.reshape(-1))
             blocks.append(AttentionBlock(start, len(chosen), length))
             start += shown.size
+        rows = np.concatenate(to_rows)
         return cls(
             blocks=tuple(blocks),
-            to_rows=torch.from_numpy(np.concatenate(to_rows)).to(device),
+            to_rows=torch.from_numpy(rows).to(device),
             to_tokens=torch.from_numpy(to_tokens).to(device),
+            is_plain=np.array_equal(rows, np.arange(len(to_tokens))),
         )
 
 
@@ -107,9 +117,14 @@ class PackedLayout:
         return max(self.lengths)
 
     @cached_property
-    def rows(self) -> PaddedRows:
-        """Only kernels that want rectangles need it."""
-        return PaddedRows.build(self.lengths, self.boundaries.device)
+    def _rows(self) -> dict[torch.dtype, PaddedRows]:
+        return {}
+
+    def rows(self, dtype: torch.dtype) -> PaddedRows:
+        """The same for all layers; only kernels that want rectangles need it."""
+        if dtype not in self._rows:
+            self._rows[dtype] = PaddedRows.build(self.lengths, self.boundaries.device, dtype)
+        return self._rows[dtype]
 
     def shared(self, padding: int, context: ContextGroup) -> PackedLayout:
         """The same row, shared by ranks, with `padding` tokens as a last sample."""
@@ -121,7 +136,7 @@ def padded_tokens(lengths: Sequence[int], device: torch.device, dtype: torch.dty
     """Padding rows that attention computes for samples of these lengths; none with `varlen`."""
     if _has_varlen(device, dtype):
         return 0
-    blocks = _blocks_of_like_length(lengths)
+    blocks = _blocks_of_like_length(lengths, _short_tokens(dtype))
     return sum(len(chosen) * lengths[chosen[0]] for chosen in blocks) - sum(lengths)
 
 
@@ -156,7 +171,8 @@ def packed_attention(
     scale = float(kwargs.get("scaling") or query.shape[-1] ** -0.5)
     window = kwargs.get("sliding_window")
     tokens = _Tokens(*(t[0].transpose(0, 1) for t in (query, key, value)))
-    kernel = _varlen if _has_varlen(query.device, query.dtype) else _padded
+    can_flash = _has_varlen(query.device, query.dtype) and _fits_flash(query.shape[-1])
+    kernel = _varlen if can_flash else _padded
     group = layout.context
     if group is None:
         return kernel(tokens, layout, scale, window)[None], None
@@ -175,7 +191,11 @@ def keep_from_compiler() -> None:
 
 
 def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    return dtype in (torch.bfloat16, torch.float16) and has_flash_attention(device)
+
+
+def _fits_flash(head_size: int) -> bool:
+    return head_size <= _LARGEST_HEAD and head_size % 8 == 0
 
 
 def _own_heads(tokens: _Tokens, group: ContextGroup) -> _Tokens:
@@ -188,13 +208,18 @@ def _own_heads(tokens: _Tokens, group: ContextGroup) -> _Tokens:
     return _Tokens(*torch.split(scatter_heads(mixed, group), heads, dim=1))
 
 
-def _blocks_of_like_length(lengths: Sequence[int]) -> list[list[int]]:
+def _short_tokens(dtype: torch.dtype) -> int:
+    return _SHORT_TOKENS if dtype.itemsize == 2 else _SHORT_TOKENS_FLOAT32
+
+
+def _blocks_of_like_length(lengths: Sequence[int], short: int) -> list[list[int]]:
+    """Indices of each block's samples, longest first; a long sample is a block of its own."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     blocks: list[list[int]] = []
     for index in order:
         longest = lengths[blocks[-1][0]] if blocks else 0
-        has_room = blocks and (len(blocks[-1]) + 1) * longest * longest <= _BLOCK_SCORES
-        if has_room and lengths[index] >= _BLOCK_FILL * longest:
+        can_share = 0 < longest <= short and lengths[index] >= _BLOCK_FILL * longest
+        if can_share and (len(blocks[-1]) + 1) * longest * longest <= _BLOCK_SCORES:
             blocks[-1].append(index)
         else:
             blocks.append([index])
@@ -223,26 +248,29 @@ def _padded(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | N
     """Attention block by block over padded rows; padding lies after each sample, so a causal mask
     keeps every real token from seeing it."""
     heads, key_heads = tokens.query.shape[1:], tokens.key.shape[1]
-    query, key, value = (_to_rows(t.flatten(1), layout.rows) for t in tokens)
+    padded = layout.rows(tokens.query.dtype)
+    query, key, value = (_to_rows(t.flatten(1), padded) for t in tokens)
     parts = []
-    for block in layout.rows.blocks:
+    for block in padded.blocks:
         block_query = query[block.rows].view(block.samples, block.length, *heads)
         block_key, block_value = (
             t[block.rows].view(block.samples, block.length, key_heads, heads[1])
             for t in (key, value)
         )
-        if _prefers_products(block.length, window):
+        if _prefers_products(block.length, window, query.dtype):
             attended = _by_products(block_query, block_key, block_value, scale, window)
         else:
             attended = _by_kernel(block_query, block_key, block_value, scale)
         parts.append(attended.reshape(block.samples * block.length, -1))
     rows = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return _to_tokens(rows, layout.rows).view(-1, *heads)
+    return _to_tokens(rows, padded).view(-1, *heads)
 
 
-def _prefers_products(length: int, window: int | None) -> bool:
-    """The kernel is faster on long samples, but knows no window."""
-    return length <= _SHORT_TOKENS or (window is not None and window < length)
+def _prefers_products(length: int, window: int | None, dtype: torch.dtype) -> bool:
+    """The kernel is faster in float32 and on long samples, but knows no window."""
+    if window is not None and window < length:
+        return True
+    return length <= _SHORT_TOKENS and dtype.itemsize == 2
 
 
 def _by_products(
@@ -288,11 +316,15 @@ def _forbidden(length: int, window: int | None, like: Tensor) -> Tensor:
 
 
 def _to_rows(tokens: Tensor, layout: PaddedRows) -> Tensor:
+    if layout.is_plain:
+        return tokens
     rows: Tensor = _ToRows.apply(tokens, layout)  # type: ignore[no-untyped-call]
     return rows
 
 
 def _to_tokens(rows: Tensor, layout: PaddedRows) -> Tensor:
+    if layout.is_plain:
+        return rows
     tokens: Tensor = _ToTokens.apply(rows, layout)  # type: ignore[no-untyped-call]
     return tokens
 

@@ -28,15 +28,13 @@ from gradus.trainer.model.attention import keep_from_compiler
 Recompute = Literal["none", "selective", "full"]
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-_KEPT = frozenset(
-    {
-        torch.ops.torch_attn._varlen_attn.default,
-        torch.ops.aten._flash_attention_forward.default,
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-        # Context parallelism: a transfer costs more than keeping what it brought.
-        torch.ops._c10d_functional.all_to_all_single.default,
-    }
+_KEPT = (
+    "torch_attn::_varlen_attn",
+    "aten::_flash_attention_forward",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    # Context parallelism: a transfer costs more than keeping what it brought.
+    "_c10d_functional::all_to_all_single",
 )
 """Results that are dear to compute and small to keep."""
 
@@ -91,11 +89,12 @@ def _selective_contexts() -> tuple[Any, Any]:
 def _build_policy() -> Callable[..., CheckpointPolicy]:
     """Decides about each result of one layer, in the forward and again in backward."""
     products: Counter[bool] = Counter()
+    kept = {operator for name in _KEPT if (operator := _operator(name)) is not None}
 
     def decide(
         context: SelectiveCheckpointContext, operator: Any, *_: Any, **__: Any
     ) -> CheckpointPolicy:
-        if operator in _KEPT:
+        if operator in kept:
             return CheckpointPolicy.MUST_SAVE
         if operator in _PRODUCTS:
             products[context.is_recompute] += 1
@@ -104,3 +103,10 @@ def _build_policy() -> Callable[..., CheckpointPolicy]:
         return CheckpointPolicy.PREFER_RECOMPUTE
 
     return decide
+
+
+def _operator(name: str) -> Any:
+    """An operator of torch by its full name; None when this build of torch has none."""
+    namespace, _, operator = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), operator, None)
+    return None if packet is None else packet.default

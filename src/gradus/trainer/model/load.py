@@ -12,13 +12,18 @@ from transformers.utils.logging import disable_progress_bar
 from gradus.config.model import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.trainer.model.attention import ATTENTION_NAME
+from gradus.trainer.model.flash import choose_flash_attention
 
 _SEPARATE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers for which `packed_attention` does all that mixes tokens."""
 
 
 def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
-    """The initial weights in float32, with packed attention; ConfigError when there are none."""
+    """The initial weights in float32, with packed attention; ConfigError when there are none.
+
+    They stay in CPU memory: sharding moves to `device` one layer after the other, so that a GPU
+    never holds a whole model.
+    """
     # Logs are read line by line; a bar that rewrites its line does not belong there.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model = _load_complete(config)
@@ -28,9 +33,9 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
             "transformers' registry, which packing needs; use another model"
         )
     refuse_leaking_layers(model)
+    choose_flash_attention(device)
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
-    torch.nn.Module.to(model, device)
     return model
 
 

@@ -15,8 +15,11 @@ from torch.distributed.fsdp import (
 )
 
 from gradus.config.parallel import ParallelConfig
+from gradus.log import get_logger
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.policy_model import PolicyModel
+
+logger = get_logger(__name__)
 
 GradientSync = Literal["last", "each"]
 """After which micro batches of a step gradients are added up over ranks."""
@@ -67,6 +70,9 @@ def expect_backward(policy: object, *, is_last: bool, sync: GradientSync) -> Non
 
 def _offload_policy(parallel: ParallelConfig, mesh: DeviceMesh) -> OffloadPolicy:
     """FSDP's own offloading: shards live in pinned CPU memory, and so does what is made of them."""
-    if parallel.offload_optimizer and mesh.device_type != "cpu":
-        return CPUOffloadPolicy(pin_memory=True)
-    return OffloadPolicy()
+    if not parallel.offload_optimizer:
+        return OffloadPolicy()
+    if mesh.device_type == "cpu":
+        logger.warning("parallel.offload_optimizer does nothing here: all memory is the CPU's")
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=True)
