@@ -11,6 +11,7 @@ GradusError            70   something in gradus failed
 ├── StorageError       75   a disk is full, read-only, or failing
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── EmptyBatchError    70   no trainable batch could be made
+├── ReplayError        70   a replay came to something else than the run that it repeats
 └── CorruptStateError  78   a file does not hold what its digest or format promises
 """
 
@@ -83,6 +84,10 @@ class EnvironmentFailure(GradusError):
 
 class EmptyBatchError(GradusError):
     """No trainable batch could be made."""
+
+
+class ReplayError(GradusError):
+    """A replay came to other batches or other weights than the run that it repeats."""
 
 
 class CorruptStateError(GradusError):

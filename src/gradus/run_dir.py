@@ -68,6 +68,11 @@ class RunDirectory:
         return self.root / "replay"
 
     @property
+    def replay_report(self) -> Path:
+        """How a replay compares with the run that it repeats."""
+        return self.replay / "report.json"
+
+    @property
     def model(self) -> Path:
         """The final model as a Hugging Face directory."""
         return self.root / "model"

@@ -54,6 +54,8 @@ max_completion_tokens = 24
 id = "reverse-text"
 group_size = {size}
 pool = {{ type = "static", num_workers = 1 }}
+[trainer]
+deterministic = true
 [trainer.optimizer]
 lr = 1e-3
 [inference]
@@ -173,6 +175,29 @@ def test_no_process_outlives_the_run_and_no_token_is_logged(run: tuple[Path, str
     texts = [printed, *(path.read_text() for path in run_dir.rglob("*.log"))]
     texts += [path.read_text() for path in (run_dir / "config").iterdir()]
     assert not [token for token in tokens for text in texts if token in text]
+
+
+def test_a_replay_of_the_asynchronous_run_reaches_bitwise_the_same_weights(
+    run: tuple[Path, str], tmp_path: Path
+) -> None:
+    assert max(row["sample/staleness/max"] for row in records(run[0] / "metrics.jsonl")) >= 1
+    replay = tmp_path / "again"
+    printed = finish(gradus("rl", "--replay", str(run[0]), "--run-dir", str(replay)))
+    assert f"bitwise the same: {NUM_STEPS} published versions" in printed
+    assert not (replay / "logs" / "inference.log").exists()
+    before, after = (path / "model" / "model.safetensors" for path in (run[0], replay))
+    assert before.read_bytes() == after.read_bytes()
+
+
+def test_a_replay_with_another_loss_repeats_the_batches_and_not_the_weights(
+    run: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "other")
+    words = ("--run-dir", folder, "--trainer.optimizer.lr", "1e-4", "--max-steps", "2")
+    printed = finish(gradus("rl", "--replay", str(run[0]), *words))
+    assert "trainer.optimizer.lr was 0.001 and is 0.0001" in printed
+    assert "batches     2 recut from the episodes, each as recorded" in printed
+    assert "the weights differ, as they may" in printed
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradus.cli.options import print_help, wants_help
+from gradus.cli.options import print_help, take_value, wants_help
+from gradus.cli.replay import REPLAY, check_replay
 from gradus.config.eval import EvalConfig
 from gradus.config.load import load_config, top_level_keys
 from gradus.config.overview import describe_eval, describe_run, describe_sft
@@ -15,7 +16,8 @@ from gradus.config.sft import SftConfig
 KINDS = ("rl", "sft", "eval")
 SUMMARY = (
     "Checks a config and prints the plan; starts and writes nothing. 'gradus check rl', "
-    "'check sft' or 'check eval' if the config alone does not say which it is."
+    "'check sft' or 'check eval' if the config alone does not say which it is. "
+    "'gradus check --replay RUN' says whether a recorded run is whole."
 )
 
 
@@ -23,6 +25,10 @@ def run(words: Sequence[str]) -> int:
     """Check the config and print what it would run."""
     if wants_help(words):
         print_help("check [rl|sft|eval]", SUMMARY, RunConfig)
+        return 0
+    recorded, words = take_value(words, REPLAY)
+    if recorded is not None:
+        print("\n".join(["this run can be replayed", *check_replay(recorded, words).lines()]))
         return 0
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words

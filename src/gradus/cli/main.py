@@ -47,6 +47,7 @@ ROLES = {
     "sft-trainer": Command("gradus.cli.sft_trainer", "train on the conversations of a run"),
     "bench-rank": Command("gradus.cli.bench_rank", "train on made-up samples"),
     "orchestrator": Command("gradus.cli.orchestrator", "play episodes and make batches"),
+    "replayer": Command("gradus.cli.replayer", "send recorded batches to the trainer again"),
     "evaluator": Command("gradus.cli.evaluator", "play the episodes of an evaluation"),
 }
 """What the launcher starts, with a config that it wrote."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gradus.config.base import StrictConfig
 from gradus.config.document import help_text
+from gradus.errors import ConfigError
 
 HELP_WORDS = ("--help", "-h")
 _MIN_WIDTH = 60
@@ -17,6 +18,28 @@ def take_options(words: Sequence[str], known: Mapping[str, str]) -> tuple[set[st
     """The known options among the words, and the words that are left for the config."""
     taken = {word for word in words if word in known}
     return taken, [word for word in words if word not in known]
+
+
+def take_value(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    """The value behind `option`, or attached as `option=value`, and the other words.
+
+    ConfigError when the option stands there without a value, or twice.
+    """
+    rest: list[str] = []
+    found: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, attached = word.partition("=")
+        if name != option:
+            rest.append(word)
+            continue
+        value = attached if equals else next(waiting, "")
+        if not value or value.startswith("--"):
+            raise ConfigError(f"{option} needs the folder of a run behind it")
+        found.append(value)
+    if len(found) > 1:
+        raise ConfigError(f"{option} stands there twice: {', '.join(found)}")
+    return (found[0] if found else None), rest
 
 
 def wants_help(words: Sequence[str]) -> bool:
@@ -33,8 +56,9 @@ def print_help(
         f"usage: gradus {command} [@ file.toml ...] [--section @ file.toml ...] [--key value ...]"
     )
     print(f"\n{summary}\n")
+    width_of_options = max(12, *(len(option) + 2 for option in (options or {"": ""})))
     for option, text in (options or {}).items():
-        print(f"  {option:<12}{text}")
+        print(f"  {option:<{width_of_options}}{text}")
     if options:
         print()
     print(help_text(model, width=width))

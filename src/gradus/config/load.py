@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -26,16 +26,20 @@ logger = get_logger(__name__)
 
 
 def load_config(
-    model: type[Config], words: Sequence[str], *, check: Check[Config] | None = None
+    model: type[Config],
+    words: Sequence[str],
+    *,
+    check: Check[Config] | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> Config:
     """The config that a command line describes; touches nothing but the files that it names.
 
-    Files and mounted files merge left to right, then overrides apply left to right. Every
-    problem of one stage (files, keys and types, `check`) is reported at once.
+    Files and mounted files merge left to right over `base`, then overrides apply left to right.
+    Every problem of one stage (files, keys and types, `check`) is reported at once.
 
         >>> load_config(RunConfig, ["@", "run.toml", "--trainer.optimizer.lr", "1e-5"])
     """
-    merged = _merge(words)
+    merged = _merge(words, base or {})
     unread = list(merged.problems)
     values = typed_values(merged.values, model, (), unread)
     config, invalid = _validate(model, values)
@@ -50,13 +54,19 @@ def load_config(
 
 def top_level_keys(words: Sequence[str]) -> set[str]:
     """The sections and keys at the top of what a command line describes, valid or not."""
-    return set(_merge(words).values)
+    return set(given_values(words))
 
 
-def _merge(words: Sequence[str]) -> MergedConfig:
+def given_values(words: Sequence[str]) -> dict[str, Any]:
+    """What a command line says, merged, valid or not."""
+    return _merge(words, {}).values
+
+
+def _merge(words: Sequence[str], base: Mapping[str, Any]) -> MergedConfig:
     """Files and overrides of a command line, merged; refuses files that cannot be read."""
     arguments = parse_arguments(words)
     merged = MergedConfig()
+    merged.add(dict(base), lambda _: "the recorded config")
     problems: list[Problem | str] = list(arguments.problems)
     for file in arguments.files:
         problems.extend(_add_file(merged, file))

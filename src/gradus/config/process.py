@@ -30,6 +30,7 @@ __all__ = [
     "EvaluatorProcessConfig",
     "InferenceProcessConfig",
     "OrchestratorProcessConfig",
+    "ReplayProcessConfig",
     "SftProcessConfig",
     "SourceConfig",
     "TrainerProcessConfig",
@@ -56,6 +57,13 @@ class TrainerProcessConfig(StrictConfig):
     """When to save."""
     resume_step: int | None = None
     """Step of the checkpoint to go on from. None means to start fresh."""
+    num_steps: int | None = None
+    """Steps after which a replay ends, while schedules go by `max_steps`. None means all."""
+
+    @property
+    def end_step(self) -> int:
+        """The step before which training ends."""
+        return self.max_steps if self.num_steps is None else self.num_steps
 
 
 class InferenceProcessConfig(StrictConfig):
@@ -209,6 +217,21 @@ class OrchestratorProcessConfig(StrictConfig):
     """When to save, and what to keep."""
     resume_step: int | None = None
     """Step of the checkpoint to go on from. None means to start fresh."""
+
+
+class ReplayProcessConfig(StrictConfig):
+    """Everything the process needs that sends recorded batches to the trainer."""
+
+    run_dir: str
+    """The run directory of the replay."""
+    epoch: int
+    """Epoch of the run's lease."""
+    recorded: str
+    """The run directory of the recorded run."""
+    num_steps: int
+    """Steps to replay."""
+    orchestrator: OrchestratorProcessConfig
+    """The orchestrator of the recorded run, with the layout of this trainer."""
 
 
 class SftProcessConfig(StrictConfig):

@@ -55,7 +55,7 @@ class Job:
     """What a launch needs to know beyond its plan."""
 
     kind: str
-    """`rl`, `sft` or `bench`."""
+    """`rl`, `sft`, `bench` or `replay`."""
     name: str
     output_dir: Path
     max_steps: int

@@ -12,6 +12,7 @@ from pathlib import Path
 from gradus.config.base import StrictConfig
 from gradus.config.eval import EvalConfig
 from gradus.config.process import EnvironmentProcessConfig, environment_process
+from gradus.config.replay import ReplayConfigs
 from gradus.config.resolve import resolve_run, resolve_sft
 from gradus.config.resolve_eval import resolve_eval
 from gradus.config.run import RunConfig
@@ -165,6 +166,20 @@ def plan_sft(
         configs={"trainer": resolved},
         stages=((trainer,),),
     )
+
+
+def plan_replay(configs: ReplayConfigs, run_dir: RunDirectory, machine: Machine) -> LaunchPlan:
+    """The trainer, and the process that sends it recorded batches."""
+    ranks = configs.trainer.trainer.num_processes
+    trainer = _trainer_spec("trainer", configs.env_vars, run_dir, machine, num_processes=ranks)
+    replayer = _spec(
+        "replayer",
+        role_command(machine, "replayer", config_file(run_dir, "replayer")),
+        orchestrator_environment(machine.environment, {}, config={}),
+        run_dir,
+        finishes=True,
+    )
+    return LaunchPlan(configs=configs.by_process(), stages=((trainer, replayer),))
 
 
 def plan_bench(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.config.base import StrictConfig
+from gradus.config.differences import differences
 from gradus.errors import ConfigError
 from gradus.lease import RunLease
 from gradus.rewind import rewind_to_sizes, rewind_to_step
@@ -108,14 +108,6 @@ def changed_settings(
     return [*refused, *lines]
 
 
-def differences(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted key, old and new value of every leaf that differs; None stands for an absent one."""
-    before, after = dict(_leaves(was)), dict(_leaves(now))
-    for key in sorted(before.keys() | after.keys()):
-        if before.get(key) != after.get(key):
-            yield key, before.get(key), after.get(key)
-
-
 def clear_for_resume(lease: RunLease, point: ResumePoint) -> None:
     """Take away what belongs to dead processes and to steps that will be done again.
 
@@ -144,21 +136,3 @@ def _finished_steps(run_dir: RunDirectory) -> int | None:
     except FileNotFoundError:
         return None
     return int(summary["max_steps"]) if summary.get("outcome") == "done" else None
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Members of a list go by their `name` or `id`, else by their place."""
-    if isinstance(value, Mapping):
-        members = [(str(key), member) for key, member in value.items()]
-    elif isinstance(value, list) and value:
-        members = [(_name(member, place), member) for place, member in enumerate(value)]
-    else:
-        yield prefix, value
-        return
-    for name, member in members:
-        yield from _leaves(member, f"{prefix}.{name}" if prefix else name)
-
-
-def _name(member: Any, place: int) -> str:
-    name = (member.get("name") or member.get("id")) if isinstance(member, Mapping) else None
-    return str(name or place).replace(".", "_")

@@ -41,7 +41,7 @@ class Summary:
     """The result of one launch."""
 
     kind: str
-    """`rl`, `sft` or `bench`."""
+    """`rl`, `sft`, `bench` or `replay`."""
     run_dir: str
     epoch: int
     outcome: str
@@ -55,7 +55,7 @@ class Summary:
     @property
     def headline(self) -> tuple[str, str]:
         """Name and metric of the number that tells whether the run learned."""
-        if self.kind == "sft":
+        if self.kind in ("sft", "replay"):
             return "loss", "loss/total/mean"
         if self.kind == "bench":
             return "tokens/s", "throughput/trained_tokens_per_second"

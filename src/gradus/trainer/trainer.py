@@ -223,7 +223,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     if lora is not None:
         trainer.publisher.save_adapter(run_dir.adapter, adapter)
     if world.is_first:
-        receiver.send_event(TrainerDone(step=config.max_steps - 1, epoch=config.epoch))
+        receiver.send_event(TrainerDone(step=config.end_step - 1, epoch=config.epoch))
 
 
 def _train_steps(config: TrainerProcessConfig, trainer: Trainer) -> None:
@@ -231,7 +231,7 @@ def _train_steps(config: TrainerProcessConfig, trainer: Trainer) -> None:
     if config.resume_step is not None:
         resume(trainer.saver.state, trainer.saver.checkpoints, config.resume_step)
         trainer.publish_again(config.resume_step)
-    for step in range(config.resume_step or 0, config.max_steps):
+    for step in range(config.resume_step or 0, config.end_step):
         trainer.train_step(step)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from gradus.checkpoints import Checkpoints
 from gradus.config.base import StrictConfig
+from gradus.config.differences import differences
 from gradus.config.resolve import resolve_run
 from gradus.config.run import LaunchConfig
 from gradus.errors import ConfigError, CorruptStateError
@@ -20,7 +21,6 @@ from gradus.launch.plan import LaunchPlan, log_file
 from gradus.launch.resume import (
     changed_settings,
     clear_for_resume,
-    differences,
     find_resume_point,
 )
 from gradus.lease import RunLease, open_run

@@ -1,0 +1,149 @@
+"""A replay on this machine: the trainer of a recorded run, its batches, and the verdict."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.config.replay import resolve_replay
+from gradus.config.run import RunConfig
+from gradus.errors import CorruptStateError
+from gradus.launch.local import Job, run_job
+from gradus.launch.plan import LaunchPlan, Machine, plan_replay
+from gradus.monitor.console import SFT_COLUMNS
+from gradus.run_dir import RunDirectory, read_json
+from gradus.supervise import become_subreaper
+
+_NAME_LENGTH = 44
+"""Characters of the recorded run's name in that of its replay."""
+_TITLE = 12
+
+
+@dataclass(frozen=True)
+class ReplayJob:
+    """What is replayed, and where."""
+
+    config: RunConfig
+    """The recorded config, with the changes of the command line."""
+    recorded: Path
+    """Folder of the recorded run."""
+    folder: Path
+    """Folder of the replay."""
+    num_steps: int
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """How a replay compares with its run."""
+
+    is_same: bool
+    steps: int
+    versions_compared: int
+    first_different_version: int | None
+    first_different_step: int | None
+    different_metrics: list[str]
+    model_files: dict[str, bool] | None
+    loss: list[list[float | None]]
+
+
+def replay_folder(recorded: Path, given: str | None) -> Path:
+    """The folder that was asked for, or a new one beside the recorded run."""
+    if given is not None:
+        return Path(given).absolute()
+    return recorded.with_name(f"{recorded.name[:_NAME_LENGTH]}--replay-{secrets.token_hex(4)}")
+
+
+def launch_replay(job: ReplayJob, *, clean: bool = False, dry_run: bool = False) -> int:
+    """Train the recorded batches again, to the end; exit codes and errors as in `run_rl`."""
+    become_subreaper()
+
+    def plan(run_dir: RunDirectory, epoch: int, _: int | None) -> LaunchPlan:
+        configs = resolve_replay(
+            job.config,
+            run_dir=run_dir.root,
+            epoch=epoch,
+            recorded=job.recorded,
+            num_steps=job.num_steps,
+        )
+        return plan_replay(configs, run_dir, Machine.current())
+
+    return run_job(
+        Job(
+            kind="replay",
+            name=job.folder.name,
+            output_dir=job.folder.parent,
+            max_steps=job.num_steps,
+            launch=job.config.launch,
+            columns=SFT_COLUMNS,
+            plan=plan,
+        ),
+        sys.stdout,
+        clean=clean,
+        dry_run=dry_run,
+    )
+
+
+def read_report(folder: Path) -> ReplayReport:
+    """What the replayer wrote at its end."""
+    path = RunDirectory(folder).replay_report
+    try:
+        values: dict[str, Any] = read_json(path)
+        return ReplayReport(**values)
+    except (OSError, TypeError) as error:
+        raise CorruptStateError(f"{path} is not the report of a replay ({error})") from error
+
+
+def verdict_lines(report: ReplayReport, *, is_expected: bool) -> list[str]:
+    """The last lines on the terminal: whether both came to the same."""
+    lines = [_line("batches", f"{report.steps} recut from the episodes, each as recorded")]
+    if not is_expected:
+        same = "are bitwise the same nevertheless" if report.is_same else "differ, as they may"
+        lines.append(_line("weights", f"the trainer was changed; the weights {same}"))
+        return [*lines, *_losses(report)]
+    if report.is_same:
+        files = [] if report.model_files is None else sorted(report.model_files)
+        final = f" and {', '.join(files)}" if files else ""
+        compared = f"{report.versions_compared} published versions{final}"
+        lines.append(_line("weights", f"bitwise the same: {compared}"))
+        return lines
+    return [*lines, *_differences(report)]
+
+
+def _differences(report: ReplayReport) -> list[str]:
+    lines = []
+    if report.first_different_version is not None:
+        step = report.first_different_version
+        text = f"DIFFERENT, first after step {step} (version {step})"
+        lines.append(_line("weights", text))
+    if report.first_different_step is not None:
+        names = ", ".join(report.different_metrics[:3])
+        text = f"DIFFERENT, first in step {report.first_different_step + 1}: {names}"
+        lines.append(_line("numbers", text))
+    for name, is_same in sorted((report.model_files or {}).items()):
+        if not is_same:
+            lines.append(_line("weights", f"DIFFERENT in {name}"))
+    if not lines:
+        lines.append(_line("weights", "unknown: the run kept no digest of any version"))
+    return lines
+
+
+def _losses(report: ReplayReport) -> list[str]:
+    """The loss of the first and of the last step, of both."""
+    if not report.loss:
+        return []
+    first, last = report.loss[0], report.loss[-1]
+    return [
+        _line("loss", f"first step {_number(first[0])} in the run, {_number(first[1])} now"),
+        _line("loss", f"last step {_number(last[0])} in the run, {_number(last[1])} now"),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _line(title: str, text: str) -> str:
+    return f"{title:<{_TITLE}}{text}"
