@@ -21,13 +21,19 @@ from gradus.config.checkpoint import CheckpointConfig
 from gradus.lease import MARKER_NAME
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.checkpoint import find_saved
+from gradus.orchestrator.decisions import read_decisions
 from gradus.orchestrator.error_policy import ErrorPolicy
 from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, surviving
 from gradus.orchestrator.journal_check import check_journal
 from gradus.orchestrator.orchestrator import Orchestrator
+from gradus.orchestrator.packing import Layout, build_batch
 from gradus.orchestrator.parts import Parts, Source, build_grading
 from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.recorded_episodes import RecordedEpisodes
+from gradus.orchestrator.recording import EpisodeRecording
+from gradus.orchestrator.recut import BatchMaker
 from gradus.orchestrator.task_source import SourceShare, TaskSource
+from gradus.recording import LaunchRecord
 from gradus.rewind import rewind_to_sizes, rewind_to_step
 from gradus.run_dir import RunDirectory, read_json, write_json
 from gradus.testing.episodes import build_episode
@@ -189,6 +195,7 @@ class Lives:
                 check_lease=lambda: None,
                 clock=lambda: float(next(ticks)),
                 evaluated=[],
+                recording=EpisodeRecording(LaunchRecord(self.run_dir, config.epoch), config.model),
             )
             training = asyncio.create_task(trainer.train())
             try:
@@ -205,6 +212,7 @@ class Lives:
             finally:
                 training.cancel()
                 monitor.close()
+                parts.recording.close()
         return True
 
 
@@ -299,6 +307,7 @@ async def test_a_run_killed_at_any_events_and_resumed_is_one_run(new_run: Any, s
         if await lives.live(death=death, turns=turns):
             break
     assert_one_run(lives)
+    await assert_repeated(lives)
 
 
 @pytest.mark.parametrize("death", [Death(0, 9), Death(1, 0), Death(1, 9), Death(2, 4)])
@@ -312,6 +321,21 @@ async def test_a_synchronous_run_trains_the_same_bytes_after_any_kill(
         await killed.live(death=None, turns=0)
     assert_one_run(killed)
     pairs = zip(straight.batches(), killed.batches(), strict=True)
+    assert all(encode_ranks(a) == encode_ranks(b) for a, b in pairs)
+
+
+async def assert_repeated(lives: Lives) -> None:
+    """Journal and recorded episodes alone give the same batches, to the byte."""
+    decisions = read_decisions(lives.journal)
+    assert decisions.is_finished
+    layout = Layout(lives.config.data_parallel_size, lives.config.micro_batch_tokens)
+    with RecordedEpisodes(lives.run_dir, decisions.epochs, check=True) as episodes:
+        maker = BatchMaker(lives.config, episodes)
+        again = [
+            build_batch(batch.samples, step=batch.step, epoch=1, layout=layout)
+            async for batch in maker.make(decisions.order)
+        ]
+    pairs = zip(lives.batches(), again, strict=True)
     assert all(encode_ranks(a) == encode_ranks(b) for a, b in pairs)
 
 
