@@ -182,7 +182,7 @@ def test_a_replay_of_the_asynchronous_run_reaches_bitwise_the_same_weights(
 ) -> None:
     assert max(row["sample/staleness/max"] for row in records(run[0] / "metrics.jsonl")) >= 1
     replay = tmp_path / "again"
-    printed = finish(gradus("rl", "--replay", str(run[0]), "--run-dir", str(replay)))
+    printed = finish(start("rl", "--replay", str(run[0]), "--run-dir", str(replay)))
     assert f"bitwise the same: {NUM_STEPS} published versions" in printed
     assert not (replay / "logs" / "inference.log").exists()
     before, after = (path / "model" / "model.safetensors" for path in (run[0], replay))
@@ -194,7 +194,7 @@ def test_a_replay_with_another_loss_repeats_the_batches_and_not_the_weights(
 ) -> None:
     folder = str(tmp_path / "other")
     words = ("--run-dir", folder, "--trainer.optimizer.lr", "1e-4", "--max-steps", "2")
-    printed = finish(gradus("rl", "--replay", str(run[0]), *words))
+    printed = finish(start("rl", "--replay", str(run[0]), *words))
     assert "trainer.optimizer.lr was 0.001 and is 0.0001" in printed
     assert "batches     2 recut from the episodes, each as recorded" in printed
     assert "the weights differ, as they may" in printed

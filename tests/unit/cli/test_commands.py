@@ -15,6 +15,7 @@ import pytest
 from gradus.cli.main import COMMANDS, ROLES, main
 from gradus.config.base import StrictConfig
 from gradus.config.eval import EvalConfig
+from gradus.config.replay import resolve_replay
 from gradus.config.resolve import resolve_run, resolve_sft
 from gradus.config.resolve_eval import resolve_eval
 from gradus.errors import ExitCode
@@ -197,6 +198,13 @@ def role_configs() -> dict[str, StrictConfig]:
         "bench-rank": run.trainer,
         "orchestrator": run.orchestrator,
         "evaluator": resolve_eval(evaluation, run_dir=Path("runs/x"), epoch=4).evaluator,
+        "replayer": resolve_replay(
+            build_run_config(),
+            run_dir=Path("runs/x"),
+            epoch=4,
+            recorded=Path("runs/demo"),
+            num_steps=2,
+        ).replayer,
     }
 
 
@@ -208,6 +216,7 @@ ENTRIES = {
     "bench-rank": ("gradus.trainer.bench", "run", "trainer"),
     "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
     "evaluator": ("gradus.orchestrator.evaluator", "run", "evaluator"),
+    "replayer": ("gradus.orchestrator.replayer", "run", "replayer"),
 }
 
 

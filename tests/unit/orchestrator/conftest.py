@@ -24,6 +24,7 @@ from gradus.orchestrator.journal import Journal, read_journal
 from gradus.orchestrator.orchestrator import Orchestrator, first_cause
 from gradus.orchestrator.parts import Parts, Source, build_grading
 from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.recording import NoRecording, Recording
 from gradus.orchestrator.task_source import SourceShare
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
@@ -92,6 +93,7 @@ class Rig:
     monitor: RecordingMonitor = field(default_factory=RecordingMonitor)
     check_lease: Callable[[], None] = lambda: None
     evaluated: list[EvaluationSource] = field(default_factory=list)
+    recording: Recording = field(default_factory=NoRecording)
     clock: Callable[[], float] | None = None
     """By default every look moves it by one second."""
 
@@ -130,6 +132,7 @@ class Rig:
             episodes=EpisodeWriter(self.root / "episodes", {}),
             check_lease=self.check_lease,
             evaluated=self.evaluated,
+            recording=self.recording,
             clock=self.clock or (lambda: float(next(ticks))),
         )
         return Orchestrator(self.config, parts), journal

@@ -1,0 +1,156 @@
+"""A replay from a config to its plan, and from its report to the words of the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.process import ReplayProcessConfig, TrainerProcessConfig
+from gradus.errors import CorruptStateError
+from gradus.launch import replay
+from gradus.launch.local import Job, _note_launch
+from gradus.launch.plan import Machine, plan_replay
+from gradus.launch.replay import (
+    ReplayJob,
+    ReplayReport,
+    launch_replay,
+    read_report,
+    replay_folder,
+    verdict_lines,
+)
+from gradus.lease import RunLease, open_run
+from gradus.recording import read_launch, recorded_epochs
+from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.testing.configs import build_run_config
+
+MACHINE = Machine(python="/bin/python", num_cores=8, environment={"PATH": "/bin"})
+
+
+def job(tmp_path: Path, **changes: Any) -> ReplayJob:
+    config = build_run_config(changes)
+    return ReplayJob(config, tmp_path / "demo", tmp_path / "again", num_steps=3)
+
+
+def test_a_dry_replay_writes_two_configs_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(replay, "become_subreaper", lambda: None)
+    assert launch_replay(job(tmp_path), dry_run=True) == 0
+    folder = tmp_path / "again" / "config"
+    assert {path.stem for path in folder.iterdir()} == {"trainer", "replayer"}
+    trainer = TrainerProcessConfig(**read_json(folder / "trainer.json"))
+    assert (trainer.end_step, trainer.max_steps) == (3, 20)
+    assert ReplayProcessConfig(**read_json(folder / "replayer.json")).recorded.endswith("/demo")
+    shown = capsys.readouterr().out
+    assert "stage 1, started together:\n  trainer" in shown
+    assert "inference" not in shown
+
+
+def test_the_ranks_of_the_run_train_its_replay(tmp_path: Path) -> None:
+    config = build_run_config({"trainer": {"num_processes": 2, "env_vars": {"MINE": "1"}}})
+    configs = replay.resolve_replay(
+        config, run_dir=tmp_path, epoch=1, recorded=tmp_path, num_steps=3
+    )
+    ((trainer, replayer),) = plan_replay(configs, RunDirectory(tmp_path), MACHINE).stages
+    assert "--nproc-per-node=2" in trainer.argv
+    assert (trainer.env["MINE"], "MINE" in replayer.env) == ("1", False)
+    assert trainer.finishes
+    assert replayer.finishes
+    assert replayer.log.name == "replayer.log"
+
+
+def test_a_replay_lies_where_asked_or_beside_its_run(tmp_path: Path) -> None:
+    run = tmp_path / ("r" * 64)
+    assert replay_folder(run, str(tmp_path / "x" / "y")) == tmp_path / "x" / "y"
+    beside = replay_folder(run, None)
+    assert beside.parent == tmp_path
+    assert beside != replay_folder(run, None)
+    assert len(beside.name) <= 64
+
+
+def test_a_launch_notes_its_config_for_a_replay(tmp_path: Path) -> None:
+    lease = open_run(tmp_path, "demo")
+    try:
+        _note_launch(build_run_config({"orchestrator": {"recording": False}}), lease)
+        assert recorded_epochs(lease.run_dir) == []
+        _note_launch(build_run_config(), lease)
+        assert read_launch(lease.run_dir, 1).config["max_steps"] == 20
+    finally:
+        lease.release()
+
+
+def test_a_job_leaves_nothing_more_unless_it_says_so(tmp_path: Path) -> None:
+    lease = RunLease(RunDirectory(tmp_path), 1, -1)
+    before_start = {f.name: f for f in Job.__dataclass_fields__.values()}["before_start"].default
+    assert before_start(lease) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def report(**changes: Any) -> ReplayReport:
+    values: dict[str, Any] = {
+        "is_same": True,
+        "steps": 3,
+        "versions_compared": 3,
+        "first_different_version": None,
+        "first_different_step": None,
+        "different_metrics": [],
+        "model_files": {"model/model.safetensors": True},
+        "loss": [[0.5, 0.5], [0.25, 0.125]],
+    }
+    return ReplayReport(**(values | changes))
+
+
+def test_equal_weights_are_called_bitwise_the_same() -> None:
+    assert verdict_lines(report(), is_expected=True) == [
+        "batches     3 recut from the episodes, each as recorded",
+        "weights     bitwise the same: 3 published versions and model/model.safetensors",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"first_different_version": 2}, "weights     DIFFERENT, first after step 2 (version 2)"),
+        (
+            {"first_different_step": 1, "different_metrics": ["loss/total/mean"]},
+            "numbers     DIFFERENT, first in step 2: loss/total/mean",
+        ),
+        (
+            {"model_files": {"model/model.safetensors": False}},
+            "weights     DIFFERENT in model/model.safetensors",
+        ),
+        ({"versions_compared": 0, "model_files": None}, "weights     unknown: the run kept no"),
+    ],
+)
+def test_the_first_difference_is_said(changes: dict[str, Any], said: str) -> None:
+    lines = verdict_lines(report(is_same=False, **changes), is_expected=True)
+    assert lines[1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("is_same", "said"), [(False, "differ, as they may"), (True, "are bitwise the same nev")]
+)
+def test_a_changed_trainer_is_not_expected_to_come_to_the_same(is_same: bool, said: str) -> None:
+    lines = verdict_lines(report(is_same=is_same), is_expected=False)
+    assert said in lines[1]
+    assert lines[2:] == [
+        "loss        first step 0.5 in the run, 0.5 now",
+        "loss        last step 0.25 in the run, 0.125 now",
+    ]
+
+
+def test_a_changed_trainer_without_a_step_has_no_loss() -> None:
+    assert len(verdict_lines(report(loss=[]), is_expected=False)) == 2
+    missing = verdict_lines(report(loss=[[None, 0.5]]), is_expected=False)
+    assert "first step - in the run, 0.5 now" in missing[2]
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = RunDirectory(tmp_path).replay_report
+    write_json(path, vars(report()))
+    assert read_report(tmp_path) == report()
+    write_json(path, {"is_same": True})
+    with pytest.raises(CorruptStateError, match="is not the report of a replay"):
+        read_report(tmp_path)
