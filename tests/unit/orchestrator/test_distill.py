@@ -102,8 +102,8 @@ def test_opsd_refuses_a_hint_that_shows_nothing() -> None:
         build_algorithm(config, NumberedScorer())
 
 
-def frozen_trace(texts: Sequence[str], reward: float = 1.0) -> Any:
-    """User and assistant in turns, without tokens, of an agent that does not train."""
+def frozen_trace(texts: Sequence[str], reward: float = 1.0, *, trainable: bool = False) -> Any:
+    """User and assistant in turns, without tokens, of an agent behind a plain chat API."""
     nodes = []
     for number, text in enumerate(texts):
         node = build_message(number - 1 if number else None, [])
@@ -111,13 +111,17 @@ def frozen_trace(texts: Sequence[str], reward: float = 1.0) -> Any:
         node.message = AssistantMessage(content=text) if is_reply else UserMessage(content=text)
         node.sampled = is_reply
         nodes.append(node)
-    return build_trace(nodes, trainable=False, reward=reward)
+    return build_trace(nodes, trainable=trainable, reward=reward)
 
 
-async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce() -> None:
+@pytest.mark.parametrize("trainable", [False, True])
+async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce(
+    trainable: bool,
+) -> None:
+    """Whatever verifiers says of it: the only seat of an environment is trainable there."""
     algorithm = FrozenSampler(reference=NumberedScorer())
     assert isinstance(algorithm, Adopts)
-    episode = build_episode([frozen_trace(["a", "b", "c", "d"])])
+    episode = build_episode([frozen_trace(["a", "b", "c", "d"], trainable=trainable)])
     await algorithm.adopt(episode)
     assert find_failure(episode) is None
     await algorithm.score_episode(episode, CONTEXT)

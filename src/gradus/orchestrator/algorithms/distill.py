@@ -138,9 +138,13 @@ class FrozenSampler:
         self._min_reward = min_reward
 
     async def adopt(self, episode: WireEpisode) -> None:
-        """Let the frozen agents' traces train, with tokens of the policy's template."""
+        """Let the frozen agents' traces train, with tokens of the policy's template.
+
+        Whether verifiers calls them trainable says nothing: it does so for a seat behind a plain
+        chat API where there is no other.
+        """
         for trace in episode.traces:
-            if trace.ok and not trace.agent.trainable:
+            if trace.ok:
                 await tokenize_trace(trace, self._reference)
                 trace.agent.trainable = True
 
