@@ -13,6 +13,7 @@ from gradus.errors import FencedError
 from gradus.lease import RunLease
 from gradus.run_dir import RunDirectory
 from gradus.weights.base import WeightPublisher
+from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.manifest import verify
 
@@ -20,6 +21,9 @@ Build = Callable[[RunDirectory, int], WeightPublisher]
 
 PUBLISHERS: dict[str, Build] = {
     "filesystem": lambda run_dir, epoch: FilesystemWeights(run_dir, epoch=epoch, extra_files={}),
+    "broadcast": lambda run_dir, epoch: BroadcastWeights(
+        run_dir, epoch=epoch, extra_files={}, num_receivers=1
+    ),
 }
 
 pytestmark = [pytest.mark.torch, pytest.mark.parametrize("name", sorted(PUBLISHERS))]

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from gradus.testing.inference_process import RunningInference
 from gradus.weights.base import Published
+from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -233,6 +234,43 @@ async def test_served_tensors_equal_the_published_ones(
     version = (await client.status())["version"] + 1
     tensors = changed_weights(client.server, seed=version)
     assert (await client.apply(publish(version, tensors)))[0] == 200
+    await check_served(client, version, tensors)
+
+
+async def test_weights_that_were_broadcast_are_served_without_a_file(client: Client) -> None:
+    server = client.server
+    sender = BroadcastWeights(
+        server.run_dir, epoch=server.epoch, extra_files={}, num_receivers=1, timeout_seconds=60.0
+    )
+    version = (await client.status())["version"]
+    for newer in (version + 1, version + 2):
+        tensors = changed_weights(server, seed=newer)
+        published = await asyncio.to_thread(sender.publish, newer, tensors.items())
+        assert not list(published.directory.glob("*.safetensors"))
+        assert (await client.apply(published))[0] == 200
+        await check_served(client, newer, tensors)
+    await asyncio.to_thread(sender.drain)
+    sender.close()
+
+
+async def test_a_broadcast_of_another_model_is_refused_before_anything_is_sent(
+    client: Client,
+) -> None:
+    server = client.server
+    sender = BroadcastWeights(
+        server.run_dir, epoch=server.epoch, extra_files={}, num_receivers=1, timeout_seconds=60.0
+    )
+    version = (await client.status())["version"]
+    published = sender.publish(version + 1, [("lm_head.weight", torch.zeros(2, 2))])
+    code, answer = await client.apply(published)
+    assert code == 422
+    assert "missing or unexpected" in str(answer)
+    assert (await client.status())["version"] == version
+    sender.close()
+
+
+async def check_served(client: Client, version: int, tensors: Tensors) -> None:
+    """Compare every tensor that the engine computes with."""
     code, served = await client.ask("GET", "/gradus/weights")
     assert (code, served["version"], len(served["workers"])) == (200, version, 1)
     found = served["workers"][0]

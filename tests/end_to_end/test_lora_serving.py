@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from gradus.config.process import InferenceProcessConfig
 from gradus.inference.policy_engine import AdapterControl
 from gradus.testing.inference_process import RunningInference
 from gradus.weights.base import Published
-from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.filesystem import FilesystemWeights, write_tensors
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -74,7 +75,7 @@ def publish(server: RunningInference) -> Callable[[int, Tensors], Published]:
         server.run_dir,
         epoch=server.epoch,
         extra_files={"adapter_config.json": json.dumps(settings).encode()},
-        stem="adapter_model",
+        write=partial(write_tensors, stem="adapter_model"),
     )
     return lambda version, tensors: weights.publish(version, tensors.items())
 

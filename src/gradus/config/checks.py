@@ -29,6 +29,7 @@ from gradus.config.schema import KeyPath
 from gradus.config.sft import SftConfig
 from gradus.config.sources import check_names, is_frozen, source_algo, source_sampling
 from gradus.config.temperature_checks import temperature_problems
+from gradus.config.trainer import TrainerConfig
 
 MAX_SEED = 2**32 - 1
 _ENV: KeyPath = ("orchestrator", "train", "env")
@@ -99,6 +100,7 @@ def run_problems(config: RunConfig) -> list[Problem]:
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), config.trainer.optimizer, config.max_steps),
         *lora_problems(("trainer", "lora"), config.trainer.lora),
+        *_transfer_problems(config.trainer),
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
         ),
@@ -230,6 +232,16 @@ def _rank_problems(path: KeyPath, num_samples: int, num_ranks: int) -> Iterator[
             path,
             f"a batch of {num_samples} gives {num_ranks} ranks nothing to share; "
             "make the batch larger or lower num_processes",
+        )
+
+
+def _transfer_problems(trainer: TrainerConfig) -> Iterator[Problem]:
+    lora = trainer.lora
+    if trainer.weight_transfer == "broadcast" and lora is not None and lora.serve == "adapter":
+        yield Problem(
+            ("trainer", "weight_transfer"),
+            "broadcast sends whole weights, and vLLM reads adapters from files; use filesystem, "
+            'or trainer.lora.serve = "merged"',
         )
 
 

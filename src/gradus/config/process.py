@@ -51,6 +51,8 @@ class TrainerProcessConfig(StrictConfig):
     """Optimizer updates."""
     seed: int
     """Seed of initialisation."""
+    num_inference_workers: int = 1
+    """Processes that receive broadcast weights."""
     trainer: TrainerConfig
     """The trainer's own section."""
     checkpoint: CheckpointConfig = CheckpointConfig()

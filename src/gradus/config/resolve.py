@@ -112,6 +112,7 @@ def resolve_run(
             model=config.model,
             max_steps=config.max_steps,
             seed=config.seed,
+            num_inference_workers=config.inference.tensor_parallel_size,
             trainer=config.trainer.model_copy(
                 update={"env_vars": {}, "keep_published": _num_published(config)}
             ),

@@ -45,8 +45,12 @@ class TrainerConfig(StrictConfig):
     """Steps in a row with non-finite gradients after which the run ends."""
     receive_timeout_seconds: float = Field(1800.0, gt=0)
     """Deadline for the orchestrator's next batch."""
+    weight_transfer: Literal["filesystem", "broadcast"] = "filesystem"
+    """How weights reach inference: `filesystem`, or `broadcast` from memory to memory, over nccl
+    between GPUs and gloo on a CPU."""
     keep_published: int = Field(2, ge=1)
-    """Published versions kept on disk."""
+    """Published versions kept on disk; with `broadcast`, in the memory of rank 0 until they are
+    sent."""
     peak_teraflops: float | None = Field(None, gt=0)
     """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
     on any other device."""

@@ -15,6 +15,7 @@ import torch
 
 from gradus.errors import ExitCode
 from gradus.inference.weights_check import iterate_tensors
+from gradus.weights.broadcast import StreamReceiver, is_stream
 
 _CPU_EXPERTS = "CPUUnquantizedExperts"
 
@@ -26,13 +27,22 @@ class WeightWorker:
     """
 
     model_runner: Any
+    rank: int
+    device: torch.device
+    receiver: StreamReceiver | None = None
 
     def gradus_load(self, directory: str) -> int:
-        """Replace every parameter by the tensors in `directory`; returns their number.
+        """Replace every parameter by the tensors of a version; returns their number.
 
-        The directory was verified, byte by byte, before the engine was paused.
+        The directory was verified, byte by byte, before the engine was paused. A stream is received
+        from the trainer, each tensor checked when it arrives.
         """
-        counted = _Counted(iterate_tensors(Path(directory)))
+        version = Path(directory)
+        if is_stream(version):
+            self.receiver = self.receiver or StreamReceiver(self.rank, self.device)
+            counted = _Counted(self.receiver.receive(version))
+        else:
+            counted = _Counted(iterate_tensors(version))
         self.model_runner.reload_weights(weights_iterator=counted)
         pack_experts_again(self.model_runner.get_model())
         return counted.number

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
 
 from gradus.errors import CorruptStateError
+from gradus.weights.broadcast import is_stream, read_stream
 from gradus.weights.manifest import verify
 
 Shapes = dict[str, tuple[int, ...]]
@@ -64,6 +65,8 @@ def iterate_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 def tensor_shapes(directory: Path) -> Shapes:
     """Shape of every tensor in `directory`, from the headers only."""
+    if is_stream(directory):
+        return {entry.name: tuple(entry.shape) for entry in read_stream(directory).tensors}
     shapes: Shapes = {}
     for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -93,7 +96,7 @@ def check_shapes(directory: Path, expected: Shapes, *, is_tied: bool) -> None:
 
 
 def check_finite(directory: Path) -> None:
-    """CorruptStateError when a tensor holds NaN or infinity."""
+    """CorruptStateError when a tensor holds NaN or infinity; a stream's sender saw to that."""
     for name, tensor in iterate_tensors(directory):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise CorruptStateError(f"{directory}: {name} holds a value that is not finite")

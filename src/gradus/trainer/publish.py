@@ -65,6 +65,16 @@ class PolicyPublisher:
         self._gather(write, self._served)
         return published[0] if published else None
 
+    def finish(self) -> None:
+        """Wait on all ranks until inference has every published version, and end the transfer."""
+
+        def drain() -> None:
+            assert self._weights is not None
+            self._weights.drain()
+            self._weights.close()
+
+        self._world.first_rank_does(drain)
+
     def save(self, directory: Path, extra_files: dict[str, bytes]) -> None:
         """Write a Hugging Face model directory that replaces `directory`, adapters merged."""
         self._save(directory, extra_files, serving_tensors, "model")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,8 +46,9 @@ from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.training_state import TrainingState
 from gradus.transport.base import BatchReceiver
 from gradus.transport.build import build_receiver
-from gradus.weights.base import Published
-from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.base import Published, WeightPublisher
+from gradus.weights.broadcast import BroadcastWeights
+from gradus.weights.filesystem import FilesystemWeights, write_tensors
 from gradus.wire.events import CheckpointStaged, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import MicroBatch
 
@@ -222,6 +224,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     trainer.publisher.save(run_dir.model, files)
     if lora is not None:
         trainer.publisher.save_adapter(run_dir.adapter, adapter)
+    trainer.publisher.finish()
     if world.is_first:
         receiver.send_event(TrainerDone(step=config.end_step - 1, epoch=config.epoch))
 
@@ -261,22 +264,34 @@ def _build_publisher(
     files: Mapping[str, bytes],
 ) -> PolicyPublisher:
     """Publishes whole weights or adapters, with `files` beside them."""
-    serves_adapter = _serves_adapter(config)
-    weights = None
-    if world.is_first:
-        weights = FilesystemWeights(
-            run_directory(config.run_dir),
-            epoch=config.epoch,
-            extra_files=files,
-            keep_published=config.trainer.keep_published,
-            stem=ADAPTER_STEM if serves_adapter else "model",
-        )
     return PolicyPublisher(
         model,
         world,
         dtype=serving_dtype(config.trainer.compute_dtype),
-        weights=weights,
-        served=adapter_tensors if serves_adapter else serving_tensors,
+        weights=_build_weights(config, files) if world.is_first else None,
+        served=adapter_tensors if _serves_adapter(config) else serving_tensors,
+    )
+
+
+def _build_weights(config: TrainerProcessConfig, files: Mapping[str, bytes]) -> WeightPublisher:
+    """The weight transfer that the config names."""
+    run_dir = run_directory(config.run_dir)
+    if config.trainer.weight_transfer == "broadcast":
+        return BroadcastWeights(
+            run_dir,
+            epoch=config.epoch,
+            extra_files=files,
+            num_receivers=config.num_inference_workers,
+            keep_published=config.trainer.keep_published,
+            timeout_seconds=config.trainer.receive_timeout_seconds,
+        )
+    stem = ADAPTER_STEM if _serves_adapter(config) else "model"
+    return FilesystemWeights(
+        run_dir,
+        epoch=config.epoch,
+        extra_files=files,
+        keep_published=config.trainer.keep_published,
+        write=partial(write_tensors, stem=stem),
     )
 
 

@@ -28,6 +28,10 @@ class WeightPublisher(Protocol):
         """Make `version` available, whole or not at all; FencedError under a newer epoch."""
         ...
 
+    def drain(self) -> None:
+        """Return when inference needs nothing more from this process."""
+        ...
+
     def close(self) -> None:
         """Release what the transfer holds; published versions stay."""
         ...

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +31,9 @@ from gradus.weights.manifest import (
 SHARD_BYTES = 4 << 30
 """Most bytes of tensors in one file; more are split over several files with an index."""
 
+Write = Callable[[Path, Iterable[tuple[str, Tensor]]], list[Path]]
+"""Writes a stream of tensors into a directory and gives the files."""
+
 _VERSION_NAME = re.compile(r"version_(\d{8})")
 _TEMPORARY_NAME = re.compile(r"\..+\.tmp-(\d+)")
 
@@ -50,13 +53,14 @@ class FilesystemWeights:
         epoch: int,
         extra_files: Mapping[str, bytes],
         keep_published: int = 2,
-        stem: str = "model",
+        write: Write | None = None,
     ) -> None:
+        """`write` puts the tensors of a version into its directory; `write_tensors` by default."""
         self._run_dir = run_dir
         self._epoch = epoch
         self._extra_files = dict(extra_files)
         self._keep_published = keep_published
-        self._stem = stem
+        self._write = write or write_tensors
         run_dir.weights.mkdir(parents=True, exist_ok=True)
         _delete_abandoned(run_dir.weights, epoch)
         _delete_void(run_dir.weights, epoch)
@@ -72,12 +76,15 @@ class FilesystemWeights:
         shutil.rmtree(temporary, ignore_errors=True)
         with _disk_errors_named(temporary):
             temporary.mkdir()
-            files = write_tensors(temporary, tensors, stem=self._stem)
+            files = self._write(temporary, tensors)
             digest = _seal_version(temporary, version, self._epoch, files, self._extra_files)
         check_epoch(self._run_dir, self._epoch)
         _put_in_place(temporary, target)
         self._forget_old(version)
         return Published(version=version, directory=target, digest=digest)
+
+    def drain(self) -> None:
+        """Files need nobody to send them."""
 
     def close(self) -> None:
         """Nothing is held open."""
