@@ -142,12 +142,14 @@ def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
 def weights_digest(directory: Path) -> str | None:
     """One digest for the tensors of a published version, whatever run published it.
 
-    Read from the version's manifest; None when it has none.
+    Read from the version's manifest; None when it has none, and for weights that were broadcast.
     """
     try:
         files = read_json(directory / "manifest.json")["files"]
         tensors = {n: entry["sha256"] for n, entry in files.items() if n.endswith(".safetensors")}
     except (OSError, CorruptStateError, KeyError, TypeError, AttributeError):
+        return None
+    if not tensors:
         return None
     return hashlib.sha256(json.dumps(tensors, sort_keys=True).encode()).hexdigest()
 

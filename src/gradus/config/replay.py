@@ -24,7 +24,8 @@ _CHANGEABLE = re.compile(r"trainer(\..+)?|max_steps")
 """Keys that decide nothing about what was played and which samples make a batch."""
 
 _HARMLESS = re.compile(
-    r"trainer\.(env_vars|bench|receive_timeout_seconds|keep_published|peak_teraflops)(\..+)?"
+    r"trainer\.(env_vars|bench|receive_timeout_seconds|weight_transfer|keep_published"
+    r"|peak_teraflops)(\..+)?"
 )
 """Keys of the trainer that leave the weights as they are."""
 
@@ -122,8 +123,13 @@ def resolve_replay(
 ) -> ReplayConfigs:
     """The processes of a replay; refuses a config whose sections contradict each other."""
     configs = resolve_run(config, run_dir=run_dir, epoch=epoch)
+    # Nobody would fetch a broadcast.
     trainer = configs.trainer.model_copy(
-        update={"num_steps": num_steps, "checkpoint": CheckpointConfig(interval_steps=None)}
+        update={
+            "num_steps": num_steps,
+            "checkpoint": CheckpointConfig(interval_steps=None),
+            "trainer": configs.trainer.trainer.model_copy(update={"weight_transfer": "filesystem"}),
+        }
     )
     replayer = ReplayProcessConfig(
         run_dir=str(run_dir),

@@ -138,6 +138,11 @@ WRONG_CHOICES = [
     ),
     bad("no target", "[trainer.lora]\ntarget_modules = []", "has too few entries"),
     bad("rank above vLLM's", "[trainer.lora]\nrank = 513", "must be at most 512"),
+    bad(
+        "broadcast adapters",
+        '[trainer]\nweight_transfer = "broadcast"\nlora = {rank = 8}',
+        "vLLM reads adapters from files",
+    ),
     bad("adapters set in vLLM", "[inference.extra_args]\nmax_loras = 2", "serves one adapter"),
     bad("floor above the peak", "[trainer.optimizer]\nmin_lr_ratio = 1.5", "must be at most 1"),
     bad("pool", env("pool = {type = 'elastik'}"), "pool.type: 'elastik'", "mean 'elastic'?"),

@@ -54,6 +54,7 @@ def test_the_trainer_may_be_changed_and_every_change_is_told() -> None:
         ["--trainer.env-vars.OMP_NUM_THREADS", "2"],
         ["--trainer.receive-timeout-seconds", "9"],
         ["--trainer.keep-published", "5"],
+        ["--trainer.weight-transfer", "broadcast"],
         ["--trainer.optimizer.lr", "1e-3"],
     ],
 )
@@ -152,6 +153,12 @@ def test_a_replay_is_the_trainer_and_one_more_process(tmp_path: Path) -> None:
     replayer = configs.replayer
     assert (replayer.recorded, replayer.epoch, replayer.num_steps) == ("/runs/demo", 4, 7)
     assert replayer.orchestrator.micro_batch_tokens == configs.trainer.trainer.micro_batch_tokens
+
+
+def test_a_replay_writes_weights_that_the_run_broadcast(tmp_path: Path) -> None:
+    config = build_run_config({"trainer": {"weight_transfer": "broadcast"}})
+    configs = resolve_replay(config, run_dir=tmp_path, epoch=1, recorded=tmp_path, num_steps=2)
+    assert configs.trainer.trainer.weight_transfer == "filesystem"
 
 
 def test_training_ends_with_the_run_unless_told_otherwise(tmp_path: Path) -> None:

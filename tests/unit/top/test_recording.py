@@ -140,3 +140,9 @@ def test_the_digest_of_weights_is_that_of_their_tensors_alone(tmp_path: Path) ->
 
 def test_a_version_without_a_manifest_has_no_digest(tmp_path: Path) -> None:
     assert weights_digest(tmp_path / "absent") is None
+
+
+def test_weights_that_were_broadcast_have_no_digest(tmp_path: Path) -> None:
+    files = {"stream.json": {"sha256": "x", "bytes": 1}}
+    write_json(tmp_path / "manifest.json", {"version": 1, "epoch": 1, "files": files})
+    assert weights_digest(tmp_path) is None
