@@ -65,6 +65,8 @@ class Decisions:
     """Up to the last batch that was trained and served."""
     weights: Mapping[int, str | None]
     """Version → digest of its tensors; None when nobody could tell."""
+    epochs: tuple[int, ...]
+    """Of the launches that played, sent or served something of it."""
     is_finished: bool
     """Whether the run came to its end."""
 
@@ -72,12 +74,6 @@ class Decisions:
     def num_steps(self) -> int:
         """Batches that were trained."""
         return sum(isinstance(decision, CutBatch) for decision in self.order)
-
-    @property
-    def epochs(self) -> list[int]:
-        """The launches whose episodes were graded."""
-        groups = (d for d in self.order if isinstance(d, GradedGroup))
-        return sorted({episode.epoch for group in groups for episode in group.episodes})
 
     def first(self, num_steps: int) -> tuple[Decision, ...]:
         """The decisions that the first `num_steps` batches need."""
@@ -124,6 +120,7 @@ class _Reader:
     cut: dict[int, tuple[str, ...]] = field(default_factory=dict)
     shipped: dict[int, CutBatch] = field(default_factory=dict)
     weights: dict[int, str | None] = field(default_factory=dict)
+    epochs: set[int] = field(default_factory=set)
     last_event: str = ""
 
     def read(self, line: Line) -> None:
@@ -138,6 +135,7 @@ class _Reader:
         self.last_event = line["event"]
         if rule := rules.get(self.last_event):
             rule(line)
+            self.epochs.add(int(line["epoch"]))
 
     def finish(self) -> Decisions:
         trained = 0
@@ -151,7 +149,12 @@ class _Reader:
                 order.append(self._batch(decision))
         while order and isinstance(order[-1], GradedGroup):
             order.pop()
-        return Decisions(tuple(order), self.weights, self.last_event == JournalEvent.RUN_ENDED)
+        return Decisions(
+            tuple(order),
+            self.weights,
+            tuple(sorted(self.epochs)),
+            is_finished=self.last_event == JournalEvent.RUN_ENDED,
+        )
 
     def _batch(self, step: int) -> CutBatch:
         batch = self.shipped[step]

@@ -32,7 +32,7 @@ class RecordedRun:
     run_dir: RunDirectory
     decisions: Decisions
     launches: tuple[RecordedLaunch, ...]
-    """Those whose episodes trained, oldest first."""
+    """Those that its weights come from, oldest first."""
 
     @property
     def configs(self) -> list[dict[str, Any]]:

@@ -117,13 +117,22 @@ def test_only_what_the_first_steps_need_is_given(tmp_path: Path) -> None:
     decisions = read_decisions(two_batches(tmp_path))
     assert [type(it).__name__ for it in decisions.first(1)] == ["GradedGroup"] * 2 + ["CutBatch"]
     assert decisions.first(2) == decisions.order
-    assert decisions.epochs == [1]
+    assert decisions.epochs == (1,)
 
 
 def test_a_batch_that_was_not_trained_is_left_out(tmp_path: Path) -> None:
     records = two_batches(tmp_path)
     assert records.pop()["event"] == "policy_applied"
     assert read_decisions(records).num_steps == 1
+
+
+def test_a_launch_that_only_trained_what_was_cut_before_counts(tmp_path: Path) -> None:
+    records = two_batches(tmp_path)
+    assert records[-2]["event"] == "batch_shipped"
+    resumed = {"event": "run_resumed", "lines": len(records) - 2, "reopened": [], "cut_off": []}
+    again = [line | {"epoch": 2} for line in records[-2:]]
+    decisions = read_decisions([*records, resumed | {"epoch": 2, "step": 1}, *again])
+    assert (decisions.epochs, decisions.num_steps) == ((1, 2), 2)
 
 
 def test_a_run_is_finished_when_its_journal_says_so(tmp_path: Path) -> None:
