@@ -31,33 +31,59 @@ from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, Scr
 
 T = TypeVar("T")
 SOURCE = "words"
+LONGEST_SILENCE_SECONDS = 5.0
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Instead of waiting for the next timer it moves the clock there."""
+    """Instead of waiting for the next timer it moves the clock there.
+
+    What happens for real is waited for: bytes on a socket or a watch, and work on a thread.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.skipped_seconds = 0.0
+        self.num_on_threads = 0
+        self.longest_turn_seconds = 0.0
+        """Most real time between two looks for news: so long the event loop was deaf."""
+        self._looked_at = time.perf_counter()
 
     def select(self, timeout: float | None = None) -> Any:
-        if timeout is None:
+        self.longest_turn_seconds = max(
+            self.longest_turn_seconds, time.perf_counter() - self._looked_at
+        )
+        # Without a timer only a thread that asyncio itself started can bring news, and soon.
+        is_real = self.num_on_threads > 0 or timeout is None
+        ready = super().select(LONGEST_SILENCE_SECONDS if timeout is None else timeout * is_real)
+        if not ready and timeout is None:
             raise RuntimeError("nothing is scheduled: the simulated run is in a deadlock")
-        self.skipped_seconds += max(timeout, 0.0)
-        return super().select(0)
+        if not ready and not is_real:
+            self.skipped_seconds += max(timeout or 0.0, 0.0)
+        self._looked_at = time.perf_counter()
+        return ready
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps over every idle moment."""
 
     def __init__(self, *, is_busy: bool) -> None:
-        self._jumps = _JumpingSelector()
+        self.jumps = _JumpingSelector()
         self._is_busy = is_busy
-        super().__init__(self._jumps)
+        super().__init__(self.jumps)
 
     def time(self) -> float:
         """Seconds skipped, on a busy clock plus the seconds that passed."""
-        return self._jumps.skipped_seconds + (time.perf_counter() if self._is_busy else 0.0)
+        return self.jumps.skipped_seconds + (time.perf_counter() if self._is_busy else 0.0)
+
+    def run_in_executor(self, *args: Any) -> asyncio.Future[Any]:
+        """While a thread works, time passes for real."""
+        working = super().run_in_executor(*args)
+        self.jumps.num_on_threads += 1
+        working.add_done_callback(self._note_end_of_thread)
+        return working
+
+    def _note_end_of_thread(self, _: asyncio.Future[Any]) -> None:
+        self.jumps.num_on_threads -= 1
 
 
 def run_simulated(work: Coroutine[Any, Any, T], *, is_busy: bool = False) -> T:

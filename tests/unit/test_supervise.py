@@ -340,7 +340,7 @@ def restart_until(supervisor: Supervisor, is_reached: Callable[[], object]) -> N
 def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
     lines: list[str] = []
     registry = tmp_path / "pids.json"
-    with Supervisor(registry, stop_timeout_seconds=5, on_restart=lines.append) as supervisor:
+    with Supervisor(registry, stop_timeout_seconds=0.3, on_restart=lines.append) as supervisor:
         first = supervisor.start(replace(spec(tmp_path, FAMILY), restarts=2))
         other = supervisor.start(spec(tmp_path, SERVE, "other"))
         supervisor.wait_ready([first, other], timeout_seconds=20)

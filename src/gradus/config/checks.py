@@ -44,6 +44,9 @@ ALGORITHMS = frozenset(ALGORITHM_OPTIONS)
 CURRICULA = frozenset({"difficulty", "uniform"})
 """Registered names for `curriculum.type` of a source."""
 
+ERROR_POLICIES = frozenset({"listed"})
+"""Registered names for `errors.type` of a source."""
+
 LOSSES = frozenset(LOSS_OPTIONS)
 """Registered names for `trainer.loss.type`."""
 
@@ -326,6 +329,9 @@ def _source_problems(
     )
     yield from _plugin_problems(
         (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
+    )
+    yield from _plugin_problems(
+        (*path, "errors"), "error policy", source.errors.type, ERROR_POLICIES
     )
     yield from _length_problems(config, source, path)
     yield from temperature_problems(config, source, path)

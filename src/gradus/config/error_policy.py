@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
@@ -23,6 +25,8 @@ RETRIED_ERRORS = (
 class ErrorPolicyConfig(StrictConfig):
     """Errors on the list are tried again; every other error is recorded on the episode."""
 
+    type: str = "listed"
+    """`listed`, which follows the keys below, or "package.module:Class"."""
     retry_on: list[str] = Field(default_factory=lambda: list(RETRIED_ERRORS))
     """Types of errors, as they stand in `error.type` of the episode's record."""
     retries: int = Field(2, ge=0)
@@ -32,3 +36,5 @@ class ErrorPolicyConfig(StrictConfig):
     agent_retries: int = Field(0, ge=0)
     """How often the environment itself runs one agent again after such an error, before the
     episode as a whole is tried again; what other agents played is kept."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a policy of your own, which also gets this section."""

@@ -24,9 +24,7 @@ from verifiers.v1.harnesses.utils.compaction import (
 from gradus.environments.model_calls import Connections, Endpoint, Reply, RetryPolicy
 from gradus.environments.tools import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
-
-CONTEXT_FULL = "context_length"
-"""Stop condition of a trace whose next prompt does not fit into the engine's context."""
+from gradus.wire.episode import CONTEXT_FULL
 
 _DONE = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 

@@ -14,6 +14,7 @@ from verifiers.v1.trace import Error, WireTrace
 from gradus.orchestrator.algorithms.base import trainable_traces
 from gradus.orchestrator.failures import EpisodeFailed as EpisodeFailed
 from gradus.orchestrator.failures import Failure as Failure
+from gradus.wire.episode import CONTEXT_FULL
 
 QUARANTINED_TURNS = "quarantined_turns"
 """Key in a trace's `info` under which an environment lists the turns that it could not read, by
@@ -43,6 +44,11 @@ def quarantined_nodes(trace: WireTrace) -> list[MessageNode]:
     """The sampled messages that the environment could not read; they train nothing."""
     turns = [node for node in trace.nodes if node.sampled]
     return [turns[number] for number in trace.info.get(QUARANTINED_TURNS, ())]
+
+
+def is_truncated(trace: WireTrace) -> bool:
+    """Whether a limit cut the trace short; verifiers does not know the end of the context."""
+    return trace.is_truncated or trace.stop_condition == CONTEXT_FULL
 
 
 def _reported_error(episode: WireEpisode) -> Failure:

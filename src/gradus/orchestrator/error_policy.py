@@ -7,16 +7,31 @@ the episode and counted by its type.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from gradus.config.error_policy import ErrorPolicyConfig
+from gradus.errors import ConfigError
 from gradus.orchestrator.episode_check import Failure
+from gradus.plugins import find_plugin
 
 MAX_BACKOFF_SECONDS = 60.0
 
 
-class ErrorPolicy:
+class ErrorPolicy(Protocol):
+    """What one source does with failed episodes. Built as `Class(config, **config.options)`."""
+
+    def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
+        """Seconds before the given retry, counted from 0; None when the failure is final.
+
+        Must be final from some retry on, or the slot of the group is never free again.
+        """
+        ...
+
+
+class ListedErrors:
     """Owns the list of one source.
 
-    >>> policy = ErrorPolicy(ErrorPolicyConfig(retry_on=["SandboxError"], retries=1))
+    >>> policy = ListedErrors(ErrorPolicyConfig(retry_on=["SandboxError"], retries=1))
     >>> policy.wait_before_retry(Failure("SandboxError", "no box"), retry=0)
     1.0
     >>> policy.wait_before_retry(Failure("TaskError", "bug"), retry=0) is None
@@ -29,8 +44,25 @@ class ErrorPolicy:
         self._backoff_seconds = config.backoff_seconds
 
     def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
-        """Seconds before the given retry, counted from 0; None when the failure is final."""
+        """The backoff, doubled with each retry; None for what is not on the list."""
         if failure.kind not in self._retry_on or retry >= self._retries:
             return None
         wait: float = min(self._backoff_seconds * 2.0 ** min(retry, 30), MAX_BACKOFF_SECONDS)
         return wait
+
+
+ERROR_POLICIES: dict[str, type] = {"listed": ListedErrors}
+"""Registered names; anything else is "package.module:Class"."""
+
+
+def build_error_policy(config: ErrorPolicyConfig, *, source: str) -> ErrorPolicy:
+    """The policy of one source; refuses unknown names and options."""
+    kind = find_plugin("error policy", config.type, ERROR_POLICIES)
+    try:
+        policy: ErrorPolicy = kind(config, **config.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"source {source!r}: error policy {config.type!r} does not accept options "
+            f"{config.options}: {error}"
+        ) from error
+    return policy

@@ -11,12 +11,13 @@ from typing import Any
 
 from verifiers.v1.episode import EnvInfo, GroupInfo, WireEpisode
 
+from gradus.config.error_policy import RETRIED_ERRORS
 from gradus.config.process import EvaluationSourceConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.base import trainable_traces
 from gradus.orchestrator.environment import Environment
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure
+from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure, is_truncated
 from gradus.orchestrator.evaluation_metrics import (
     EnvironmentResult,
     EpisodeScore,
@@ -28,20 +29,9 @@ from gradus.orchestrator.task_client import Task, TaskSetInfo
 
 log = get_logger(__name__)
 
-RETRIED_ERRORS = frozenset(
-    {
-        "ProviderError",
-        "InterceptionError",
-        "TunnelError",
-        "SandboxError",
-        "episode_timeout",
-        "timeout",
-    }
-)
-"""Kinds that may pass when the episode is played again; the model's and the task's own errors do
-not. A provider's 4xx, other than 408 and 429, is the same next time."""
 TIMED_OUT = "evaluation_timeout"
 _PASSING_CLIENT_ERRORS = (408, 429)
+"""Any other 4xx of a provider is the same next time."""
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 15.0
 
@@ -100,7 +90,7 @@ class EvaluatedEpisode:
             task=self.key.task,
             reward=sum(trace.reward for trace in traces) / len(traces),
             length_tokens=sum(trace.num_output_tokens for trace in traces),
-            is_truncated=any(trace.is_truncated for trace in traces),
+            is_truncated=any(is_truncated(trace) for trace in traces),
         )
 
     def record(self, state_columns: Sequence[str]) -> dict[str, Any]:

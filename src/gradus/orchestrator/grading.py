@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from verifiers.v1.episode import WireEpisode
 
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, trainable_traces
 from gradus.orchestrator.batcher import ERROR_PREFIX
-from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.episode_check import Failure, is_truncated
 from gradus.orchestrator.filters import ActiveFilter, Verdict, dropped_by, judge
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.samples import SampleOrigin, build_samples
@@ -21,6 +22,20 @@ from gradus.wire.sample import Sample
 
 NO_TOKENS = "no_trainable_tokens"
 """Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
+
+
+@dataclass(frozen=True)
+class EpisodeNumbers:
+    """What is counted of the trainable traces of a finished episode."""
+
+    rewards: tuple[float, ...]
+    """One per trace."""
+    length_tokens: int
+    """Sampled tokens."""
+    num_turns: int
+    """Model turns."""
+    is_truncated: bool
+    """Whether a limit cut a trace short."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,19 @@ class PlayedEpisode:
         if self.failure is not None:
             return Outcome.FAILED
         return Outcome.CANCELLED if self.episode is None else Outcome.FINISHED
+
+    @cached_property
+    def numbers(self) -> EpisodeNumbers | None:
+        """None unless it finished. Counted once, because verifiers walks every branch for it."""
+        if self.episode is None or self.failure is not None:
+            return None
+        traces = trainable_traces([self.episode])
+        return EpisodeNumbers(
+            rewards=tuple(trace.reward for trace in traces),
+            length_tokens=sum(trace.num_output_tokens for trace in traces),
+            num_turns=sum(trace.num_turns for trace in traces),
+            is_truncated=any(is_truncated(trace) for trace in traces),
+        )
 
 
 @dataclass
@@ -123,11 +151,8 @@ def grade(group: Group, grading: Grading) -> None:
 
 def episode_rewards(group: Group) -> list[float]:
     """Per finished episode, the mean reward of its trainable traces."""
-    rewards = []
-    for _, episode in group.finished:
-        traces = trainable_traces([episode])
-        rewards.append(sum(trace.reward for trace in traces) / len(traces))
-    return rewards
+    finished = [played.numbers for played in group.played if played.numbers is not None]
+    return [sum(numbers.rewards) / len(numbers.rewards) for numbers in finished]
 
 
 def give_up(group: Group, reason: str) -> None:

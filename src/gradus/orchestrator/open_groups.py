@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
-from gradus.orchestrator.algorithms.base import trainable_traces
 from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch, StaleDrop
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
@@ -106,6 +105,8 @@ class OpenGroups:
         group = self.groups[played.group_id]
         self.recording.add(played)
         group.played.append(played)
+        # Counted now, episode by episode: at the end of a step it would stop the loops.
+        _ = played.numbers
         is_complete = self.ledger.end(played.id, played.outcome)
         self.journal.write(
             JournalEvent.EPISODE_ENDED,
@@ -225,17 +226,17 @@ class OpenGroups:
 def group_time(group: Group) -> GroupTime:
     """How long the episodes of a final group took, and whether time kept it from training."""
     kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
-    lengths = {
-        played.id: sum(trace.num_output_tokens for trace in trainable_traces([episode]))
-        for played, episode in group.finished
-    }
     fate = Fate.TRAINED if kept else Fate.OTHER
     if not kept and not {ABANDONED, STALE}.isdisjoint(group.dropped.values()):
         fate = Fate.TOO_SLOW
     return GroupTime(
         fate,
         tuple(
-            PlayTime(played.seconds, lengths.get(played.id), played.id in kept)
+            PlayTime(
+                played.seconds,
+                None if played.numbers is None else played.numbers.length_tokens,
+                played.id in kept,
+            )
             for played in group.played
         ),
     )

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
+from gradus.collector import tune_collector
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, GradusError, ProtocolError
 from gradus.orchestrator.batch_digest import digest_samples
@@ -68,6 +70,7 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         ready = {"pid": os.getpid(), "epoch": config.epoch}
         run_dir.evicted.unlink(missing_ok=True)
         write_json(run_dir.ready_file("orchestrator"), ready)
+        tune_collector()
         guarding = asyncio.create_task(guard_event_loop(config.orchestrator.watchdog))
         try:
             await Orchestrator(config, parts, saved).play()
@@ -304,6 +307,8 @@ class Orchestrator:
         group, episode_ids = self._groups.open(pointer, task, number=draw.number)
         self._draws.opened(draw)
         self._scheduler.plan(group.id, episode_ids)
+        # Thousands of slots may become free at once; the other loops get their turn in between.
+        await asyncio.sleep(0)
 
     def _count_episodes(self) -> tuple[int, int]:
         return self._scheduler.in_flight, self._ledger.ended.total()
@@ -327,6 +332,8 @@ class Orchestrator:
             self._scheduler.ended()
             self._groups.settle(played)
             self._room.set()
+            # Grading a group takes milliseconds, and the queue may be long.
+            await asyncio.sleep(0)
 
     # -------------------------------------------------------------------- ship
     async def ship(self) -> None:
@@ -354,8 +361,15 @@ class Orchestrator:
             await self._send(batch)
 
     async def _send(self, batch: SampleBatch) -> None:
-        wire_batch = build_batch(
-            batch.samples, step=batch.step, epoch=self._config.epoch, layout=self._layout
+        # On a thread: it takes up to a second, which the other loops would stand still.
+        wire_batch = await asyncio.to_thread(
+            partial(
+                build_batch,
+                batch.samples,
+                step=batch.step,
+                epoch=self._config.epoch,
+                layout=self._layout,
+            )
         )
         self._parts.check_lease()
         self._num_shipped = batch.step + 1

@@ -29,7 +29,7 @@ from gradus.orchestrator.environment import (
     find_environment,
     warn_of_default_renderer,
 )
-from gradus.orchestrator.error_policy import ErrorPolicy
+from gradus.orchestrator.error_policy import ErrorPolicy, ListedErrors, build_error_policy
 from gradus.orchestrator.evaluation_episodes import EvaluationSource, count_tasks
 from gradus.orchestrator.filters import build_filters
 from gradus.orchestrator.grading import Grading
@@ -57,7 +57,7 @@ class Source:
     group_size: int
     environment: Environment
     grading: Grading
-    errors: ErrorPolicy = field(default_factory=lambda: ErrorPolicy(ErrorPolicyConfig()))
+    errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
     is_frozen: bool = False
     """Whether no seat is played by the policy, so that nothing of it is ever stale."""
 
@@ -147,7 +147,7 @@ async def _open_source(
     if info.agents and info.num_tasks != 0:
         check_seats(source, info.agents, (await environment.task(0)).task_data)
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
-    errors = ErrorPolicy(source.errors)
+    errors = build_error_policy(source.errors, source=source.name)
     return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
 
 

@@ -106,8 +106,8 @@ class _Sender:
         self._adopt_spool()
 
     async def send(self, batch: Batch) -> None:
-        parts = [encode(part) for part in split_by_rank(batch)]
-        manifest = _Manifest(batch.step, batch.epoch, [_describe(part) for part in parts])
+        # On a thread: a large batch takes half a second.
+        manifest, parts = await asyncio.to_thread(_encode_parts, batch)
         digest = _sha256(msgspec.json.encode(manifest))
         async with self._sending:
             if self._ledger.is_resend(batch, digest):
@@ -280,6 +280,12 @@ class _Receiver:
                 f"expected {step}, {self._epoch}, {self._rank}"
             )
         return batch
+
+
+def _encode_parts(batch: Batch) -> tuple[_Manifest, list[bytes]]:
+    """One part per rank, and what the manifest says of them."""
+    parts = [encode(part) for part in split_by_rank(batch)]
+    return _Manifest(batch.step, batch.epoch, [_describe(part) for part in parts]), parts
 
 
 def _read_manifest(folder: Path) -> _Manifest:

@@ -14,10 +14,11 @@ from aiohttp import web
 from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE
 from verifiers.v1.utils.loaders import harness_class
 
-from gradus.environments.chat import CONTEXT_FULL, ChatHarness, ChatHarnessConfig, ChatSession
+from gradus.environments.chat import ChatHarness, ChatHarnessConfig, ChatSession
 from gradus.environments.model_calls import MAX_RETRY_DELAY_SECONDS, RetryPolicy
 from gradus.environments.tools import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
+from gradus.wire.episode import CONTEXT_FULL
 
 Answer = tuple[int, Any]
 

@@ -18,7 +18,7 @@ from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig
 from gradus.config.process import OrchestratorProcessConfig, SourceConfig
 from gradus.config.sampling import SamplingConfig
-from gradus.orchestrator.error_policy import ErrorPolicy
+from gradus.orchestrator.error_policy import build_error_policy
 from gradus.orchestrator.evaluation_episodes import EvaluationSource
 from gradus.orchestrator.journal import Journal, read_journal
 from gradus.orchestrator.orchestrator import Orchestrator, first_cause
@@ -118,7 +118,7 @@ class Rig:
                 source.group_size,
                 self.environments[source.name],
                 build_grading(self.config, source),
-                ErrorPolicy(source.errors),
+                build_error_policy(source.errors, source=source.name),
                 is_frozen=source.is_frozen,
             )
             for source in self.config.sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from gradus.config.error_policy import RETRIED_ERRORS, ErrorPolicyConfig
 from gradus.errors import EnvironmentFailure
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
-from gradus.orchestrator.error_policy import MAX_BACKOFF_SECONDS, ErrorPolicy
+from gradus.orchestrator.error_policy import MAX_BACKOFF_SECONDS, ListedErrors
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.policy import staleness
@@ -18,21 +19,31 @@ from gradus.wire.policy import staleness
 
 @pytest.mark.parametrize("kind", RETRIED_ERRORS)
 def test_infrastructure_invalid_answers_and_deadlines_are_tried_again(kind: str) -> None:
-    policy = ErrorPolicy(ErrorPolicyConfig())
+    policy = ListedErrors(ErrorPolicyConfig())
     assert policy.wait_before_retry(Failure(kind, ""), retry=0) == 1.0
 
 
 @pytest.mark.parametrize("kind", ["TaskError", "HarnessError", "invalid_reward", "EnvError"])
 def test_an_error_that_is_not_on_the_list_is_final(kind: str) -> None:
-    policy = ErrorPolicy(ErrorPolicyConfig())
+    policy = ListedErrors(ErrorPolicyConfig())
     assert policy.wait_before_retry(Failure(kind, ""), retry=0) is None
 
 
 def test_waits_double_up_to_a_minute_and_end_after_the_last_retry() -> None:
-    policy = ErrorPolicy(ErrorPolicyConfig(retries=9, backoff_seconds=1.0))
+    policy = ListedErrors(ErrorPolicyConfig(retries=9, backoff_seconds=1.0))
     failure = Failure("ProviderError", "")
     waits = [policy.wait_before_retry(failure, retry=retry) for retry in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_SECONDS, 60, 60, None]
+
+
+class OncePerEpisode:
+    """An error policy as a user writes it: whatever failed is tried once more."""
+
+    def __init__(self, config: ErrorPolicyConfig, *, wait_seconds: float = 0.0) -> None:
+        self._wait_seconds = wait_seconds
+
+    def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
+        return None if retry else self._wait_seconds
 
 
 def fails_first(times: int, result: Any) -> Any:
@@ -106,6 +117,20 @@ async def test_a_source_chooses_its_own_list(build_rig: Any) -> None:
     )
     await rig.play()
     assert len(rig.events("episode_retried")) == 1
+
+
+async def test_a_policy_of_the_user_decides_in_a_run(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "my_errors", sys.modules[__name__])
+    failed = EpisodeFailed(Failure("TaskError", "bug"))
+    rig = build_rig(
+        max_steps=1,
+        environment=ScriptedEnvironment(play=fails_first(1, failed)),
+        errors={"type": "my_errors:OncePerEpisode"},
+    )
+    await rig.play()
+    assert [line["error"] for line in rig.events("episode_retried")] == ["TaskError"]
 
 
 async def test_a_retried_episode_is_as_old_as_its_last_attempt(build_rig: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.error_policy import RETRIED_ERRORS
 from gradus.config.process import EvaluationSourceConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.errors import ConfigError, EnvironmentFailure
@@ -95,6 +96,26 @@ async def test_an_error_that_does_not_pass_is_the_result_after_the_last_attempt(
     assert [e.score() for e in ended if e.key.task == 1] == [
         EpisodeScore(1, error="ProviderError")
     ] * 2
+
+
+@pytest.mark.parametrize("kind", RETRIED_ERRORS)
+async def test_what_training_plays_again_an_evaluation_does_too(kind: str) -> None:
+    failed = EpisodeFailed(Failure(kind, "scripted"))
+    environment = ScriptedEnvironment(
+        play=lambda number: failed if number == 0 else build_episode(reward=1.0)
+    )
+    ended = await play(environment, max_in_flight=1)
+    assert [e.attempts for e in ended] == [2, 1, 1, 1]
+
+
+async def test_a_full_context_counts_as_truncated() -> None:
+    def play_to_the_end_of_the_context(_: int) -> Any:
+        episode = build_episode(reward=1.0)
+        episode.traces[0].stop_condition = "context_length"
+        return episode
+
+    ended = await play(ScriptedEnvironment(play=play_to_the_end_of_the_context))
+    assert {e.score().is_truncated for e in ended} == {True}
 
 
 async def test_an_error_of_the_task_itself_is_not_played_again() -> None:

@@ -74,9 +74,10 @@ def test_episodes_that_were_given_up_are_counted_apart_from_errors() -> None:
     assert metrics["episode/error/share"] == 0.0
 
 
-def test_truncated_episodes_are_counted() -> None:
+@pytest.mark.parametrize("limit", ["max_turns", "context_length"])
+def test_truncated_episodes_are_counted(limit: str) -> None:
     group = group_of("words", [1.0, 1.0])
-    group.finished[0][1].traces[0].stop_condition = "max_turns"
+    group.finished[0][1].traces[0].stop_condition = limit
     tally = Tally()
     tally.add_group(group)
     assert tally.take()["episode/truncated/share"] == 0.5

@@ -451,7 +451,9 @@ async def test_in_flight_episodes_stay_under_their_limit(build_rig: Any) -> None
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0)
+        # Longer than the schedule loop needs to open the next group.
+        for _ in range(5):
+            await asyncio.sleep(0)
         running -= 1
 
     rig = build_rig(environment=ScriptedEnvironment(wait=wait), max_in_flight_episodes=3)

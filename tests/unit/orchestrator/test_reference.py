@@ -31,7 +31,8 @@ async def serve(answer: Answer, **settings: Any) -> AsyncIterator[ReferenceModel
     app = web.Application()
     app.router.add_post("/v1/completions", handle)
     app.router.add_post("/tokenize", handle)
-    runner = web.AppRunner(app)
+    # Without this the end waits a minute for a request that is never answered.
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

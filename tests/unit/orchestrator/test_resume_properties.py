@@ -22,7 +22,7 @@ from gradus.lease import MARKER_NAME
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.checkpoint import find_saved
 from gradus.orchestrator.decisions import read_decisions
-from gradus.orchestrator.error_policy import ErrorPolicy
+from gradus.orchestrator.error_policy import ListedErrors
 from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, surviving
 from gradus.orchestrator.journal_check import check_journal
 from gradus.orchestrator.orchestrator import Orchestrator
@@ -181,7 +181,7 @@ class Lives:
                     source.group_size,
                     environment,
                     build_grading(config, source),
-                    ErrorPolicy(source.errors),
+                    ListedErrors(source.errors),
                 )
                 for source in config.sources
             }

@@ -31,7 +31,7 @@ def staleness() -> Any:
 
 def run_short(staleness: Any, name: str, root: Path, **settings: int) -> dict[str, Any]:
     case = staleness.CASES[name]
-    case = replace(case, max_steps=20, settings={**case.settings, **settings})
+    case = replace(case, max_steps=12, settings={**case.settings, **settings})
     run = staleness.run_simulated(staleness.play(case, root))
     found: dict[str, Any] = staleness.summarize(run, case)
     return found
