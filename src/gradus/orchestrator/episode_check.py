@@ -48,7 +48,7 @@ def quarantined_nodes(trace: WireTrace) -> list[MessageNode]:
 
 def is_truncated(trace: WireTrace) -> bool:
     """Whether a limit cut the trace short; verifiers does not know the end of the context."""
-    return trace.is_truncated or trace.stop_condition == CONTEXT_FULL
+    return bool(trace.is_truncated) or trace.stop_condition == CONTEXT_FULL
 
 
 def _reported_error(episode: WireEpisode) -> Failure:
