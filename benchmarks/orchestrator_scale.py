@@ -43,6 +43,7 @@ from gradus.orchestrator.journal import Journal
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.parts import Parts, Source, build_grading
 from gradus.orchestrator.record import EpisodeWriter
+from gradus.orchestrator.recording import open_recording
 from gradus.orchestrator.task_source import SourceShare
 from gradus.run_dir import RunDirectory
 from gradus.testing.episodes import build_episode, build_message, build_trace
@@ -254,6 +255,7 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
             episodes=EpisodeWriter(run_dir.episodes, {}),
             check_lease=lambda: None,
             clock=loop.time,
+            recording=open_recording(config),
         )
         begun, cpu = loop.time(), time.process_time()
         playing = asyncio.create_task(Orchestrator(config, parts).play())
@@ -270,6 +272,8 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         await training
         playing.cancel()
         await asyncio.wait({playing})
+        parts.recording.close()
+        parts.monitor.close()
     await trainer.close()
     return played
 

@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gradus.config.process import OrchestratorProcessConfig
+
 GROW_BELOW_USAGE = 0.6
 GROW_FROM_SHARE = 0.9
 GROWTH = 1.25
@@ -140,6 +142,23 @@ def initial_limit(wanted: int | None, *, kv_capacity_tokens: int, max_length_tok
     if wanted is not None:
         return wanted
     return kv_capacity_tokens // max_length_tokens
+
+
+def build_controller(
+    config: OrchestratorProcessConfig, kv_capacity_tokens: int
+) -> InFlightController:
+    """The in-flight limit as configured; without a known KV capacity it starts at the most."""
+    settings = config.orchestrator
+    initial = initial_limit(
+        settings.initial_in_flight_episodes,
+        kv_capacity_tokens=kv_capacity_tokens,
+        max_length_tokens=config.model.max_length_tokens,
+    )
+    return InFlightController(
+        least=settings.min_in_flight_episodes,
+        most=settings.max_in_flight_episodes,
+        initial=initial or settings.max_in_flight_episodes,
+    )
 
 
 class AdmissionRate:

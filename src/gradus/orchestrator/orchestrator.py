@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
 from pathlib import Path
 
 from gradus.collector import tune_collector
@@ -26,7 +25,7 @@ from gradus.errors import DeadlineError, GradusError, ProtocolError
 from gradus.orchestrator.batch_digest import digest_samples
 from gradus.orchestrator.batcher import Batcher, SampleBatch
 from gradus.orchestrator.checkpoint import SavedOrchestrator, build_writer, find_saved
-from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, initial_limit
+from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, build_controller
 from gradus.orchestrator.draws import Draws
 from gradus.orchestrator.engine_watch import EngineWatch
 from gradus.orchestrator.evaluation import Evaluation
@@ -53,6 +52,7 @@ from gradus.wire.events import (
     StepFinished,
     TrainerDone,
 )
+from gradus.wire.micro_batch import Batch
 
 
 def run(config: OrchestratorProcessConfig) -> None:
@@ -90,23 +90,6 @@ def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
         else:
             leaves.append(error)
     return next((e for e in leaves if isinstance(e, GradusError)), leaves[0])
-
-
-def build_controller(
-    config: OrchestratorProcessConfig, kv_capacity_tokens: int
-) -> InFlightController:
-    """The in-flight limit as configured; without a known KV capacity it starts at the most."""
-    settings = config.orchestrator
-    initial = initial_limit(
-        settings.initial_in_flight_episodes,
-        kv_capacity_tokens=kv_capacity_tokens,
-        max_length_tokens=config.model.max_length_tokens,
-    )
-    return InFlightController(
-        least=settings.min_in_flight_episodes,
-        most=settings.max_in_flight_episodes,
-        initial=initial or settings.max_in_flight_episodes,
-    )
 
 
 class Orchestrator:
@@ -361,16 +344,7 @@ class Orchestrator:
             await self._send(batch)
 
     async def _send(self, batch: SampleBatch) -> None:
-        # On a thread: it takes up to a second, which the other loops would stand still.
-        wire_batch = await asyncio.to_thread(
-            partial(
-                build_batch,
-                batch.samples,
-                step=batch.step,
-                epoch=self._config.epoch,
-                layout=self._layout,
-            )
-        )
+        wire_batch, digests = await asyncio.to_thread(self._pack, batch)
         self._parts.check_lease()
         self._num_shipped = batch.step + 1
         self._trainer_owes.set()
@@ -381,8 +355,14 @@ class Orchestrator:
             step=batch.step,
             groups=batch.group_ids,
             samples=[sample.id for sample in batch.samples],
-            digests=digest_samples(batch.samples),
+            digests=digests,
         )
+
+    def _pack(self, batch: SampleBatch) -> tuple[Batch, dict[str, str]]:
+        """On a thread: it takes up to seconds, in which all loops would stand still."""
+        samples, epoch = batch.samples, self._config.epoch
+        packed = build_batch(samples, step=batch.step, epoch=epoch, layout=self._layout)
+        return packed, digest_samples(samples)
 
     def _abandon_too_old(self) -> None:
         abandoned = self._groups.abandon_too_old(

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from gradus.errors import DeadlineError
-from gradus.orchestrator.concurrency import InFlightController
+from gradus.orchestrator.concurrency import InFlightController, build_controller
 from gradus.orchestrator.engine_watch import EngineWatch
-from gradus.orchestrator.orchestrator import build_controller
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 
 

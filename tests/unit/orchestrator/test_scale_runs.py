@@ -33,8 +33,9 @@ def scale() -> Any:
 def run_small(scale: Any, root: Path, *, in_flight: int = 64, steps: int = 6) -> dict[str, Any]:
     simulation = scale.build_simulation(in_flight, steps)
     payloads = [scale.build_payload(seed) for seed in range(8)]
-    scale.RunLease.take(scale.RunDirectory(root))
+    lease = scale.RunLease.take(scale.RunDirectory(root))
     played = scale.run_simulated(scale.play(simulation, root, payloads), is_busy=True)
+    lease.release()
     found: dict[str, Any] = scale.summarize(played, simulation)
     return found
 
