@@ -60,6 +60,7 @@ class EvaluationFile:
     def __init__(self, path: Path, finished: dict[EpisodeKey, EpisodeScore]) -> None:
         self.finished = finished
         """Episodes without error that the file held when it was opened."""
+        self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     @classmethod
@@ -96,9 +97,15 @@ class EvaluationFile:
         return cls(path, finished)
 
     def append(self, ended: EvaluatedEpisode, state_columns: Collection[str]) -> None:
-        """Add one episode; the line is with the operating system when this returns."""
+        """Add one episode; the line is with the operating system when this returns.
+
+        OSError, with nothing added, when the disk does not take it.
+        """
         line = encode_record(ended.record(list(state_columns))) + b"\n"
-        append_whole(self._descriptor, line)
+        try:
+            append_whole(self._descriptor, line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
         """Close the file."""
