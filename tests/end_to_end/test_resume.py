@@ -120,3 +120,6 @@ def test_a_run_whose_orchestrator_was_killed_ends_as_an_undisturbed_one(
     resumed = finish(scripted_rl("@", config, "--resume"))
     assert f"from checkpoint {newest.step} of {MAX_STEPS} steps" in resumed
     assert_same_run(run_dir, straight)
+    again = finish(start("rl", "--replay", str(run_dir), "--run-dir", str(root / "again")))
+    assert "of 2 launches" in again
+    assert f"bitwise the same: {MAX_STEPS} published versions, model/model.safetensors" in again

@@ -104,10 +104,10 @@ def verdict_lines(report: ReplayReport, *, is_expected: bool) -> list[str]:
         lines.append(_line("weights", f"the trainer was changed; the weights {same}"))
         return [*lines, *_losses(report)]
     if report.is_same:
-        files = [] if report.model_files is None else sorted(report.model_files)
-        final = f" and {', '.join(files)}" if files else ""
-        compared = f"{report.versions_compared} published versions{final}"
-        lines.append(_line("weights", f"bitwise the same: {compared}"))
+        versions = report.versions_compared
+        compared = [f"{versions} published versions"] if versions else []
+        compared += sorted(report.model_files or {})
+        lines.append(_line("weights", f"bitwise the same: {', '.join(compared)}"))
         return lines
     return [*lines, *_differences(report)]
 

@@ -105,8 +105,13 @@ def report(**changes: Any) -> ReplayReport:
 def test_equal_weights_are_called_bitwise_the_same() -> None:
     assert verdict_lines(report(), is_expected=True) == [
         "batches     3 recut from the episodes, each as recorded",
-        "weights     bitwise the same: 3 published versions and model/model.safetensors",
+        "weights     bitwise the same: 3 published versions, model/model.safetensors",
     ]
+
+
+def test_only_what_was_compared_is_named() -> None:
+    lines = verdict_lines(report(versions_compared=0), is_expected=True)
+    assert lines[1] == "weights     bitwise the same: model/model.safetensors"
 
 
 @pytest.mark.parametrize(
