@@ -30,7 +30,7 @@ class Replay:
 
     def lines(self) -> list[str]:
         """The plan for a person."""
-        steps = f"{self.num_steps} of {self.recorded.decisions.num_steps} steps"
+        steps = f"{self.num_steps} of {self.recorded.decisions.num_batches} steps"
         launches = len(self.recorded.launches)
         lines = [
             f"{'replay of':<18}{self.recorded.run_dir.root}: {steps}, {self.num_episodes} "

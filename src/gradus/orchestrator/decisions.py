@@ -62,7 +62,9 @@ class Decisions:
     """What a run decided, in the one lineage that its weights come from."""
 
     order: tuple[Decision, ...]
-    """Up to the last batch that was trained and served."""
+    """Up to the last batch that was sent."""
+    num_trained: int
+    """Batches that were trained and served; one more may have been sent, which ended the run."""
     weights: Mapping[int, str | None]
     """Version → digest of its tensors; None when nobody could tell."""
     epochs: tuple[int, ...]
@@ -71,8 +73,8 @@ class Decisions:
     """Whether the run came to its end."""
 
     @property
-    def num_steps(self) -> int:
-        """Batches that were trained."""
+    def num_batches(self) -> int:
+        """Batches that were sent."""
         return sum(isinstance(decision, CutBatch) for decision in self.order)
 
     def first(self, num_steps: int) -> tuple[Decision, ...]:
@@ -138,19 +140,22 @@ class _Reader:
             self.epochs.add(int(line["epoch"]))
 
     def finish(self) -> Decisions:
-        trained = 0
-        while trained in self.shipped and trained + 1 in self.weights:
-            trained += 1
+        num_shipped = num_trained = 0
+        while num_shipped in self.shipped:
+            num_shipped += 1
+        while num_trained < num_shipped and num_trained + 1 in self.weights:
+            num_trained += 1
         order: list[Decision] = []
         for decision in self.order:
             if isinstance(decision, GradedGroup):
                 order.append(decision)
-            elif decision < trained:
+            elif decision < num_shipped:
                 order.append(self._batch(decision))
         while order and isinstance(order[-1], GradedGroup):
             order.pop()
         return Decisions(
             tuple(order),
+            num_trained,
             self.weights,
             tuple(sorted(self.epochs)),
             is_finished=self.last_event == JournalEvent.RUN_ENDED,

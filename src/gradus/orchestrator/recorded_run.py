@@ -41,19 +41,20 @@ class RecordedRun:
 
     def check_steps(self, num_steps: int | None) -> int:
         """How many steps are replayed; ConfigError for a run without an end, or too few steps."""
-        recorded = self.decisions.num_steps
+        recorded, trained = self.decisions.num_batches, self.decisions.num_trained
         if num_steps is None and not self.decisions.is_finished:
             raise ConfigError(
                 f"{self.run_dir.journal} does not come to an end ({_last_line(self.run_dir)}): the "
-                f"run stopped early, still goes on, or the file was cut. Its first {recorded} "
-                f"steps are complete: replay them with --max-steps {recorded}"
+                f"run stopped early, still goes on, or the file was cut. Its first {trained} steps "
+                f"are complete and {recorded} batches are recorded: replay them with "
+                f"--max-steps {trained}"
             )
         if num_steps is not None and not 1 <= num_steps <= recorded:
             raise ConfigError(
-                f"--max-steps {num_steps}: {self.run_dir.root} recorded {recorded} steps; use 1 to "
-                f"{recorded}"
+                f"--max-steps {num_steps}: {self.run_dir.root} recorded {recorded} batches; use 1 "
+                f"to {recorded}"
             )
-        return recorded if num_steps is None else num_steps
+        return trained if num_steps is None else num_steps
 
     def check_episodes(self, num_steps: int) -> int:
         """Read every byte that these steps need; the number of episodes. CorruptStateError names
@@ -117,8 +118,8 @@ def open_recorded_run(root: Path) -> RecordedRun:
             "made with orchestrator.recording = false, or they were deleted"
         )
     decisions = read_decisions(read_journal(run_dir.journal))
-    if decisions.num_steps == 0:
-        raise ConfigError(f"{root} trained no step, so there is nothing to replay")
+    if decisions.num_batches == 0:
+        raise ConfigError(f"{root} made no batch, so there is nothing to replay")
     launches = tuple(read_launch(run_dir, epoch) for epoch in decisions.epochs)
     return RecordedRun(run_dir, decisions, launches)
 

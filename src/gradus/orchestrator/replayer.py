@@ -137,7 +137,7 @@ def compare_models(
 
     None when the run has no model after so many steps.
     """
-    is_whole = recorded.decisions.is_finished and num_steps == recorded.decisions.num_steps
+    is_whole = recorded.decisions.is_finished and num_steps == recorded.decisions.num_trained
     if not is_whole or not recorded.run_dir.model.is_dir():
         return None
     same: dict[str, bool] = {}

@@ -129,7 +129,7 @@ def test_a_dry_replay_has_no_verdict(run: Path, launches: list[Any]) -> None:
     [
         (["--resume"], "leave --resume away"),
         (["--orchestrator.max-lag", "0"], "decided what the run played"),
-        (["--max-steps", "2"], "recorded 1 steps"),
+        (["--max-steps", "2"], "recorded 1 batches"),
         (["--trainer.optimizer.lr", "0"], "trainer.optimizer.lr"),
         (["--trainer.micro-batch-tokens", "8"], "micro_batch_tokens"),
     ],

@@ -99,7 +99,7 @@ def test_decisions_survive_the_journal(seed: int, tmp_path_factory: pytest.TempP
     batches = [it for it in decisions if isinstance(it, CutBatch)]
     needed = decisions[: decisions.index(batches[-1]) + 1] if batches else []
     assert list(found.order) == needed
-    assert found.num_steps == len(batches)
+    assert (found.num_batches, found.num_trained) == (len(batches), len(batches))
     assert found.weights == {batch.step + 1: f"w{batch.step + 1}" for batch in batches}
     assert not found.is_finished
 
@@ -120,10 +120,13 @@ def test_only_what_the_first_steps_need_is_given(tmp_path: Path) -> None:
     assert decisions.epochs == (1,)
 
 
-def test_a_batch_that_was_not_trained_is_left_out(tmp_path: Path) -> None:
+def test_a_batch_that_was_sent_and_not_trained_is_told_apart(tmp_path: Path) -> None:
     records = two_batches(tmp_path)
     assert records.pop()["event"] == "policy_applied"
-    assert read_decisions(records).num_steps == 1
+    decisions = read_decisions(records)
+    assert (decisions.num_batches, decisions.num_trained) == (2, 1)
+    assert records.pop()["event"] == "batch_shipped"
+    assert read_decisions(records).num_batches == 1
 
 
 def test_a_launch_that_only_trained_what_was_cut_before_counts(tmp_path: Path) -> None:
@@ -132,7 +135,7 @@ def test_a_launch_that_only_trained_what_was_cut_before_counts(tmp_path: Path) -
     resumed = {"event": "run_resumed", "lines": len(records) - 2, "reopened": [], "cut_off": []}
     again = [line | {"epoch": 2} for line in records[-2:]]
     decisions = read_decisions([*records, resumed | {"epoch": 2, "step": 1}, *again])
-    assert (decisions.epochs, decisions.num_steps) == ((1, 2), 2)
+    assert (decisions.epochs, decisions.num_trained) == ((1, 2), 2)
 
 
 def test_a_run_is_finished_when_its_journal_says_so(tmp_path: Path) -> None:

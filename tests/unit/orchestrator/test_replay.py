@@ -200,6 +200,17 @@ async def test_a_journal_with_a_torn_end_is_refused_with_the_steps_that_are_whol
     assert open_recorded_run(rig.root).check_steps(STEPS) == STEPS
 
 
+async def test_the_batch_that_ended_a_run_can_be_replayed(rig: Any) -> None:
+    lines = rig.journal
+    last = max(n for n, line in enumerate(lines) if line["event"] == "batch_shipped")
+    text = "".join(json.dumps(line) + "\n" for line in lines[: last + 1])
+    (rig.root / "journal.jsonl").write_text(text)
+    recorded = open_recorded_run(rig.root)
+    assert recorded.decisions.num_trained < STEPS
+    assert recorded.check_steps(STEPS) == STEPS
+    assert len(await recut(rig, recorded)) == STEPS
+
+
 async def test_a_run_that_did_not_end_is_refused_unless_told_how_far(rig: Any) -> None:
     path = rig.root / "journal.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
@@ -209,7 +220,7 @@ async def test_a_run_that_did_not_end_is_refused_unless_told_how_far(rig: Any) -
 
 @pytest.mark.parametrize("num_steps", [0, STEPS + 1])
 async def test_more_steps_than_recorded_are_refused(rig: Any, num_steps: int) -> None:
-    with pytest.raises(ConfigError, match=f"--max-steps {num_steps}: .* recorded 3 steps"):
+    with pytest.raises(ConfigError, match=f"--max-steps {num_steps}: .* recorded 3 batches"):
         open_recorded_run(rig.root).check_steps(num_steps)
 
 
@@ -250,7 +261,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 async def test_a_run_that_trained_nothing_is_refused(rig: Any) -> None:
     path = rig.root / "journal.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(ConfigError, match="trained no step"):
+    with pytest.raises(ConfigError, match="made no batch"):
         open_recorded_run(rig.root)
 
 
