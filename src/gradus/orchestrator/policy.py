@@ -10,7 +10,13 @@ from typing import Protocol, TypeVar
 import aiohttp
 import msgspec
 
-from gradus.errors import DeadlineError, FencedError, ProcessError, ProtocolError
+from gradus.errors import (
+    CorruptStateError,
+    DeadlineError,
+    FencedError,
+    ProcessError,
+    ProtocolError,
+)
 from gradus.orchestrator.peers import InferenceReady, read_ready, read_token
 from gradus.run_dir import RunDirectory
 from gradus.wire.events import PolicyPublished
@@ -112,7 +118,8 @@ class InferencePool:
         """Ask for the version, then ask the engine which one it serves, and compare.
 
         DeadlineError after the deadline, FencedError when a newer epoch rules the engine,
-        ProtocolError when it refuses or serves another version than it was asked for.
+        CorruptStateError when the weights are not those that the trainer wrote, ProtocolError when
+        the engine refuses for another reason or serves another version than it was asked for.
         """
         self.newest_version = max(self.newest_version, published.version)
         begun = time.monotonic()
@@ -182,6 +189,11 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
     # The engine answers 409 to an older epoch: another orchestrator took over.
     if response.status == 409 and "epoch" in text:
         raise FencedError(f"inference refused {url}: {text}")
+    if response.status == 422 and url.endswith("/gradus/apply"):
+        raise CorruptStateError(
+            f"inference keeps the version that it served, because it refused the new one: {text}. "
+            "Look at the disk; --resume publishes it again from the last checkpoint"
+        )
     raise ProtocolError(f"inference answered {response.status} to {method} {url}: {text}")
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from gradus.errors import ConfigError, DeadlineError, FencedError, ProcessError, ProtocolError
+from gradus.errors import (
+    ConfigError,
+    CorruptStateError,
+    DeadlineError,
+    FencedError,
+    ProcessError,
+    ProtocolError,
+)
 from gradus.orchestrator.peers import EnvironmentReady, read_ready, wait_for_exit
 from gradus.orchestrator.policy import InferencePool
 from gradus.run_dir import RunDirectory, write_json
@@ -102,6 +109,20 @@ async def test_an_error_of_the_engine_carries_its_status(engine: ScriptedEngine)
     engine.inject(Status(500), path="/gradus/apply")
     with pytest.raises(ProtocolError, match="answered 500"):
         await pool.apply(published(engine, 1))
+    await pool.close()
+
+
+async def test_weights_that_were_damaged_on_the_way_are_named_and_the_old_version_serves(
+    engine: ScriptedEngine,
+) -> None:
+    def damaged(directory: Path, _: str) -> None:
+        raise CorruptStateError(f"{directory}/model.safetensors has 7 bytes, not 9")
+
+    pool = await connect(engine)
+    engine.check_weights = damaged
+    with pytest.raises(CorruptStateError, match=r"refused the new one.*has 7 bytes.*--resume"):
+        await pool.apply(published(engine, 1))
+    assert (engine.version, pool.version) == (0, 0)
     await pool.close()
 
 
