@@ -38,13 +38,14 @@ TOOL: dict[str, Any] = {
 """The tool as the model sees it declared."""
 
 
-def demonstrations(num: int, *, seed: int) -> list[dict[str, Any]]:
+def demonstrations(num: int, *, seed: int, num_keys: int = len(_KEYS)) -> list[dict[str, Any]]:
     """Conversations that ask the tool and reply with its value, each from a dictionary of its own.
 
-    So they show how to ask and how to read, and nothing of what any value is.
+    So they show how to ask and how to read, and nothing of what any value is. They ask for the
+    first `num_keys` keys.
     """
     draw = random.Random(f"word-lookup demonstrations {seed}")
-    return [_demonstration(draw.choice(_KEYS), _draw_value(draw)) for _ in range(num)]
+    return [_demonstration(draw.choice(_KEYS[:num_keys]), _draw_value(draw)) for _ in range(num)]
 
 
 def _draw_value(draw: random.Random) -> str:

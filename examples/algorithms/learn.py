@@ -3,7 +3,7 @@
     python examples/algorithms/learn.py                # everything, about half an hour on two cores
     python examples/algorithms/learn.py rae echo       # these two
     python examples/algorithms/learn.py grpo --seed 1  # another seed of the run
-    python examples/algorithms/learn.py --table        # the table of results.json
+    python examples/algorithms/learn.py --table        # the table of results.json, into README.md
 
 A new algorithm is one entry in recipes.py.
 """
@@ -27,6 +27,9 @@ from teacher import served
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / FOLDER / "results.json"
+README = REPOSITORY / FOLDER / "README.md"
+_MARKS = ("<!-- table -->\n", "<!-- end -->")
+"""In the README, around the table."""
 Row = dict[str, Any]
 
 
@@ -128,6 +131,14 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def write_table(lines: Sequence[str], readme: Path = README) -> None:
+    """Put the table in place of the older one."""
+    before, mark, rest = readme.read_text(encoding="utf-8").partition(_MARKS[0])
+    after = rest.partition(_MARKS[1])[2]
+    text = "\n".join(lines)
+    readme.write_text(f"{before}{mark}{text}\n{_MARKS[1]}{after}", encoding="utf-8")
+
+
 def main() -> None:
     """Run what was asked for, and print the table."""
     parser = argparse.ArgumentParser(description="Show that each algorithm learns.")
@@ -146,7 +157,9 @@ def main() -> None:
                 words = ["-m", "gradus.cli.main", *recipe.arguments(arguments.seed)]
                 seconds = run(words, variables)
             store(measured(recipe, seed=arguments.seed, seconds=seconds))
-    print(*table(read_results()), sep="\n")
+    lines = table(read_results())
+    write_table(lines)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

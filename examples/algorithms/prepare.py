@@ -26,6 +26,8 @@ Row = dict[str, Any]
 
 _NUM_WORDS = 150
 """Of about 180 in the train split."""
+_NUM_KEYS = 4
+"""As many as the dictionary of rl_word_lookup.toml has."""
 
 
 def reverse_text_rows(num: int, *, seed: int) -> list[Row]:
@@ -72,7 +74,7 @@ def kuhn_poker_rows(num: int, *, seed: int) -> list[Row]:
 
 def word_lookup_rows(num: int, *, seed: int) -> list[Row]:
     """A key, the tool call, its output, and the reply."""
-    return entries.demonstrations(num, seed=seed)
+    return entries.demonstrations(num, seed=seed, num_keys=_NUM_KEYS)
 
 
 TASKS = {

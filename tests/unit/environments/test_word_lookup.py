@@ -85,3 +85,8 @@ def test_demonstrations_say_nothing_of_the_values() -> None:
         question, *_, reply = row["messages"]
         values.setdefault(question["content"], set()).add(reply["content"])
     assert min(len(found) for found in values.values()) > 1
+
+
+def test_demonstrations_can_ask_for_the_first_keys_only() -> None:
+    rows = demonstrations(60, seed=0, num_keys=3)
+    assert {row["messages"][0]["content"] for row in rows} == {"a", "b", "c"}

@@ -235,6 +235,21 @@ def test_a_result_replaces_the_older_one_of_the_same_run_and_becomes_a_row(
     assert rows[0]["command"].startswith("gradus rl @ examples/algorithms/rl_reverse_text.toml")
 
 
+def test_the_table_in_the_readme_is_that_of_the_results(load: Callable[[str], Any]) -> None:
+    learn = load("learn")
+    rows = learn.read_results()
+    assert {row["name"] for row in rows} <= {recipe.name for recipe in learn.RECIPES}
+    readme = (EXAMPLE / "README.md").read_text()
+    assert "\n".join(learn.table(rows)) in readme
+
+
+def test_the_table_is_put_between_its_marks(load: Callable[[str], Any], tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- table -->\nold\n<!-- end -->\nb\n")
+    load("learn").write_table(["| new |"], readme)
+    assert readme.read_text() == "a\n<!-- table -->\n| new |\n<!-- end -->\nb\n"
+
+
 @pytest.mark.torch
 def test_conversations_show_what_the_tasks_need(load: Callable[[str], Any]) -> None:
     prepare = load("prepare")

@@ -208,6 +208,19 @@ def test_reference_kl_lets_go_of_tokens_that_became_much_rarer() -> None:
     assert output.per_token.item() == pytest.approx(1e-3 * math.log(5) ** 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("moved", [-0.3, -0.19, 0.0, 0.4], ids="moved {}".format)
+def test_reference_kl_follows_its_formula_and_its_gradient(moved: float) -> None:
+    """The sampler gave the token probability one half; the policy moved it."""
+    lp, ls, lr = math.log(0.5 + moved), math.log(0.5), -1.5
+    inputs = build_inputs([lp], [ls], reference=[lr])
+    output = reference_kl(inputs)
+    kept = float(moved >= -0.2)
+    pull = kept * (lr - lp) * math.exp(lp - ls)
+    assert output.per_token.item() == pytest.approx(-pull + 1e-3 * (lp - ls) ** 2, rel=1e-4)
+    gradient = -pull + 2e-3 * (lp - ls)
+    assert gradient_of(output, inputs).item() == pytest.approx(gradient, rel=1e-4)
+
+
 def test_a_registered_loss_is_built_with_its_options() -> None:
     loss = build_loss(LossConfig(type="gspo", options={"clip_high": 0.1, "importance_cap": 3}))
     assert loss == Gspo(clip_high=0.1, importance_cap=3)
