@@ -25,10 +25,10 @@ from typing import Any
 
 VOCABULARY = 151_936
 """Of Qwen3."""
-HEAD_TOKENS = (4096, 16384, 65536)
+TOKENS = (4096, 16384, 65536)
 PLAIN_BYTES_PER_LOGIT = 20
 """Measured at 4k tokens; a plain case runs only where this fits."""
-STEP_TOKENS = 2048
+STEP_VOCABULARY, STEP_HIDDEN, STEP_LAYERS = 32_000, 128, 4
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Case:
     """One measurement."""
 
     part: str
-    """`head` (output layer alone) or `step` (a model of 8 layers with it)."""
+    """`head` (output layer alone) or `step` (a model of four layers with it)."""
     form: str
     """`plain` or `blocks`."""
     tokens: int
@@ -102,7 +102,7 @@ def step_case(case: Case) -> dict[str, float]:
         vocab_size=case.vocabulary,
         hidden_size=case.hidden,
         intermediate_size=3 * case.hidden,
-        num_hidden_layers=8,
+        num_hidden_layers=STEP_LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=case.hidden // 4,
@@ -121,19 +121,25 @@ def step_case(case: Case) -> dict[str, float]:
 
 
 def cases() -> list[Case]:
-    """Both tables."""
+    """Both tables; the plain form only where it fits."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = []
-    for tokens in HEAD_TOKENS:
-        if tokens * VOCABULARY * PLAIN_BYTES_PER_LOGIT < available:
-            found.append(Case("head", "plain", tokens, VOCABULARY, 64))
-        found.append(Case("head", "blocks", tokens, VOCABULARY, 64))
+    heads = [
+        Case("head", form, tokens, VOCABULARY, 64)
+        for tokens in TOKENS
+        for form in ("plain", "blocks")
+    ]
     steps = [
-        Case("step", form, STEP_TOKENS, 32_000, 256, checkpointing)
+        Case("step", form, tokens, STEP_VOCABULARY, STEP_HIDDEN, checkpointing)
+        for tokens in TOKENS
         for form in ("plain", "blocks")
         for checkpointing in (False, True)
     ]
-    return found + steps
+    return [
+        case
+        for case in heads + steps
+        if case.form == "blocks"
+        or case.tokens * case.vocabulary * PLAIN_BYTES_PER_LOGIT < available
+    ]
 
 
 def in_own_process(case: Case) -> dict[str, Any]:
@@ -154,21 +160,23 @@ def main() -> None:
         case = Case(**json.loads(chosen.case))
         print(json.dumps({"head": head_case, "step": step_case}[case.part](case)))
         return
-    rows = []
+    before = []
+    if chosen.output is not None and chosen.output.exists():
+        before = json.loads(chosen.output.read_text())["rows"]
+    rows = [row for row in before if row["part"] not in chosen.parts]
     for case in cases():
-        if case.part in chosen.parts:
-            row = in_own_process(case)
-            rows.append(row)
-            print(
-                f"{row['part']} {row['form']:<6} {row['tokens']:>6} tokens  checkpointing "
-                f"{row['checkpointing']!s:<5}  {row['peak_mib']:>8.0f} MiB  {row['seconds']:.1f} s",
-                flush=True,
-            )
-    if chosen.output is not None:
-        record = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-        before = json.loads(chosen.output.read_text())["rows"] if chosen.output.exists() else []
-        kept = [row for row in before if row["part"] not in chosen.parts]
-        chosen.output.write_text(json.dumps(record | {"rows": kept + rows}, indent=1) + "\n")
+        if case.part not in chosen.parts:
+            continue
+        row = in_own_process(case)
+        rows.append(row)
+        print(
+            f"{row['part']} {row['form']:<6} {row['tokens']:>6} tokens  checkpointing "
+            f"{row['checkpointing']!s:<5}  {row['peak_mib']:>8.0f} MiB  {row['seconds']:.1f} s",
+            flush=True,
+        )
+        if chosen.output is not None:
+            record = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+            chosen.output.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

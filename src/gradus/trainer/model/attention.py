@@ -43,14 +43,12 @@ _LARGEST_HEAD = 256
 class AttentionBlock:
     """Samples of like length as rows of one padded rectangle."""
 
-    start: int
-    """First row of the block among the padded rows of all blocks."""
     samples: int
     length: int
 
     @property
-    def rows(self) -> slice:
-        return slice(self.start, self.start + self.samples * self.length)
+    def num_rows(self) -> int:
+        return self.samples * self.length
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class PaddedRows:
             row = start + np.arange(shown.size).reshape(shown.shape)
             to_tokens[shown[is_token]] = row[is_token]
             to_rows.append(shown.reshape(-1))
-            blocks.append(AttentionBlock(start, len(chosen), length))
+            blocks.append(AttentionBlock(len(chosen), length))
             start += shown.size
         rows = np.concatenate(to_rows)
         return cls(
@@ -249,19 +247,20 @@ def _padded(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | N
     keeps every real token from seeing it."""
     heads, key_heads = tokens.query.shape[1:], tokens.key.shape[1]
     padded = layout.rows(tokens.query.dtype)
-    query, key, value = (_to_rows(t.flatten(1), padded) for t in tokens)
+    sizes = [block.num_rows for block in padded.blocks]
+    # Split at once: each slice by itself would have a gradient as large as the whole.
+    split = (_to_rows(t.flatten(1), padded).split(sizes) for t in tokens)
     parts = []
-    for block in padded.blocks:
-        block_query = query[block.rows].view(block.samples, block.length, *heads)
+    for block, query, key, value in zip(padded.blocks, *split, strict=True):
+        block_query = query.view(block.samples, block.length, *heads)
         block_key, block_value = (
-            t[block.rows].view(block.samples, block.length, key_heads, heads[1])
-            for t in (key, value)
+            t.view(block.samples, block.length, key_heads, heads[1]) for t in (key, value)
         )
-        if _prefers_products(block.length, window, query.dtype):
+        if _prefers_products(block.length, window, tokens.query.dtype):
             attended = _by_products(block_query, block_key, block_value, scale, window)
         else:
             attended = _by_kernel(block_query, block_key, block_value, scale)
-        parts.append(attended.reshape(block.samples * block.length, -1))
+        parts.append(attended.reshape(block.num_rows, -1))
     rows = torch.cat(parts) if len(parts) > 1 else parts[0]
     return _to_tokens(rows, padded).view(-1, *heads)
 

@@ -1,0 +1,91 @@
+"""A mixture of experts: vLLM loads the trainer's tensors and gives the trainer's logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig
+from gradus.config.process import InferenceProcessConfig
+from gradus.testing.inference_process import RunningInference
+from gradus.testing.tiny_moe import build_tiny_moe_model
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.serving_names import serving_tensors
+from gradus.weights.filesystem import FilesystemWeights
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+PROMPT = [5, 9, 13, 21, 34, 55, 17, 8]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInference]:
+    model = build_tiny_moe_model(tmp_path_factory.mktemp("model") / "moe")
+    config = InferenceProcessConfig(
+        run_dir=str(tmp_path_factory.mktemp("moe-run")),
+        epoch=0,
+        model=ModelConfig(name=str(model), max_length_tokens=512),
+        seed=0,
+        inference=InferenceConfig(kv_cache_gib=0.2, max_num_seqs=8),
+    )
+    with RunningInference(config) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def policy(server: RunningInference) -> Any:
+    """The trainer's model with every expert moved away from the served one."""
+    model = load_model(ModelConfig(name=str(server.model_dir)), torch.device("cpu"))
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "experts" in name or "gate" in name:
+                parameter.normal_(std=0.2, generator=random)
+    return model
+
+
+async def post(server: RunningInference, path: str, body: dict[str, Any]) -> Any:
+    headers = {"Authorization": f"Bearer {server.admin_token}"}
+    async with (
+        aiohttp.ClientSession(server.base_url, headers=headers) as session,
+        session.post(path, json=body) as response,
+    ):
+        answer = await response.json()
+        assert response.status == 200, answer
+        return answer
+
+
+async def generate(server: RunningInference) -> tuple[list[int], torch.Tensor]:
+    sampling = {"temperature": 1.0, "max_tokens": 64, "logprobs": 1, "ignore_eos": True}
+    body = {"model": "policy", "token_ids": PROMPT, "sampling_params": sampling}
+    choice = (await post(server, "/inference/v1/generate", body))["choices"][0]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    return choice["token_ids"], torch.tensor(logprobs)
+
+
+def mismatch(model: Any, tokens: list[int], sampling: torch.Tensor) -> float:
+    """Mismatch KL of the engine's logprobs against a plain forward in float32."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
+    policy = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    log_ratio = policy - sampling
+    return float((log_ratio.exp() - log_ratio - 1).mean())
+
+
+async def test_published_experts_are_served(server: RunningInference, policy: Any) -> None:
+    weights = FilesystemWeights(server.run_dir, epoch=server.epoch, extra_files={})
+    published = weights.publish(1, serving_tensors(policy, torch.bfloat16))
+    before_tokens, before = await generate(server)
+    change = {"run_id": server.run_id, "epoch": server.epoch, "version": 1}
+    change |= {"directory": str(published.directory), "digest": published.digest}
+    assert (await post(server, "/gradus/apply", change))["version"] == 1
+    tokens, after = await generate(server)
+    assert mismatch(policy, tokens, after) < 2e-3
+    assert mismatch(policy, before_tokens, before) > 1e-2
