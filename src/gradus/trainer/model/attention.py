@@ -249,7 +249,7 @@ def _padded(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | N
     padded = layout.rows(tokens.query.dtype)
     sizes = [block.num_rows for block in padded.blocks]
     # Split at once: each slice by itself would have a gradient as large as the whole.
-    split = (_to_rows(t.flatten(1), padded).split(sizes) for t in tokens)
+    split = (torch.split(_to_rows(t.flatten(1), padded), sizes) for t in tokens)
     parts = []
     for block, query, key, value in zip(padded.blocks, *split, strict=True):
         block_query = query.view(block.samples, block.length, *heads)
