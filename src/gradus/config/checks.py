@@ -75,6 +75,7 @@ OWNED_ENGINE_ARGS = {
     "max_num_seqs": "write inference.max_num_seqs",
     "gpu_memory_utilization": "write inference.gpu_memory_utilization",
     "enforce_eager": "write inference.enforce_eager",
+    "enable_chunked_prefill": "a CPU engine cannot split seeded prompts; a GPU engine splits them",
     "tensor_parallel_size": "write inference.tensor_parallel_size",
     "host": "write inference.host",
     "port": "write inference.port",

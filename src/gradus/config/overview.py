@@ -16,6 +16,8 @@ from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 
 _SUFFIX = "<8 hex>"
+_ONE_BASELINE = ("grpo", "max_rl", "echo")
+"""Algorithms that compare all traces of a group, whoever they are of."""
 
 
 def describe_run(config: RunConfig) -> list[str]:
@@ -29,6 +31,7 @@ def describe_run(config: RunConfig) -> list[str]:
         f"folder: {Path(config.output_dir) / name}",
         "processes, in starting order:",
         *(f"  {process:<24} {what}" for process, what in _processes(config)),
+        *(f"note: {note}" for note in _notes(config)),
     ]
 
 
@@ -92,6 +95,27 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
         )
     for process in configs.by_process():
         yield process, words[process]
+
+
+def _notes(config: RunConfig) -> Iterator[str]:
+    """What only the environments can decide, so that the start of the run may refuse it."""
+    configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
+    for given, source in zip(
+        config.orchestrator.train.env, configs.orchestrator.sources, strict=True
+    ):
+        trained = [role for role in given.agents if role not in source.untrained_agents]
+        kind = source.algo.type
+        if kind in _ONE_BASELINE and len(trained) > 1:
+            yield (
+                f"source {source.name!r}: {kind} compares all traces of a group, and "
+                f"{', '.join(trained)} all train. The start refuses that unless the tasks name a "
+                "learner_seat; rae and hierarchical_grpo tell agents apart"
+            )
+        if kind == "rae" and len(given.agents) < 2:
+            yield (
+                f"source {source.name!r}: rae needs an environment with several agents, and the "
+                "config names none or one. The start refuses rae where there is only one; use grpo"
+            )
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gradus.config.document import help_text, reference, sections
 from gradus.config.overview import describe_run, describe_sft
@@ -133,3 +136,24 @@ def test_the_plan_says_that_only_an_adapter_is_trained() -> None:
     sft = describe_sft(build_sft_config({"lora": {"rank": 4}}))
     assert all("LoRA rank 4" in "\n".join(lines) for lines in (run, sft))
     assert "LoRA" not in "\n".join(describe_run(build_run_config()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "agents", "words"),
+    [
+        ("grpo", {"first": {}, "second": {}}, "first, second all train"),
+        ("rae", {}, "rae needs an environment with several agents"),
+        ("rae", {"first": {}, "second": {}}, None),
+        ("grpo", {"first": {}, "second": {"train": False}}, None),
+        ("hierarchical_grpo", {"first": {}, "second": {}}, None),
+        ("grpo", {}, None),
+    ],
+)
+def test_the_overview_notes_what_the_start_may_refuse(
+    kind: str, agents: dict[str, Any], words: str | None
+) -> None:
+    train = {"algo": {"type": kind}, "env": [{"id": "poker", "agents": agents}]}
+    lines = describe_run(build_run_config({"orchestrator": {"train": train}}))
+    notes = [line for line in lines if line.startswith("note: source 'poker'")]
+    assert len(notes) == (words is not None)
+    assert words is None or words in notes[0]
