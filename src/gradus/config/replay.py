@@ -106,13 +106,15 @@ def load_replay(recorded: Mapping[str, Any], words: Sequence[str]) -> ReplayChoi
             f"{', '.join(refused)}: decided what the run played, and a replay repeats that. A "
             "replay changes only keys of [trainer], and max_steps to end sooner"
         )
+    # Both with the defaults of keys that are newer than the record.
+    unchanged = load_config(RunConfig, [], base=recorded)
     config = load_config(RunConfig, words, base=recorded)
     max_steps = config.max_steps if "max_steps" in given else None
     # Schedules go by the steps that the run had.
-    config = config.model_copy(update={"max_steps": recorded["max_steps"]})
+    config = config.model_copy(update={"max_steps": unchanged.max_steps})
     changes = tuple(
         f"{key} was {was!r} and is {now!r}"
-        for key, was, now in differences(dict(recorded), recorded_config(config))
+        for key, was, now in differences(recorded_config(unchanged), recorded_config(config))
         if not _HARMLESS.fullmatch(key)
     )
     return ReplayChoice(config, max_steps, changes)

@@ -88,6 +88,12 @@ def test_a_recorded_config_of_another_schema_is_refused_with_its_place() -> None
         load_replay(values, [])
 
 
+def test_a_key_that_is_newer_than_the_record_is_no_change() -> None:
+    values = recorded()
+    del values["trainer"]["max_skipped_steps"]
+    assert load_replay(values, []).changes == ()
+
+
 def test_a_value_of_the_wrong_kind_names_its_flag() -> None:
     with pytest.raises(ConfigError, match=r"--trainer\.optimizer\.lr"):
         load_replay(recorded(), ["--trainer.optimizer.lr", "fast"])

@@ -115,6 +115,22 @@ async def test_events_of_a_run_come_in_their_order(tmp_path: Path, tiny_model: P
     assert events[-1] == TrainerDone(step=STEPS - 1, epoch=0)
 
 
+async def test_a_replay_of_fewer_steps_goes_by_the_schedule_of_all(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    linear = AdamWConfig(lr=1e-3, schedule="linear")
+    rates = {}
+    for name, num_steps in (("whole", None), ("part", 2)):
+        sender = await send_batches(tmp_path / name)
+        config = build_config(tmp_path / name, tiny_model, optimizer=linear)
+        run(config.model_copy(update={"num_steps": num_steps}))
+        events = await events_of(sender)
+        finished = [event for event in events if isinstance(event, StepFinished)]
+        rates[name] = [event.metrics["optimizer/lr"] for event in finished]
+        assert events[-1] == TrainerDone(step=(num_steps or STEPS) - 1, epoch=0)
+    assert rates["part"] == rates["whole"][:2]
+
+
 async def test_metrics_of_a_step_are_complete_and_finite(tmp_path: Path, tiny_model: Path) -> None:
     sender = await send_batches(tmp_path)
     run(build_config(tmp_path, tiny_model))
