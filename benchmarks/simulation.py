@@ -2,7 +2,8 @@
 
 Nobody waits for real: where the event loop would sleep, its clock jumps. On a `virtual` clock time
 passes only so, and a run is the same each time. On a `busy` clock the time that the processor
-needs passes too, so that its load shows in waits as it would in a real run.
+computes for this process passes too, so that its load shows in waits as it would in a real run; what
+else the machine does meanwhile does not count.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class _JumpingSelector(selectors.SelectSelector):
         self.skipped_seconds = 0.0
         self.num_on_threads = 0
         self.longest_turn_seconds = 0.0
-        """Most real time between two looks for news: so long the event loop was deaf."""
-        self._looked_at = time.perf_counter()
+        """Most computing time between two looks for news: so long the event loop was deaf."""
+        self._looked_at = time.process_time()
 
     def select(self, timeout: float | None = None) -> Any:
         self.longest_turn_seconds = max(
-            self.longest_turn_seconds, time.perf_counter() - self._looked_at
+            self.longest_turn_seconds, time.process_time() - self._looked_at
         )
         # Without a timer only a thread that asyncio itself started can bring news, and soon.
         is_real = self.num_on_threads > 0 or timeout is None
@@ -59,7 +60,7 @@ class _JumpingSelector(selectors.SelectSelector):
             raise RuntimeError("nothing is scheduled: the simulated run is in a deadlock")
         if not ready and not is_real:
             self.skipped_seconds += max(timeout or 0.0, 0.0)
-        self._looked_at = time.perf_counter()
+        self._looked_at = time.process_time()
         return ready
 
 
@@ -72,8 +73,8 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         super().__init__(self.jumps)
 
     def time(self) -> float:
-        """Seconds skipped, on a busy clock plus the seconds that passed."""
-        return self.jumps.skipped_seconds + (time.perf_counter() if self._is_busy else 0.0)
+        """Seconds skipped, on a busy clock plus the seconds that this process computed."""
+        return self.jumps.skipped_seconds + (time.process_time() if self._is_busy else 0.0)
 
     def run_in_executor(self, *args: Any) -> asyncio.Future[Any]:
         """While a thread works, time passes for real."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+MAX_GROWTH = 1.5
+MAX_LAG_P99_MS = 50.0
+MAX_IDLE_SHARE = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +70,12 @@ def test_the_engine_is_as_busy_as_what_it_played(scale: Any) -> None:
         engine.note(now, change)
     assert engine.mean_in_flight(0.0, 4.0) == pytest.approx((1 + 2 * 2 + 1) / 4)
     assert engine.mean_in_flight(1.0, 3.0) == 2.0
+
+
+def test_the_stored_results_keep_the_bounds() -> None:
+    stored = json.loads((BENCHMARKS / "results" / "orchestrator_scale.json").read_text())
+    assert [size["in_flight"] for size in stored] == [256, 1024, 4096, 16384]
+    growth = stored[-1]["cpu_ms_per_episode"] / stored[0]["cpu_ms_per_episode"]
+    assert growth <= MAX_GROWTH
+    assert max(size["lag_p99_ms"] for size in stored) < MAX_LAG_P99_MS
+    assert max(size["trainer_idle_share"] for size in stored) <= MAX_IDLE_SHARE
