@@ -2,8 +2,8 @@
 
 Nobody waits for real: where the event loop would sleep, its clock jumps. On a `virtual` clock time
 passes only so, and a run is the same each time. On a `busy` clock the time that the processor
-computes for this process passes too, so that its load shows in waits as it would in a real run; what
-else the machine does meanwhile does not count.
+computes for this process passes too, so that its load shows in waits as it would in a real run.
+What else the machine does meanwhile does not count.
 """
 
 from __future__ import annotations
