@@ -250,6 +250,18 @@ def test_the_table_is_put_between_its_marks(load: Callable[[str], Any], tmp_path
     assert readme.read_text() == "a\n<!-- table -->\n| new |\n<!-- end -->\nb\n"
 
 
+def test_the_plot_has_a_panel_for_every_run(load: Callable[[str], Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    shown = [{"measure": "a long name of a quantity, in nats per token", "values": [2.0, 1.0]}]
+    rows = [
+        {"name": name, "seed": seed, "steps": 6, "shown": shown}
+        for name, seed in (("grpo", 0), ("grpo", 1), *((f"run{n}", 0) for n in range(5)))
+    ]
+    out = tmp_path / "curves.png"
+    load("plot_results").plot_results(rows, out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.torch
 def test_conversations_show_what_the_tasks_need(load: Callable[[str], Any]) -> None:
     prepare = load("prepare")
