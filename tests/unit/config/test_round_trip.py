@@ -12,6 +12,7 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradus.config.checks import OWNED_SAMPLING
 from gradus.config.load import load_config
 from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import SftProcessConfig
@@ -39,7 +40,7 @@ SETTINGS = st.dictionaries(
     ),
     max_size=3,
 )
-OWNED = {"temperature", "top_p", "max_tokens", "max_completion_tokens"}
+OWNED = set(OWNED_SAMPLING)
 SAMPLING = st.fixed_dictionaries(
     {},
     optional={
