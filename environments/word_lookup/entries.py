@@ -48,6 +48,15 @@ def demonstrations(num: int, *, seed: int, num_keys: int = len(_KEYS)) -> list[d
     return [_demonstration(draw.choice(_KEYS[:num_keys]), _draw_value(draw)) for _ in range(num)]
 
 
+def is_value(_: Any, node: Any) -> bool:
+    """A filter for the algorithm `echo`: learn the values, not the text of a failed call.
+
+    `node` is the tool's message with its tokens.
+    """
+    text = str(node.message.content).strip()
+    return len(text) == 4 and {text[:2], text[2:]} <= set(_SYLLABLES)
+
+
 def _draw_value(draw: random.Random) -> str:
     return "".join(draw.choices(_SYLLABLES, k=2))
 

@@ -105,7 +105,8 @@ RECIPES: Sequence[Recipe] = (
         "word_lookup",
         "word_lookup",
         (SURPRISE_IN_BATCH, REWARD),
-        algo("echo", normalize="batch"),
+        # One token in sixteen is an observation, so the usual 0.1 would hardly be seen in 20 steps.
+        algo("echo", normalize="batch", roles='{"tool": 1.0}'),
     ),
     Recipe("opd", "taught_text", "reverse_text", (TEACHER_DISTANCE, REWARD), has_teacher=True),
     Recipe("opsd", "hinted_text", "hinted_text", (TEACHER_DISTANCE, REWARD)),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from verifiers.v1.types import ToolMessage
 
-from word_lookup.entries import build_entries, demonstrations
+from word_lookup.entries import build_entries, demonstrations, is_value
 from word_lookup.taskset import (
     Dictionary,
     DictionaryConfig,
@@ -90,3 +90,18 @@ def test_demonstrations_say_nothing_of_the_values() -> None:
 def test_demonstrations_can_ask_for_the_first_keys_only() -> None:
     rows = demonstrations(60, seed=0, num_keys=3)
     assert {row["messages"][0]["content"] for row in rows} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_learned"),
+    [
+        ("bako", True),
+        (" zumi\n", True),
+        ("?", False),
+        ("bakomi", False),
+        ("Error: k is missing", False),
+    ],
+)
+def test_only_values_are_learned_from_the_tool(text: str, is_learned: bool) -> None:
+    node = SimpleNamespace(message=SimpleNamespace(content=text))
+    assert is_value(None, node) is is_learned
