@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import gradus
 from gradus.durable import DISK_ERRORS, storage_error
@@ -51,6 +53,9 @@ ROLES = {
     "evaluator": Command("gradus.cli.evaluator", "play the episodes of an evaluation"),
 }
 """What the launcher starts, with a config that it wrote."""
+
+LEAVE_AT_ONCE = {"trainer", "sft-trainer", "bench-rank"}
+"""Roles that end without Python's own clean-up, see `leave`."""
 
 LATER = ("view", "doctor")
 """Known names of commands that do not exist yet."""
@@ -126,5 +131,19 @@ def _complain(name: str, message: str) -> None:
         print(f"gradus {name}: {safe}", file=sys.stderr, flush=True)
 
 
+def leave(code: int) -> NoReturn:
+    """End the process now, with everything that was printed and logged.
+
+    Threads of torch may still run while Python takes itself apart, and one of them sometimes
+    aborted a rank that had saved its model ("terminate called without an active exception").
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
+    if LEAVE_AT_ONCE.intersection(sys.argv[1:2]):
+        leave(main())
     sys.exit(main())

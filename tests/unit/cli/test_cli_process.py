@@ -56,6 +56,31 @@ def test_check_of_a_good_config_ends_with_0(tmp_path: Path) -> None:
     assert "processes, in starting order:" in ended.stdout
 
 
+def test_a_trainer_leaves_at_once_with_its_words_and_its_code(tmp_path: Path) -> None:
+    ended = gradus("trainer", "@", "missing.json", folder=tmp_path)
+    assert ended.returncode == 64
+    assert "missing.json" in ended.stderr
+
+
+def test_leaving_prints_what_was_said_and_skips_what_python_would_do_then(tmp_path: Path) -> None:
+    script = (
+        "import atexit\n"
+        "from gradus.cli.main import leave\n"
+        "atexit.register(print, 'too late')\n"
+        "print('last words', end='')\n"
+        "leave(3)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (3, "last words")
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "gradus.cli.main", "rl", "--help"],
