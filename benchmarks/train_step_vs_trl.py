@@ -175,7 +175,7 @@ def build_case(folder: Path, vocabulary: int, dtype: str, steps: int) -> dict[st
         "folder": str(folder / "trl"),
         "dtype": dtype,
         "rows": build_rows(vocabulary),
-        "warm_up": 1,
+        "warm_up": 2,
         "steps": steps,
     }
 
