@@ -50,7 +50,7 @@ DTYPES = ("bfloat16", "float32")
 TRL_MICRO_BATCHES = (8, 16, 64)
 NUM_ROLLOUTS = 64
 LONGEST = 128
-MICRO_BATCH_TOKENS = 2048
+MICRO_BATCH_TOKENS = 4096
 TRL_PACKAGES = ("torch==2.13.0+cpu", "trl==1.16.0", "transformers==5.17.0")
 
 
