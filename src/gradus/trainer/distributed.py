@@ -97,13 +97,6 @@ class World:
             dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return dict(zip(names, vector.tolist(), strict=True))
 
-    def largest(self, value: float) -> float:
-        """The largest value over all ranks."""
-        highest = torch.tensor(value, dtype=torch.float64, device=self.device)
-        with named_failures("compare numbers over ranks"):
-            dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        return float(highest)
-
     def all_agree(self, condition: bool) -> bool:
         """True when the condition holds on every rank."""
         vote = torch.tensor(int(condition), dtype=torch.int32, device=self.device)

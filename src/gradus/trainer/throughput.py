@@ -112,7 +112,7 @@ class WorkMeter:
         teraflops = totals["flops"] / seconds / 1e12 / self.world.size if seconds > 0 else 0.0
         metrics = {
             "throughput/model_teraflops_per_second": teraflops,
-            "throughput/peak_memory_gib": self.world.largest(peak_memory_bytes() / 2**30),
+            **self.world.maxima({"throughput/peak_memory_gib": peak_memory_bytes() / 2**30}),
             "batch/padding/share": totals["padding"] / (totals["padding"] + totals["tokens"]),
         }
         if self.peak_teraflops is not None:
