@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,22 @@ SMALL_DISK_BYTES = 4 << 20
 def _fresh_log_level() -> None:
     """Libraries that a test imports may raise the root logger's level for all tests behind it."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_of_ours_is_left() -> Iterator[None]:
+    """A thread that outlives its test may be inside torch when Python ends, and abort it."""
+    before = set(threading.enumerate())
+    yield
+    left = [t.name for t in threading.enumerate() if t not in before and is_ours(t)]
+    assert left == []
+
+
+def is_ours(thread: threading.Thread) -> bool:
+    """Whether gradus or a test started it, and not a library."""
+    function = getattr(thread, "_target", None)
+    module = getattr(function, "__module__", type(thread).__module__) or ""
+    return module.split(".")[0] in {"gradus", "tests"} or module.startswith("test_")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,15 @@ def stream(value: float = 1.0) -> Iterator[tuple[str, Tensor]]:
 
 
 def test_a_publish_announces_what_it_wrote(name: str, tmp_path: Path) -> None:
-    publisher = PUBLISHERS[name](RunDirectory(tmp_path), 0)
-    published = publisher.publish(2, stream())
-    publisher.close()
+    with closing(PUBLISHERS[name](RunDirectory(tmp_path), 0)) as publisher:
+        published = publisher.publish(2, stream())
     assert published.version == 2
     assert verify(published.directory, published.digest).version == 2
 
 
 def test_other_weights_have_another_digest(name: str, tmp_path: Path) -> None:
-    publisher = PUBLISHERS[name](RunDirectory(tmp_path), 0)
-    digests = {publisher.publish(v, stream(float(v))).digest for v in (1, 2)}
+    with closing(PUBLISHERS[name](RunDirectory(tmp_path), 0)) as publisher:
+        digests = {publisher.publish(v, stream(float(v))).digest for v in (1, 2)}
     assert len(digests) == 2
 
 

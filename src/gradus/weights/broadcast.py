@@ -15,6 +15,7 @@ A version can be received once. The group is rank 0 = sender, then the workers b
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 import time
@@ -125,6 +126,8 @@ class BroadcastWeights:
             self._thread = threading.Thread(
                 target=self._send_all, args=(device,), name="gradus-weights", daemon=True
             )
+            # A thread that is inside torch while Python takes itself apart aborts the process.
+            atexit.register(self.close)
             self._thread.start()
         return published
 
@@ -140,6 +143,7 @@ class BroadcastWeights:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
+            atexit.unregister(self.close)
         self._meeting.unlink(missing_ok=True)
 
     def _write(self, directory: Path, tensors: Iterable[tuple[str, Tensor]]) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -183,3 +185,32 @@ def test_the_checksum_tells_values_and_dtypes_apart() -> None:
     assert checksum(value) == checksum(value.clone())
     assert checksum(value) != checksum(-value)
     assert checksum(value) != checksum(value.bfloat16())
+
+
+FORGETS_TO_CLOSE = """
+import atexit, sys, threading
+from pathlib import Path
+import torch
+from gradus.run_dir import RunDirectory
+from gradus.weights.broadcast import BroadcastWeights
+
+def say() -> None:
+    print("sender" if any(t.name == "gradus-weights" for t in threading.enumerate()) else "none")
+
+run_dir = RunDirectory(Path(sys.argv[1]))
+weights = BroadcastWeights(run_dir, epoch=0, extra_files={}, num_receivers=1)
+atexit.register(say)  # what is registered first is called last
+weights.publish(1, [("w", torch.ones(2))])
+say()
+"""
+
+
+def test_the_sender_ends_before_python_does(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORGETS_TO_CLOSE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.stdout, ended.returncode) == ("sender\nnone\n", 0), ended.stderr
