@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config import overview
 from gradus.config.checks import ALGORITHMS, FILTERS, GROUP_BASELINES, LOSSES, OWNED_ENGINE_ARGS
 from gradus.config.environment_variables import RESERVED, env_vars_problems
 from gradus.config.process import EnvironmentProcessConfig
@@ -20,7 +19,6 @@ from gradus.inference.settings import (
 )
 from gradus.orchestrator.algorithms import ALGORITHMS as REGISTERED_ALGORITHMS
 from gradus.orchestrator.filters import FILTERS as REGISTERED_FILTERS
-from gradus.orchestrator.seats import COMPARES_ALL_TRACES
 from gradus.testing.configs import build_run_config
 
 
@@ -107,7 +105,3 @@ def test_verifiers_accepts_the_environment_config_of_several_roles() -> None:
     assert config.judge.harness.id == "null"
     assert config.judge.client.base_url == "http://localhost:1/v1"
     assert config.judge.sampling.model_dump(exclude_unset=True)["max_tokens"] == 9
-
-
-def test_the_overview_notes_the_algorithms_that_the_start_may_refuse() -> None:
-    assert set(overview._ONE_BASELINE) == COMPARES_ALL_TRACES

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.environment import ElasticPoolConfig, PoolConfig, StaticPoolConfig
 from gradus.config.process import EnvironmentProcessConfig
 from gradus.errors import ExitCode
@@ -170,6 +171,14 @@ async def test_a_killed_worker_is_noticed_told_and_ends_the_process(tmp_path: Pa
         assert environment.wait_exit() == ExitCode.INTERNAL
         assert "was killed by SIGKILL" in environment.error_line
     assert read_process(worker.pid) is None
+
+
+def test_an_algorithm_that_cannot_learn_from_the_agents_ends_the_process(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"id": "gradus-test-echo"})
+    config = config.model_copy(update={"algo": AlgorithmConfig(type="rae")})
+    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+        assert environment.wait_exit() == ExitCode.CONFIG
+        assert "source 'source': rae compares agents" in environment.error_line
 
 
 def test_an_environment_that_raises_at_import_is_told_with_the_place(tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from gradus.config.process import EvaluationSourceConfig, environment_process
 from gradus.config.resolve import resolve_run, run_name
 from gradus.config.resolve_eval import resolve_eval
 from gradus.config.run import RunConfig
+from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.config.sft import SftConfig
 
 _SUFFIX = "<8 hex>"
-_ONE_BASELINE = ("grpo", "max_rl", "echo")
-"""Algorithms that compare all traces of a group, whoever they are of."""
 
 
 def describe_run(config: RunConfig) -> list[str]:
@@ -105,7 +104,7 @@ def _notes(config: RunConfig) -> Iterator[str]:
     ):
         trained = [role for role in given.agents if role not in source.untrained_agents]
         kind = source.algo.type
-        if kind in _ONE_BASELINE and len(trained) > 1:
+        if kind in COMPARES_ALL_TRACES and len(trained) > 1:
             yield (
                 f"source {source.name!r}: {kind} compares all traces of a group, and "
                 f"{', '.join(trained)} all train. The start refuses that unless the tasks name a "

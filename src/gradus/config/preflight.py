@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.checks import run_problems, sft_problems
 from gradus.config.environment import EnvironmentConfig, HarnessChoice
 from gradus.config.eval import EvalConfig
@@ -41,7 +42,6 @@ def check_run(config: RunConfig) -> list[Problem]:
     Pass it to `load_config` as `check`, so that each problem names its file and line.
     """
     sources = config.orchestrator.train.env
-    algo: KeyPath = ("orchestrator", "train", "algo", "type")
     return [
         *run_problems(config),
         *run_evaluation_problems(config),
@@ -52,22 +52,35 @@ def check_run(config: RunConfig) -> list[Problem]:
         ),
         *_output_problems(config.output_dir),
         *_port_problems(config.inference),
-        *_plugin_problems(("trainer", "loss", "type"), config.trainer.loss.type),
-        *_plugin_problems(algo, config.orchestrator.train.algo.type),
+        *(problem for path, name in _plugins(config) for problem in _plugin_problems(path, name)),
         *(
             problem
             for index, source in enumerate(sources)
             for problem in _source_problems(source, ("orchestrator", "train", "env", index))
         ),
-        *(
-            problem
-            for index, source in enumerate(sources)
-            if source.algo is not None
-            for problem in _plugin_problems(
-                ("orchestrator", "train", "env", index, "algo", "type"), source.algo.type
-            )
-        ),
     ]
+
+
+def _plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Every place that may name a class or a function of the user's own, and what it names."""
+    train: KeyPath = ("orchestrator", "train")
+    yield ("trainer", "loss", "type"), config.trainer.loss.type
+    yield from _algorithm_plugins((*train, "algo"), config.orchestrator.train.algo)
+    for index, chosen in enumerate(config.orchestrator.filters):
+        yield ("orchestrator", "filters", index, "type"), chosen.type
+    for index, source in enumerate(config.orchestrator.train.env):
+        path: KeyPath = (*train, "env", index)
+        if source.algo is not None:
+            yield from _algorithm_plugins((*path, "algo"), source.algo)
+        yield (*path, "curriculum", "type"), source.curriculum.type
+        yield (*path, "errors", "type"), source.errors.type
+
+
+def _algorithm_plugins(path: KeyPath, algo: AlgorithmConfig) -> Iterator[tuple[KeyPath, str]]:
+    yield (*path, "type"), algo.type
+    chosen = algo.options.get("filter")
+    if algo.type == "echo" and isinstance(chosen, str):
+        yield (*path, "options", "filter"), chosen
 
 
 def _evaluated_problems(config: RunConfig) -> Iterator[Problem]:
@@ -192,7 +205,7 @@ def _data_problems(key: KeyPath, data: str) -> Iterator[Problem]:
 
 
 def _plugin_problems(path: KeyPath, name: str) -> Iterator[Problem]:
-    """The module of "package.module:Class" can be found."""
+    """The module of "package.module:Class" or "package.module:function" can be found."""
     module, separator, _ = name.partition(":")
     if separator and not has_module(module):
         yield Problem(path, f"{name!r}: module {module!r} is not installed; install it or fix it")

@@ -112,6 +112,11 @@ class EnvironmentProcessConfig(StrictConfig):
     the caller reaches the environment's code."""
     purpose: Purpose = "train"
     """Decides the names of the process and of its log."""
+    algo: AlgorithmConfig | None = None
+    """What learns from the episodes; the process refuses agents that it cannot learn from. None
+    means that nothing does."""
+    untrained_agents: list[str] = Field(default_factory=list)
+    """Agents whose traces never train."""
 
     @property
     def process(self) -> str:

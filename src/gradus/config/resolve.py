@@ -101,10 +101,17 @@ def resolve_run(
             lora_rank=_served_rank(config.trainer.lora),
             inference=config.inference.model_copy(update={"env_vars": {}}),
         ),
-        environments=tuple(
-            environment_process_config(source, run_dir=root, epoch=epoch, purpose=purpose)
-            for source, purpose in _played(config)
-            if source.address is None
+        environments=(
+            *(
+                _train_process(config, source, run_dir=root, epoch=epoch)
+                for source in config.orchestrator.train.env
+                if source.address is None
+            ),
+            *(
+                environment_process_config(source, run_dir=root, epoch=epoch, purpose="eval")
+                for source in _evaluated(config)
+                if source.address is None
+            ),
         ),
         trainer=TrainerProcessConfig(
             run_dir=root,
@@ -281,6 +288,16 @@ def environment_process_config(
         env_var_names=sorted(source.env_vars),
         purpose=purpose,
     )
+
+
+def _train_process(
+    config: RunConfig, source: TrainEnvironmentConfig, *, run_dir: str, epoch: int
+) -> EnvironmentProcessConfig:
+    """The process that plays a source that trains, with what learns from it."""
+    process = environment_process_config(source, run_dir=run_dir, epoch=epoch, purpose="train")
+    learning = {"algo": source_algo(config, source), "untrained_agents": untrained_agents(source)}
+    learnt: EnvironmentProcessConfig = process.model_copy(update=learning)
+    return learnt
 
 
 def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:

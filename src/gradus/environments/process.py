@@ -19,9 +19,10 @@ from typing import Any
 
 from gradus.config.environment_variables import variables_named_in
 from gradus.config.process import EnvironmentProcessConfig
+from gradus.config.seats import LEARNER_SEAT, seat_refusal
 from gradus.environments.child_environment import child_environment
 from gradus.environments.pool import Pool, PoolSize
-from gradus.environments.task_server import Health, TaskServer
+from gradus.environments.task_server import Health, Tasks, TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.log import get_logger
@@ -86,9 +87,28 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         # Blocks on purpose: some environments can only be imported in the main thread, and nothing
         # is served yet.
         tasks = load_tasks(config.name, config.verifiers)
+        await check_seats(config, tasks)
         await EnvironmentProcess(config, pool, tasks, directory).run()
     finally:
         await pool.close()
+
+
+async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
+    """ConfigError when the source's algorithm cannot learn from the agents of this environment.
+
+    Asked here because nothing else knows the agents before a model is loaded.
+    """
+    if config.algo is None:
+        return
+    first = (await tasks.task(0))["task_data"]
+    refusal = seat_refusal(
+        config.algo,
+        tasks.agents,
+        config.untrained_agents,
+        has_learner_seat=LEARNER_SEAT in first,
+    )
+    if refusal is not None:
+        raise ConfigError(f"source {config.name!r}: {refusal}")
 
 
 class EnvironmentProcess:

@@ -108,6 +108,37 @@ def test_an_environment_elsewhere_needs_nothing_here() -> None:
     assert problems(with_env(id="not-here", address="tcp://10.0.0.1:5000")) == []
 
 
+OWN = "not_here.mine:Own"
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"trainer": {"loss": {"type": OWN}}}, "trainer.loss.type"),
+        (with_env(algo={"type": OWN}), "orchestrator.train.env.0.algo.type"),
+        (with_env(curriculum={"type": OWN}), "orchestrator.train.env.0.curriculum.type"),
+        (with_env(errors={"type": OWN}), "orchestrator.train.env.0.errors.type"),
+        (
+            with_env(algo={"type": "echo", "options": {"filter": OWN}}),
+            "orchestrator.train.env.0.algo.options.filter",
+        ),
+        (
+            {"orchestrator": {**with_env()["orchestrator"], "filters": [{"type": OWN}]}},
+            "orchestrator.filters.0.type",
+        ),
+    ],
+)
+def test_a_plug_in_whose_module_is_not_there_is_told_with_its_place(
+    working_directory: Path, changes: dict[str, Any], place: str
+) -> None:
+    assert problems(changes) == [
+        f"{place}: {OWN!r}: module 'not_here.mine' is not installed; install it or fix it"
+    ]
+    (working_directory / "not_here").mkdir()
+    (working_directory / "not_here" / "mine.py").touch()
+    assert problems(changes) == []
+
+
 def test_all_problems_of_the_machine_are_told_at_once() -> None:
     changes = with_env(id="not-here", harness={"id": "nor-this"})
     assert len(problems({**changes, "model": {"name": "./none"}})) == 3

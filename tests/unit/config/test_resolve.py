@@ -348,3 +348,15 @@ def test_a_judge_and_roles_of_other_models_do_not_train_unless_asked(
     values = {"orchestrator": {"train": {"env": [{"id": "a", "agents": agents}]}}}
     configs = resolve_run(build_run_config(values), run_dir=Path("runs/x"), epoch=0)
     assert configs.orchestrator.sources[0].untrained_agents == untrained
+
+
+def test_the_environment_process_knows_what_learns_from_its_episodes() -> None:
+    judged = {"id": "debate", "algo": {"type": "rae"}, "agents": {"first": {}, "judge": {}}}
+    measured = {"interval_steps": 1, "env": [{"id": "reverse-text", "num_tasks": 2}]}
+    train = {"env": [{"id": "reverse-text"}, judged]}
+    config = build_run_config({"orchestrator": {"train": train, "eval": measured}})
+    plain, debate, evaluated = resolve_run(config, run_dir=Path("r"), epoch=1).environments
+    assert plain.algo == config.orchestrator.train.algo
+    assert debate.algo is not None
+    assert (debate.algo.type, debate.untrained_agents) == ("rae", ["judge"])
+    assert (evaluated.purpose, evaluated.algo, evaluated.untrained_agents) == ("eval", None, [])
