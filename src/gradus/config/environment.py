@@ -76,8 +76,8 @@ class AgentRoleConfig(StrictConfig):
     max_turns: int | None = Field(None, ge=1)
     """Most model turns of the role."""
     train: bool | None = None
-    """Whether the role's traces train. None means that they do, unless the role is named `judge`
-    or another model plays it beside the policy."""
+    """Whether the role's traces train, or count in an evaluation. None means that they do, unless
+    the role is named `judge` or another model plays it beside the policy."""
 
 
 class EnvironmentConfig(StrictConfig):

@@ -170,6 +170,8 @@ class EvaluationSourceConfig(StrictConfig):
     """User-managed environment server. None means the run's own, found by its ready file."""
     state_columns: list[str]
     """Keys of the trace's info kept in records."""
+    unmeasured_agents: list[str] = Field(default_factory=list)
+    """Agents whose traces say nothing about the policy."""
 
 
 class EvaluatorProcessConfig(StrictConfig):

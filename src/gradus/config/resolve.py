@@ -272,6 +272,7 @@ def evaluation_source(
         timeout=source.timeout,
         address=source.address,
         state_columns=source.state_columns,
+        unmeasured_agents=untrained_agents(source),
     )
 
 

@@ -23,7 +23,7 @@ from gradus.config.resolve import (
     evaluation_source,
     verifiers_config,
 )
-from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
+from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, untrained_agents
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def _identity(config: EvalConfig) -> dict[str, Any]:
         source.unique_name: {
             "environment": verifiers_config(source),
             "sampling": merged_sampling(source.sampling, section).model_dump(mode="json"),
+            "unmeasured_agents": untrained_agents(source),
         }
         for source in config.env
     }

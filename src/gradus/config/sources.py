@@ -79,8 +79,8 @@ def is_frozen(source: EnvironmentConfig) -> bool:
     return bool(roles) and all(role.base_url is not None for role in roles)
 
 
-def untrained_agents(source: TrainEnvironmentConfig) -> list[str]:
-    """Roles whose traces never train, by their settings or by their name.
+def untrained_agents(source: EnvironmentConfig) -> list[str]:
+    """Roles whose traces never train and are not measured, by their settings or by their name.
 
     Beside the policy another model does not train; where it plays alone, its traces are data.
     """

@@ -25,6 +25,7 @@ from gradus.orchestrator.evaluation_metrics import (
     evaluate,
     metrics,
 )
+from gradus.orchestrator.seats import settle_standing
 from gradus.orchestrator.task_client import Task, TaskSetInfo
 
 log = get_logger(__name__)
@@ -45,6 +46,8 @@ class EvaluationSource:
     group_size: int
     environment: Environment
     state_columns: Sequence[str] = ()
+    unmeasured_agents: Collection[str] = ()
+    """Agents whose traces say nothing about the policy."""
 
     def episode_keys(self) -> list[EpisodeKey]:
         """Every episode to play, task by task."""
@@ -196,10 +199,10 @@ class EvaluationPlayer:
             settle(await self._play(key, version))
 
     async def _play(self, key: EpisodeKey, version: int) -> EvaluatedEpisode:
-        environment = self._sources[key.source].environment
-        task = await environment.task(key.task)
+        source = self._sources[key.source]
+        task = await source.environment.task(key.task)
         for attempt in range(1, self._max_retries + 2):
-            ended = await _attempt(environment, key, task, version, attempt)
+            ended = await _attempt(source, key, task, version, attempt)
             if attempt > self._max_retries or not may_pass(ended):
                 return ended
             log.warning("episode %s is played again after %s", key, ended.failure)
@@ -209,12 +212,13 @@ class EvaluationPlayer:
 
 
 async def _attempt(
-    environment: Environment, key: EpisodeKey, task: Task, version: int, attempt: int
+    source: EvaluationSource, key: EpisodeKey, task: Task, version: int, attempt: int
 ) -> EvaluatedEpisode:
     episode: WireEpisode | None = None
     try:
-        episode = await environment.run(task, version=version)
-        failure = find_failure(episode, needs_tokens=False)
+        episode = await source.environment.run(task, version=version)
+        standing = settle_standing(episode, source.unmeasured_agents)
+        failure = find_failure(episode, needs_tokens=False) if standing is None else standing
         if failure is None and not trainable_traces([episode]):
             failure = Failure("no_trace", "the episode has no trace of an agent that is measured")
     except EpisodeFailed as failed:

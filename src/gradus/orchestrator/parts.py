@@ -185,6 +185,7 @@ async def open_evaluated(
         group_size=source.group_size,
         environment=environment,
         state_columns=source.state_columns,
+        unmeasured_agents=frozenset(source.unmeasured_agents),
     )
 
 

@@ -120,3 +120,11 @@ def test_the_context_of_a_foreign_endpoint_is_not_ours_to_check() -> None:
 
 def test_an_evaluation_is_named_after_its_environments_and_its_model() -> None:
     assert run_name(build_eval_config(), "0123abcd") == "reverse-text--tiny--0123abcd"
+
+
+def test_a_foreign_opponent_and_a_judge_are_not_measured() -> None:
+    opponent = {"model": "big", "base_url": "http://127.0.0.1:9/v1"}
+    agents = {"first": {}, "second": opponent}
+    configs = resolve(build_eval_config(env=[{"id": "kuhn-poker", "agents": agents}]))
+    (source,) = configs.evaluator.sources
+    assert source.unmeasured_agents == ["judge", "second"]

@@ -39,9 +39,13 @@ def build_source(environment: ScriptedEnvironment, **changes: Any) -> Evaluation
 
 
 async def play(
-    environment: ScriptedEnvironment, *, max_in_flight: int = 8, max_retries: int = 2
+    environment: ScriptedEnvironment,
+    *,
+    max_in_flight: int = 8,
+    max_retries: int = 2,
+    **changes: Any,
 ) -> list[EvaluatedEpisode]:
-    source = build_source(environment)
+    source = build_source(environment, **changes)
     player = EvaluationPlayer(
         [source], max_in_flight=max_in_flight, max_retries=max_retries, first_delay_seconds=0.0
     )
@@ -234,3 +238,37 @@ def test_an_environment_without_an_ended_episode_has_its_row() -> None:
     found = results([build_source(ScriptedEnvironment())], {})
     assert found["words"].num_episodes == 0
     assert found["words"].group_size == 2
+
+
+def build_match(**task: Any) -> Any:
+    """The policy beat an opponent of a zero-sum game, and an unrewarded judge looked on."""
+    judge = build_trace(agent="judge", reward=None)
+    judge.rewards = {}
+    episode = build_episode(
+        [
+            build_trace(reward=1.0, agent="first"),
+            build_trace(reward=-1.0, agent="second"),
+            judge,
+        ]
+    )
+    record = episode.task.data.model_dump() | task
+    episode.task.data = type(episode.task.data).model_validate(record)
+    return episode
+
+
+async def test_only_the_policy_s_own_agents_are_measured() -> None:
+    environment = ScriptedEnvironment(play=lambda _: build_match())
+    ended = await play(environment, unmeasured_agents=["judge", "second"])
+    assert {e.score().reward for e in ended} == {1.0}
+
+
+async def test_the_learner_seat_of_a_task_is_the_one_that_is_measured() -> None:
+    environment = ScriptedEnvironment(play=lambda _: build_match(learner_seat="second"))
+    ended = await play(environment, unmeasured_agents=["judge"])
+    assert {e.score().reward for e in ended} == {-1.0}
+
+
+async def test_a_learner_seat_that_nobody_has_is_an_error_of_the_episode() -> None:
+    environment = ScriptedEnvironment(play=lambda _: build_match(learner_seat="third"))
+    ended = await play(environment, unmeasured_agents=["judge"])
+    assert {e.score().error for e in ended} == {"invalid_learner_seat"}
