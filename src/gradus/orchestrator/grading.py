@@ -106,8 +106,10 @@ class Group:
     @property
     def credit_context(self) -> CreditContext:
         """What an algorithm may know of this group beside its finished episodes."""
-        failed = [p.episode for p in self.played if p.episode is not None and p.failure is not None]
-        return CreditContext(self.source, self.task.key, failed, self.numbers)
+        came_back = [(p.episode, p.failure) for p in self.played if p.episode is not None]
+        failed = [episode for episode, failure in came_back if failure is not None]
+        played = [episode for episode, _ in came_back]
+        return CreditContext(self.source, self.task.key, failed, self.numbers, played)
 
     @property
     def reasons(self) -> Counter[str]:

@@ -10,7 +10,12 @@ from verifiers.v1.episode import WireEpisode
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
+from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, grade
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_trace
+from gradus.wire.policy import VersionSpan
 
 
 def scored(
@@ -58,6 +63,23 @@ def test_a_failed_trace_with_reward_zero_also_moves_the_baseline() -> None:
     assert scored(algorithm, build_group([1.0]), failed=[failed]) == pytest.approx([0.5])
     assert baseline(algorithm) == pytest.approx(0.25)
     assert failed.traces[0].nodes[1].advantages is None
+
+
+def test_a_failed_trace_moves_the_baseline_in_its_turn() -> None:
+    """It started before the finished one, which must see the baseline that it left."""
+    algorithm = RoleAdvantageEstimation(momentum=0.5)
+    group = Group("g000000", TaskPointer("poker", 0, 0), Task({}, "deal-1"))
+    failed = build_episode([build_trace(reward=0.0, error="ProviderError")])
+    episodes = [*build_group([1.0]), failed, *build_group([1.0])]
+    for number, episode in enumerate(episodes):
+        failure = Failure("ProviderError", "scripted") if episode is failed else None
+        played = PlayedEpisode(f"g000000.{number}", group.id, VersionSpan(0, 0), episode, failure)
+        group.played.insert(0, played)  # The last ended first.
+    grade(group, Grading(algorithm, [], temperature=1.0, max_length_tokens=100))
+    # b: 0 -> 0.5 -> 0.25 -> 0.625
+    advantages = [e.traces[0].nodes[1].advantages for e in (episodes[0], episodes[2])]
+    assert [values[0] for values in advantages] == pytest.approx([0.5, 0.375])
+    assert baseline(algorithm) == pytest.approx(0.625)
 
 
 def test_a_failed_trace_that_was_never_scored_says_nothing_about_the_role() -> None:

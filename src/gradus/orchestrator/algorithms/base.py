@@ -33,6 +33,9 @@ class CreditContext:
     algorithm writes on them; a baseline may count what was rewarded in them."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Averaged over groups and recorded as `group/<source>/<name>/mean`."""
+    played: Sequence[WireEpisode] = ()
+    """All that came back, finished or failed, when a group is scored in the order of their
+    starts."""
 
     def record(self, name: str, value: float) -> None:
         """Leave a number about this group; the last one of a name counts."""

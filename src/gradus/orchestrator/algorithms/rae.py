@@ -6,7 +6,7 @@ depend on each other, so peers of one episode or group are no baseline; a runnin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from verifiers.v1.episode import WireEpisode
@@ -50,21 +50,19 @@ class RoleAdvantageEstimation:
         """Episodes enter the baselines in the order of their groups, not of their ends."""
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
-        """Trace by trace: move the baseline of its agent, and write the advantage.
+        """Trace by trace, in the order of their starts: move the baseline of its agent, and write
+        the advantage.
 
         Traces that failed and were rewarded all the same, usually with 0, move the baseline too.
         EnvironmentFailure when a finished trace has no reward.
         """
-        for trace in _trained(episodes):
-            if not is_rewarded(trace):
-                raise EnvironmentFailure(
-                    f"environment {context.environment!r}, task {context.task_key!r}: agent "
-                    f"{trace.agent.name!r} has no reward; `rae` needs one for every trace"
-                )
-            assign_advantage(trace, self._compare(trace, context))
-        for trace in _trained(context.failed):
-            if is_rewarded(trace):
-                self._compare(trace, context)
+        finished = {id(episode) for episode in episodes}
+        for episode in context.played or [*episodes, *context.failed]:
+            for trace in _trained(episode):
+                if id(episode) in finished:
+                    self._credit(trace, context)
+                elif is_rewarded(trace):
+                    self._compare(trace, context)
 
     def state(self) -> dict[str, Any]:
         """The baselines, as rows of their key and their value."""
@@ -79,6 +77,14 @@ class RoleAdvantageEstimation:
                 f"{self._key!r}; resume with the same `key`"
             )
         self._baselines = {tuple(row[:-1]): float(row[-1]) for row in rows}
+
+    def _credit(self, trace: WireTrace, context: CreditContext) -> None:
+        if not is_rewarded(trace):
+            raise EnvironmentFailure(
+                f"environment {context.environment!r}, task {context.task_key!r}: agent "
+                f"{trace.agent.name!r} has no reward; `rae` needs one for every trace"
+            )
+        assign_advantage(trace, self._compare(trace, context))
 
     def _compare(self, trace: WireTrace, context: CreditContext) -> float:
         """The trace's advantage; its reward enters the baseline."""
@@ -99,8 +105,8 @@ def is_rewarded(trace: WireTrace) -> bool:
     return bool(trace.rewards) and all(reward is not None for reward in trace.rewards.values())
 
 
-def _trained(episodes: Iterable[WireEpisode]) -> list[WireTrace]:
-    return [t for episode in episodes for t in episode.traces if t.agent.trainable]
+def _trained(episode: WireEpisode) -> list[WireTrace]:
+    return [trace for trace in episode.traces if trace.agent.trainable]
 
 
 def _choices(kind: object) -> str:
