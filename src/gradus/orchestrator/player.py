@@ -176,10 +176,10 @@ async def _find_failure_or_score(
 ) -> Failure | None:
     """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
     algorithm = source.grading.algorithm
-    if isinstance(algorithm, Adopts):
+    failure = settle_standing(episode, source.grading.untrained_agents)
+    if failure is None and isinstance(algorithm, Adopts):
         await algorithm.adopt(episode)
-    standing = settle_standing(episode, source.grading.untrained_agents)
-    failure = find_failure(episode) if standing is None else standing
+    failure = find_failure(episode) if failure is None else failure
     if failure is None:
         await algorithm.score_episode(episode, group.credit_context)
     return failure

@@ -102,7 +102,7 @@ def test_opsd_refuses_a_hint_that_shows_nothing() -> None:
         build_algorithm(config, NumberedScorer())
 
 
-def frozen_trace(texts: Sequence[str], reward: float = 1.0, *, trainable: bool = False) -> Any:
+def frozen_trace(texts: Sequence[str], reward: float = 1.0, *, trainable: bool = True) -> Any:
     """User and assistant in turns, without tokens, of an agent behind a plain chat API."""
     nodes = []
     for number, text in enumerate(texts):
@@ -114,14 +114,10 @@ def frozen_trace(texts: Sequence[str], reward: float = 1.0, *, trainable: bool =
     return build_trace(nodes, trainable=trainable, reward=reward)
 
 
-@pytest.mark.parametrize("trainable", [False, True])
-async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce(
-    trainable: bool,
-) -> None:
-    """Whatever verifiers says of it: the only seat of an environment is trainable there."""
+async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce() -> None:
     algorithm = FrozenSampler(reference=NumberedScorer())
     assert isinstance(algorithm, Adopts)
-    episode = build_episode([frozen_trace(["a", "b", "c", "d"], trainable=trainable)])
+    episode = build_episode([frozen_trace(["a", "b", "c", "d"])])
     await algorithm.adopt(episode)
     assert find_failure(episode) is None
     await algorithm.score_episode(episode, CONTEXT)
@@ -131,6 +127,18 @@ async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce(
     trained = sample.token_ids[sample.loss_weights["ce"] != 0].tolist()
     assert trained == [b, 0, d, 0]
     assert not sample.sampling_logprobs.any()
+
+
+async def test_what_the_environment_keeps_from_training_is_no_data() -> None:
+    """A simulated user speaks through a frozen model too; the policy must not learn its lines."""
+    algorithm = FrozenSampler(reference=NumberedScorer())
+    user = frozen_trace(["c", "d"], trainable=False)
+    episode = build_episode([frozen_trace(["a", "b"]), user])
+    await algorithm.adopt(episode)
+    await algorithm.score_episode(episode, CONTEXT)
+    (sample,) = build_samples(episode, ORIGIN)
+    assert sample.id == "g0.0/0/0"
+    assert not any(node.token_ids for node in user.nodes)
 
 
 async def test_min_reward_leaves_worse_episodes_out() -> None:

@@ -36,7 +36,8 @@ class Adopts(Protocol):
     """An algorithm that trains on what other models sampled."""
 
     async def adopt(self, episode: WireEpisode) -> None:
-        """Runs before the episode is checked: mark what may train, and give it tokens."""
+        """Runs before the episode is checked, when its agents' standing is settled: give the
+        traces that may train tokens."""
         ...
 
 
@@ -138,15 +139,12 @@ class FrozenSampler:
         self._min_reward = min_reward
 
     async def adopt(self, episode: WireEpisode) -> None:
-        """Let the frozen agents' traces train, with tokens of the policy's template.
+        """Give the traces that may train tokens of the policy's template.
 
-        Whether verifiers calls them trainable says nothing: it does so for a seat behind a plain
-        chat API where there is no other.
+        A frozen player's may; a judge, or a user whom the environment simulates, is no example.
         """
-        for trace in episode.traces:
-            if trace.ok:
-                await tokenize_trace(trace, self._reference)
-                trace.agent.trainable = True
+        for trace in trainable_traces([episode]):
+            await tokenize_trace(trace, self._reference)
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
         """Weigh every sampled token 1."""
