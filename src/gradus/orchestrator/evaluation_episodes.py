@@ -15,7 +15,7 @@ from gradus.config.error_policy import RETRIED_ERRORS
 from gradus.config.process import EvaluationSourceConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
-from gradus.orchestrator.algorithms.base import trainable_traces
+from gradus.orchestrator.algorithms.base import num_sampled_tokens, trainable_traces
 from gradus.orchestrator.environment import Environment
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure, is_truncated
 from gradus.orchestrator.evaluation_metrics import (
@@ -92,7 +92,7 @@ class EvaluatedEpisode:
         return EpisodeScore(
             task=self.key.task,
             reward=sum(trace.reward for trace in traces) / len(traces),
-            length_tokens=sum(trace.num_output_tokens for trace in traces),
+            length_tokens=sum(map(num_sampled_tokens, traces)),
             is_truncated=any(is_truncated(trace) for trace in traces),
         )
 

@@ -9,7 +9,12 @@ from functools import cached_property
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, trainable_traces
+from gradus.orchestrator.algorithms.base import (
+    Algorithm,
+    CreditContext,
+    num_sampled_tokens,
+    trainable_traces,
+)
 from gradus.orchestrator.batcher import ERROR_PREFIX
 from gradus.orchestrator.episode_check import Failure, is_truncated
 from gradus.orchestrator.filters import ActiveFilter, Verdict, dropped_by, judge
@@ -70,7 +75,7 @@ class PlayedEpisode:
         traces = trainable_traces([self.episode])
         return EpisodeNumbers(
             rewards=tuple(trace.reward for trace in traces),
-            length_tokens=sum(trace.num_output_tokens for trace in traces),
+            length_tokens=sum(map(num_sampled_tokens, traces)),
             num_turns=sum(trace.num_turns for trace in traces),
             is_truncated=any(is_truncated(trace) for trace in traces),
         )

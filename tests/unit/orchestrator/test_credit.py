@@ -8,7 +8,7 @@ import pytest
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import build_algorithm
-from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
+from gradus.orchestrator.algorithms.base import CreditContext, num_sampled_tokens, trainable_traces
 from gradus.orchestrator.algorithms.credit import (
     centre,
     centre_leave_one_out,
@@ -16,7 +16,7 @@ from gradus.orchestrator.algorithms.credit import (
     penalise_length,
 )
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.testing.episodes import build_episode, build_group, build_trace
+from gradus.testing.episodes import build_episode, build_group, build_message, build_trace
 
 CONTEXT = CreditContext("words", task_key=0)
 
@@ -105,6 +105,24 @@ def test_shorter_of_two_good_replies_is_better_under_the_length_penalty() -> Non
     GroupRelative(length_penalty=True).score_group(episodes, CONTEXT)
     short, long = advantages_of(episodes)
     assert short > 0 > long
+
+
+def test_a_turn_that_branches_share_is_penalised_once() -> None:
+    """Both sampled 4 tokens; one of them in a shared turn and two short branches behind it."""
+    shared = build_trace(
+        [
+            build_message(None, [4]),
+            build_message(0, [6, 7], sampled=2),
+            build_message(1, [9], sampled=1),
+            build_message(1, [11], sampled=1),
+        ]
+    )
+    straight = build_trace([build_message(None, [4]), build_message(0, [6, 7, 8, 9], sampled=4)])
+    assert [num_sampled_tokens(shared), num_sampled_tokens(straight)] == [4, 4]
+    episodes = [build_episode([shared]), build_episode([straight])]
+    GroupRelative(length_penalty=True).score_group(episodes, CONTEXT)
+    # Equal output; the shared one fed 1 token and took 3 turns, the straight one 1 and 1.
+    assert advantages_of(episodes) == pytest.approx([-0.1 / 3, 0.1 / 3])
 
 
 async def test_grpo_needs_nothing_between_groups() -> None:

@@ -9,7 +9,12 @@ import numpy as np
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
-from gradus.orchestrator.algorithms.base import CreditContext, assign_advantage, trainable_traces
+from gradus.orchestrator.algorithms.base import (
+    CreditContext,
+    assign_advantage,
+    num_sampled_tokens,
+    trainable_traces,
+)
 from gradus.orchestrator.algorithms.credit import (
     Floats,
     centre,
@@ -59,7 +64,7 @@ class GroupRelative:
         if self._length_penalty:
             rewards = penalise_length(
                 rewards,
-                output_tokens=[trace.num_output_tokens for trace in traces],
+                output_tokens=[num_sampled_tokens(trace) for trace in traces],
                 input_tokens=[trace.num_input_tokens for trace in traces],
                 turns=[trace.num_turns for trace in traces],
             )
