@@ -9,6 +9,7 @@ GradusError            70   something in gradus failed
 │   └── StallError     75   nothing in the run moved for too long
 ├── ProcessError       70   a process that we started ended or never became ready
 ├── StorageError       75   a disk is full, read-only, or failing
+├── HubError           75   the hub of models did not take what was sent
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── EmptyBatchError    70   no trainable batch could be made
 ├── ReplayError        70   a replay came to something else than the run that it repeats
@@ -74,6 +75,12 @@ class ProcessError(GradusError):
 
 class StorageError(GradusError):
     """A disk did not keep what it was given: full, read-only, or failing."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class HubError(GradusError):
+    """The hub of models did not take what was sent, or was not reached."""
 
     exit_code = ExitCode.TRY_AGAIN
 

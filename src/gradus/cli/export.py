@@ -1,19 +1,24 @@
-"""`gradus export`: a checkpoint as a Hugging Face model directory."""
+"""`gradus export`: a checkpoint as a Hugging Face model directory, and on the hub."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradus.cli.options import wants_help
+from gradus.cli.options import take_options, take_value, wants_help
 from gradus.errors import ConfigError
 from gradus.log import configure_logging
 
-USAGE = """usage: gradus export RUN_OR_CHECKPOINT DIRECTORY
+PUSH, PRIVATE = "--push", "--private"
+USAGE = """usage: gradus export RUN_OR_CHECKPOINT DIRECTORY [--push owner/name [--private]]
 
 Writes the newest checkpoint of a run (runs/NAME), or the one that is named
 (runs/NAME/checkpoints/step_00000100), as a Hugging Face model directory. Every byte of it is
-verified first; adapters are added into the weights."""
+verified first; adapters are added into the weights.
+
+  --push owner/name  then upload the directory to that repository of the hub, which is made when
+                     there is none; needs a token that may write (HF_TOKEN, or `hf auth login`)
+  --private          make the repository private, and refuse one that is public"""
 
 
 def run(words: Sequence[str]) -> int:
@@ -21,15 +26,25 @@ def run(words: Sequence[str]) -> int:
     if wants_help(words):
         print(USAGE)
         return 0
-    if len(words) != 2 or any(word.startswith("-") for word in words):
+    name, rest = take_value(words, PUSH, wants="owner/name")
+    taken, rest = take_options(rest, {PRIVATE: ""})
+    if len(rest) != 2 or any(word.startswith("-") for word in rest):
         raise ConfigError(f"expected a run or a checkpoint, and a directory\n{USAGE}")
-    source, directory = Path(words[0]), Path(words[1])
+    if taken and name is None:
+        raise ConfigError("--private says how --push uploads; give --push owner/name too")
+    source, directory = Path(rest[0]), Path(rest[1])
     if not source.is_dir():
         raise ConfigError(f"{source}: no such directory (seen from {Path.cwd()})")
     configure_logging("export")
 
     from gradus.trainer.export import export
+    from gradus.trainer.hub import open_repository, push
 
+    # A name or a token that no hub would take is told before the minutes that an export may take.
+    repository = None if name is None else open_repository(name, private=PRIVATE in taken)
     step = export(source, directory)
-    print(f"{directory} holds the weights after {step} steps")
+    print(f"{directory} holds the weights after {step} steps", flush=True)
+    if repository is not None:
+        address = push(directory, repository, message=f"Weights after {step} steps of gradus")
+        print(f"{address} holds them too")
     return 0

@@ -20,10 +20,12 @@ def take_options(words: Sequence[str], known: Mapping[str, str]) -> tuple[set[st
     return taken, [word for word in words if word not in known]
 
 
-def take_value(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+def take_value(
+    words: Sequence[str], option: str, *, wants: str = "the folder of a run"
+) -> tuple[str | None, list[str]]:
     """The value behind `option`, or attached as `option=value`, and the other words.
 
-    ConfigError when the option stands there without a value, or twice.
+    ConfigError, which says what it `wants`, when the option stands there without a value, or twice.
     """
     rest: list[str] = []
     found: list[str] = []
@@ -35,7 +37,7 @@ def take_value(words: Sequence[str], option: str) -> tuple[str | None, list[str]
             continue
         value = attached if equals else next(waiting, "")
         if not value or value.startswith("--"):
-            raise ConfigError(f"{option} needs the folder of a run behind it")
+            raise ConfigError(f"{option} needs {wants} behind it")
         found.append(value)
     if len(found) > 1:
         raise ConfigError(f"{option} stands there twice: {', '.join(found)}")
