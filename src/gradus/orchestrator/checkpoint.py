@@ -235,7 +235,7 @@ class CheckpointWriter:
         sizes = await snapshot.sizes
         async with self._committing:
             try:
-                self.journal.sync()
+                await asyncio.to_thread(self.journal.sync)
                 await asyncio.to_thread(self._write, version, snapshot, sizes)
             except StorageError as error:
                 self._note_failure(version, error)

@@ -76,8 +76,11 @@ class Journal:
         self.num_lines += 1
 
     def sync(self) -> None:
-        """Make all lines durable, also against a power cut."""
-        os.fsync(self._file.fileno())
+        """Make all lines durable, also against a power cut; takes as long as the disk does."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise storage_error(error, self._path) from error
 
     def close(self) -> None:
         """Close the file."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,6 +152,38 @@ async def test_a_full_disk_costs_a_checkpoint_and_later_the_run(
     writer.take(4, await snapshot_of(4))
     with pytest.raises(StorageError, match="No space left"):
         await writer.commit(writer.staged(4))
+
+
+async def test_a_slow_disk_under_the_journal_does_not_stop_the_loops(
+    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, begun = threading.Event(), threading.Event()
+
+    def sync_slowly(_: int) -> None:
+        begun.set()
+        assert may_end.wait(10), "the event loop stood still while the journal was synced"
+
+    monkeypatch.setattr(os, "fsync", sync_slowly)
+    stage_trainer(writer, 2)
+    writer.take(2, await snapshot_of(2))
+    committing = asyncio.create_task(writer.commit(writer.staged(2)))
+    await asyncio.to_thread(begun.wait, 10)
+    assert not committing.done()
+    may_end.set()
+    await committing
+
+
+async def test_a_journal_that_cannot_be_synced_costs_the_checkpoint(
+    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    stage_trainer(writer, 2)
+    writer.take(2, await snapshot_of(2))
+    await writer.commit(writer.staged(2))
+    assert writer.num_failed == 1
 
 
 @pytest.mark.parametrize(
