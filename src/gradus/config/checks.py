@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 
 from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
 from gradus.config.checkpoint import CheckpointConfig
+from gradus.config.curriculum import CurriculumConfig
 from gradus.config.environment import (
     AgentRoleConfig,
     EnvironmentConfig,
@@ -14,13 +15,20 @@ from gradus.config.environment import (
     TrainEnvironmentConfig,
 )
 from gradus.config.environment_variables import env_vars_problems
+from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.lora import lora_problems
 from gradus.config.loss_options import LOSS_OPTIONS, option_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
-from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.orchestrator import FilterConfig, OrchestratorConfig
 from gradus.config.parallel import data_parallel_size, parallel_problems
+from gradus.config.plugin_options import (
+    CURRICULUM_OPTIONS,
+    ERROR_POLICY_OPTIONS,
+    FILTER_OPTIONS,
+    plugin_option_problems,
+)
 from gradus.config.problems import Problem, nearest
 from gradus.config.reference_checks import reference_problems
 from gradus.config.run import RunConfig
@@ -41,16 +49,16 @@ GROUP_BASELINES = frozenset({"grpo", "max_rl", "hierarchical_grpo", "echo"})
 ALGORITHMS = frozenset(ALGORITHM_OPTIONS)
 """Registered names for `algo.type`."""
 
-CURRICULA = frozenset({"difficulty", "uniform"})
+CURRICULA = frozenset(CURRICULUM_OPTIONS)
 """Registered names for `curriculum.type` of a source."""
 
-ERROR_POLICIES = frozenset({"listed"})
+ERROR_POLICIES = frozenset(ERROR_POLICY_OPTIONS)
 """Registered names for `errors.type` of a source."""
 
 LOSSES = frozenset(LOSS_OPTIONS)
 """Registered names for `trainer.loss.type`."""
 
-FILTERS = frozenset({"gibberish", "repetition", "zero_advantage"})
+FILTERS = frozenset(FILTER_OPTIONS)
 """Registered names for `filters.type`."""
 
 OWNED_SAMPLING = {
@@ -130,8 +138,8 @@ def run_problems(config: RunConfig) -> list[Problem]:
         *(
             problem
             for index, chosen in enumerate(config.orchestrator.filters)
-            for problem in _plugin_problems(
-                ("orchestrator", "filters", index), "filter", chosen.type, FILTERS
+            for problem in _optional_plugin_problems(
+                ("orchestrator", "filters", index), "filter", chosen, FILTERS
             )
         ),
         *check_names(config.orchestrator.train.env, _ENV),
@@ -285,6 +293,17 @@ def _plugin_problems(
     yield Problem((*path, "type"), text)
 
 
+def _optional_plugin_problems(
+    path: KeyPath,
+    kind: str,
+    chosen: FilterConfig | CurriculumConfig | ErrorPolicyConfig,
+    registered: Collection[str],
+) -> Iterator[Problem]:
+    """A plug-in with options of its own."""
+    yield from _plugin_problems(path, kind, chosen.type, registered)
+    yield from plugin_option_problems((*path, "options"), kind, chosen.type, chosen.options)
+
+
 def inference_problems(config: InferenceConfig) -> Iterator[Problem]:
     """What vLLM cannot be started with."""
     if not _is_loopback(config.host) and not config.allow_public_bind:
@@ -328,11 +347,11 @@ def _source_problems(
         temperature=source_sampling(config, source).temperature,
         is_frozen=is_frozen(source),
     )
-    yield from _plugin_problems(
-        (*path, "curriculum"), "curriculum", source.curriculum.type, CURRICULA
+    yield from _optional_plugin_problems(
+        (*path, "curriculum"), "curriculum", source.curriculum, CURRICULA
     )
-    yield from _plugin_problems(
-        (*path, "errors"), "error policy", source.errors.type, ERROR_POLICIES
+    yield from _optional_plugin_problems(
+        (*path, "errors"), "error policy", source.errors, ERROR_POLICIES
     )
     yield from _length_problems(config, source, path)
     yield from temperature_problems(config, source, path)

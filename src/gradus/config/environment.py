@@ -10,6 +10,7 @@ from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.base import StrictConfig
 from gradus.config.curriculum import CurriculumConfig
 from gradus.config.error_policy import ErrorPolicyConfig
+from gradus.config.reference import URL_PATTERN
 from gradus.config.sampling import SamplingConfig
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -67,8 +68,8 @@ class AgentRoleConfig(StrictConfig):
     """The role's program."""
     model: str | None = None
     """Another model behind `base_url`. None means the trained policy."""
-    base_url: str | None = None
-    """Endpoint of that model."""
+    base_url: str | None = Field(None, pattern=URL_PATTERN)
+    """Endpoint of that model, e.g. "http://host:8000/v1"."""
     api_key_var: str | None = None
     """Name of the environment variable that holds the endpoint's key."""
     sampling: SamplingConfig | None = None

@@ -9,6 +9,7 @@ from gradus.config.environment import NAME_PATTERN
 from gradus.config.evaluation import EvalEnvironmentConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
+from gradus.config.reference import URL_PATTERN
 from gradus.config.run import LaunchConfig
 from gradus.config.sampling import SamplingConfig
 
@@ -22,7 +23,7 @@ class EvalConfig(StrictConfig):
     """Folder that holds the evaluation's folder."""
     model: ModelConfig
     """The model: a directory that gradus serves, or with base_url its name at the endpoint."""
-    base_url: str | None = Field(None, pattern="^https?://")
+    base_url: str | None = Field(None, pattern=URL_PATTERN)
     """An OpenAI-compatible endpoint, e.g. "http://host:8000/v1". None means gradus serves."""
     api_key_var: str | None = None
     """Name of the environment variable that holds the endpoint's key. None means no key."""

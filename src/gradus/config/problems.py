@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gradus.config.environment import NAME_PATTERN
+from gradus.config.reference import URL_PATTERN
 from gradus.config.schema import KeyPath, all_key_paths, annotation_at, dotted, keys_at, models
 from gradus.errors import ConfigError
 
@@ -142,6 +143,8 @@ def _pattern(pattern: str) -> str:
             "is not a name; use at most 64 letters, digits, '.', '_' or '-', "
             "and begin with a letter or digit"
         )
+    if pattern == URL_PATTERN:
+        return "must begin with http:// or https://"
     return f"must be {pattern.strip('^()$').replace('|', ' or ')}"
 
 

@@ -6,11 +6,13 @@ from pydantic import Field
 
 from gradus.config.base import StrictConfig
 
+URL_PATTERN = "^https?://"
+
 
 class ReferenceConfig(StrictConfig):
     """Where a frozen model is served, with vLLM's `/v1/completions` and `/tokenize` routes."""
 
-    base_url: str = Field(pattern="^https?://")
+    base_url: str = Field(pattern=URL_PATTERN)
     """Address of the server, without "/v1"."""
     model: str = Field(min_length=1)
     """Name of the model there; its tokenizer must be the policy's."""

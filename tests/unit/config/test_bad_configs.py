@@ -178,6 +178,11 @@ CONFLICTS = [
     bad(
         "role without place", env("agents = {judge = {model = 'm'}}"), "where is model 'm' served?"
     ),
+    bad(
+        "role at no address",
+        env("agents = {j = {base_url = 'here:1', model = 'x'}}"),
+        "agents.j.base_url: 'here:1' must begin with http:// or https://",
+    ),
     bad("role without model", env("agents = {j = {base_url = 'http://x'}}"), "which model of"),
     bad("key without place", env("agents = {j = {api_key_var = 'K'}}"), "no meaning without"),
     bad("address", env("address = 'localhost:1'"), "must begin with tcp:// or ipc://"),

@@ -1,0 +1,113 @@
+"""The options of registered filters, curricula and error policies, with the range of each value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.config.loss_options import NumberOption
+from gradus.config.problems import Problem, nearest, shown
+from gradus.config.schema import KeyPath
+
+
+@dataclass(frozen=True)
+class CountOption:
+    """A whole number."""
+
+    default: int | None
+    """None means that it is found out."""
+    least: int
+
+    def refusal(self, value: Any) -> str | None:
+        """Why `value` cannot be used; None when it can."""
+        if not isinstance(value, int) or isinstance(value, bool):
+            return "must be a whole number, without quotes"
+        return None if value >= self.least else f"is out of range; it must be at least {self.least}"
+
+
+Options = Mapping[str, NumberOption | CountOption]
+
+FILTER_OPTIONS: Mapping[str, Options] = {
+    "gibberish": {
+        "vocabulary_size": CountOption(None, least=1),
+        "token_id": CountOption(100_000, least=0),
+        "logprob_offset": NumberOption(2.0),
+    },
+    "repetition": {
+        "tokens": CountOption(3_000, least=1),
+        "probability": NumberOption(0.99, above=0.0, below=1.0),
+    },
+    "zero_advantage": {},
+}
+"""Registered filter → its options."""
+
+CURRICULUM_OPTIONS: Mapping[str, Options] = {
+    "difficulty": {
+        "easy_above": NumberOption(0.9),
+        "hard_below": NumberOption(0.1),
+        "easy_share": NumberOption(0.05, least=0.0, most=1.0),
+        "hard_share": NumberOption(0.1, least=0.0, most=1.0),
+    },
+    "uniform": {},
+}
+"""Registered curriculum → its options."""
+
+ERROR_POLICY_OPTIONS: Mapping[str, Options] = {"listed": {}}
+"""Registered error policy → its options; its keys stand in `errors` itself."""
+
+_TABLES = {
+    "filter": FILTER_OPTIONS,
+    "curriculum": CURRICULUM_OPTIONS,
+    "error policy": ERROR_POLICY_OPTIONS,
+}
+
+
+def plugin_option_problems(
+    path: KeyPath, kind: str, name: str, options: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Options that a registered plug-in does not take, and values that it cannot use.
+
+    The options of a class of the user's own are checked by the class.
+    """
+    known = _TABLES[kind].get(name)
+    if known is None:
+        return
+    refused = False
+    for key, value in options.items():
+        option = known.get(key)
+        if option is None:
+            text = f"{kind} {name!r} takes no such option; {_hint(key, known)}"
+        elif refusal := option.refusal(value):
+            text = f"{shown(value)} {refusal}"
+        else:
+            continue
+        refused = True
+        yield Problem((*path, key), text)
+    if name == "difficulty" and not refused:
+        yield from _contradictions(path, options)
+
+
+def _contradictions(path: KeyPath, options: Mapping[str, float]) -> Iterator[Problem]:
+    """Pools that overlap, and shares that are more than all."""
+    chosen = {name: option.default for name, option in CURRICULUM_OPTIONS["difficulty"].items()}
+    values: dict[str, Any] = chosen | dict(options)
+    low, high = values["hard_below"], values["easy_above"]
+    if low >= high:
+        key = "hard_below" if "hard_below" in options else "easy_above"
+        yield Problem((*path, key), f"hard_below = {low:g} must be less than easy_above = {high:g}")
+    easy, hard = values["easy_share"], values["hard_share"]
+    if easy + hard > 1:
+        key = "hard_share" if "hard_share" in options else "easy_share"
+        yield Problem(
+            (*path, key),
+            f"easy_share = {easy:g} and hard_share = {hard:g} must not be more than 1 together",
+        )
+
+
+def _hint(key: str, known: Options) -> str:
+    """What may have been meant."""
+    if not known:
+        return "it has none"
+    near = nearest(key, known)
+    return f"did you mean {near!r}?" if near else f"use one of: {', '.join(known)}"
