@@ -45,11 +45,22 @@ def rewind_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) 
 
 
 def rewind_to_step(run_dir: RunDirectory, step: int) -> None:
-    """Without noted sizes: cut the records of `step` and later steps, and their episodes."""
+    """Without noted sizes: cut the records of `step` and later steps, and their episodes.
+
+    The evaluation of version `step` stays: it is of the weights that the run goes on from.
+    """
     if run_dir.metrics.is_file():
         os.truncate(run_dir.metrics, _bytes_before(run_dir.metrics, step))
+    kept = run_dir.evaluation(step)
     for folder in _step_folders(run_dir, step):
-        shutil.rmtree(folder)
+        if folder != kept.parent:
+            shutil.rmtree(folder)
+            continue
+        for path in folder.iterdir():
+            if path.stem != kept.stem:
+                path.unlink()
+        with contextlib.suppress(OSError):  # Not empty: it holds that evaluation.
+            folder.rmdir()
 
 
 def _step_folders(run_dir: RunDirectory, step: int) -> list[Path]:

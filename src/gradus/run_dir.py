@@ -47,6 +47,10 @@ class RunDirectory:
         """`step_N/train.jsonl` and `step_N/eval.jsonl`."""
         return self.root / "episodes"
 
+    def evaluation(self, version: int) -> Path:
+        """The numbers of one version, beside its `eval.jsonl`; written when all of it is played."""
+        return self.episodes / f"step_{version}" / "eval.json"
+
     @property
     def spool(self) -> Path:
         """Batches on their way to the trainer, and its events on their way back."""

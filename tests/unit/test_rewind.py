@@ -67,6 +67,16 @@ def test_without_noted_sizes_records_are_cut_by_their_step(tmp_path: Path) -> No
     assert not gone.exists()
 
 
+def test_the_evaluation_of_the_weights_that_a_run_goes_on_from_stays(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    kept = [add_episode(run_dir, step, "a", kind="eval") for step in (0, 2)]
+    run_dir.evaluation(2).write_text("{}")
+    gone = [add_episode(run_dir, 2, "a"), add_episode(run_dir, 3, "b", kind="eval")]
+    rewind_to_step(run_dir, 2)
+    assert all(path.exists() for path in (*kept, run_dir.evaluation(2)))
+    assert not any(path.exists() for path in gone)
+
+
 def test_a_run_that_starts_again_begins_with_empty_records(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path / "run")
     add_metrics(run_dir, 0, 1)

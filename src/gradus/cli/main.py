@@ -51,6 +51,7 @@ ROLES = {
     "orchestrator": Command("gradus.cli.orchestrator", "play episodes and make batches"),
     "replayer": Command("gradus.cli.replayer", "send recorded batches to the trainer again"),
     "evaluator": Command("gradus.cli.evaluator", "play the episodes of an evaluation"),
+    "sft-evaluator": Command("gradus.cli.sft_evaluator", "evaluate versions while they are made"),
 }
 """What the launcher starts, with a config that it wrote."""
 

@@ -39,3 +39,23 @@ class EvalSourcesConfig(StrictConfig):
     timeout_seconds: float = Field(1200.0, gt=0)
     """Deadline of one evaluation; episodes that still run then count as errors. New weights wait
     for its end, so it must be shorter than trainer.receive_timeout_seconds."""
+
+
+class SftEvalConfig(EvalSourcesConfig):
+    """Evaluations during supervised training, each of exactly one version; training goes on."""
+
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
+    """Sampling of every evaluated environment that does not say otherwise."""
+    max_in_flight_episodes: int = Field(128, ge=1)
+    """Most episodes of an evaluation that run at once."""
+    timeout_seconds: float = Field(1200.0, gt=0)
+    """Deadline of one evaluation; episodes that still run then count as errors."""
+    apply_timeout_seconds: float = Field(120.0, gt=0)
+    """Deadline for inference to apply a published version."""
+
+    def is_due(self, version: int, *, max_steps: int) -> bool:
+        """Whether a run of `max_steps` steps evaluates `version`."""
+        if version == 0:
+            return self.base_model_first
+        is_last = version == max_steps and self.at_end
+        return is_last or version % self.interval_steps == 0

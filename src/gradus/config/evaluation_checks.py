@@ -6,13 +6,20 @@ import re
 from collections.abc import Iterator
 
 from gradus.config.checks import environment_problems, extra_body_problems, inference_problems
+from gradus.config.environment_variables import env_vars_problems
 from gradus.config.eval import EvalConfig
 from gradus.config.evaluation import EvalEnvironmentConfig
 from gradus.config.problems import Problem
 from gradus.config.run import RunConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.config.schema import KeyPath
-from gradus.config.sources import check_names, evaluation_sampling, merged_sampling
+from gradus.config.sft import SftConfig
+from gradus.config.sources import (
+    DEFAULT_SAMPLING,
+    check_names,
+    evaluation_sampling,
+    merged_sampling,
+)
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -37,6 +44,31 @@ def run_evaluation_problems(config: RunConfig) -> list[Problem]:
             "lower the first or raise the second"
         )
         problems.append(Problem((*path, "timeout_seconds"), text))
+    return problems
+
+
+def sft_evaluation_problems(config: SftConfig) -> list[Problem]:
+    """Everything wrong with the evaluations of a supervised run."""
+    evaluation = config.eval
+    if evaluation is None:
+        return []
+    path: KeyPath = ("eval",)
+    section = merged_sampling(evaluation.sampling, DEFAULT_SAMPLING)
+    problems = [
+        *check_names(evaluation.env, (*path, "env")),
+        *extra_body_problems((*path, "sampling"), evaluation.sampling),
+        *_sources(evaluation.env, (*path, "env"), section, config.model.max_length_tokens),
+        *inference_problems(config.inference),
+        *env_vars_problems("inference", ("inference", "env_vars"), config.inference.env_vars),
+    ]
+    versions = range(config.max_steps + 1)
+    if not any(evaluation.is_due(version, max_steps=config.max_steps) for version in versions):
+        text = (
+            f"{evaluation.interval_steps} is more than max_steps = {config.max_steps}, and "
+            "base_model_first and at_end are off, so nothing is ever evaluated; lower it, or take "
+            "the section away"
+        )
+        problems.append(Problem((*path, "interval_steps"), text))
     return problems
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from gradus.config.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
 from gradus.config.eval import EvalConfig
+from gradus.config.inference import InferenceConfig
 from gradus.config.lora import LoraConfig
 from gradus.config.optimizer import OptimizerConfig
 from gradus.config.process import EvaluationSourceConfig, environment_process
 from gradus.config.resolve import resolve_run, run_name
 from gradus.config.resolve_eval import resolve_eval
+from gradus.config.resolve_sft import resolve_sft
 from gradus.config.run import RunConfig
 from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.config.sft import SftConfig
@@ -42,9 +44,26 @@ def describe_sft(config: SftConfig) -> list[str]:
         f"model: {config.model.name}, {config.model.max_length_tokens} tokens",
         f"folder: {Path(config.output_dir) / run_name(config, _SUFFIX)}",
         "processes, in starting order:",
-        f"  {'trainer':<24} {_ranks(config.num_processes)}, {config.compute_dtype}, "
-        f"{_update_rule(config.optimizer, config.lora)}",
+        *(f"  {process:<24} {what}" for process, what in _sft_processes(config)),
     ]
+
+
+def _sft_processes(config: SftConfig) -> Iterator[tuple[str, str]]:
+    """Each process of a supervised run and what it does."""
+    configs = resolve_sft(config, run_dir=Path(config.output_dir), epoch=0)
+    words = {
+        "trainer": f"{_ranks(config.num_processes)}, {config.compute_dtype}, "
+        f"{_update_rule(config.optimizer, config.lora)}",
+        "inference": _engine(config.inference),
+    }
+    if config.eval is not None and configs.evaluation is not None:
+        sources = configs.evaluation.evaluator.evaluation_sources
+        tasks = ", ".join(map(_tasks, sources))
+        words["evaluator"] = f"{tasks}, every {config.eval.interval_steps} steps"
+        for source in config.eval.env:
+            words[environment_process(source.unique_name, "eval")] = _environment(source)
+    for process in configs.by_process():
+        yield process, words[process]
 
 
 def describe_eval(config: EvalConfig) -> list[str]:
@@ -77,9 +96,8 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
     }
     for evaluated in evaluation.env if evaluation else ():
         by_process[environment_process(evaluated.unique_name, "eval")] = evaluated
-    port = inference.port or "a port that the system chooses"
     words = {
-        "inference": f"vLLM, {inference.dtype}, {inference.host}, {port}",
+        "inference": _engine(inference),
         "trainer": f"{_ranks(trainer.num_processes)}, {trainer.compute_dtype}, "
         f"{trainer.loss.type}, {_update_rule(trainer.optimizer, trainer.lora)}",
         "orchestrator": ", ".join(
@@ -88,10 +106,7 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
         ),
     }
     for environment in configs.environments:
-        source = by_process[environment.process]
-        words[environment.process] = (
-            f"{source.id}, harness {source.harness.id}, {_pool(source.pool)}"
-        )
+        words[environment.process] = _environment(by_process[environment.process])
     for process in configs.by_process():
         yield process, words[process]
 
@@ -115,6 +130,15 @@ def _notes(config: RunConfig) -> Iterator[str]:
                 f"source {source.name!r}: rae needs an environment with several agents, and the "
                 "config names none or one. The start refuses rae where there is only one; use grpo"
             )
+
+
+def _engine(inference: InferenceConfig) -> str:
+    port = inference.port or "a port that the system chooses"
+    return f"vLLM, {inference.dtype}, {inference.host}, {port}"
+
+
+def _environment(source: EnvironmentConfig) -> str:
+    return f"{source.id}, harness {source.harness.id}, {_pool(source.pool)}"
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:

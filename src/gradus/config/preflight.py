@@ -12,7 +12,11 @@ from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.checks import run_problems, sft_problems
 from gradus.config.environment import EnvironmentConfig, HarnessChoice
 from gradus.config.eval import EvalConfig
-from gradus.config.evaluation_checks import eval_problems, run_evaluation_problems
+from gradus.config.evaluation_checks import (
+    eval_problems,
+    run_evaluation_problems,
+    sft_evaluation_problems,
+)
 from gradus.config.inference import InferenceConfig
 from gradus.config.installed import (
     BUILTIN_ENVIRONMENTS,
@@ -102,6 +106,13 @@ def check_sft(config: SftConfig) -> list[Problem]:
             _data_problems(("validation", "path"), config.validation.path)
             if config.validation is not None
             else ()
+        ),
+        *sft_evaluation_problems(config),
+        *(() if config.eval is None else _port_problems(config.inference)),
+        *(
+            problem
+            for index, source in enumerate(config.eval.env if config.eval else ())
+            for problem in _source_problems(source, ("eval", "env", index))
         ),
     ]
 

@@ -16,6 +16,7 @@ from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.curriculum import CurriculumConfig
 from gradus.config.environment import EnvironmentConfig, EnvironmentTimeoutConfig, PoolConfig
 from gradus.config.error_policy import ErrorPolicyConfig
+from gradus.config.evaluation import SftEvalConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig
@@ -31,6 +32,7 @@ __all__ = [
     "InferenceProcessConfig",
     "OrchestratorProcessConfig",
     "ReplayProcessConfig",
+    "SftEvaluatorProcessConfig",
     "SftProcessConfig",
     "SourceConfig",
     "TrainerProcessConfig",
@@ -252,5 +254,26 @@ class SftProcessConfig(StrictConfig):
     """Epoch of the run's lease; 0 when started by hand."""
     sft: SftConfig
     """The user's config."""
+    resume_step: int | None = None
+    """Step of the checkpoint to go on from. None means to start fresh."""
+
+
+class SftEvaluatorProcessConfig(StrictConfig):
+    """Everything the evaluations of a supervised run need."""
+
+    run_dir: str
+    """The run directory."""
+    epoch: int
+    """Epoch of the run's lease."""
+    model: ModelConfig
+    """Weights of version 0, and the renderer of all versions."""
+    max_steps: int
+    """Optimizer updates of the run; the last version has this number."""
+    evaluation_sources: list[EvaluationSourceConfig]
+    """What is played."""
+    eval: SftEvalConfig
+    """The user's section."""
+    identity: dict[str, Any]
+    """What may not change when the run is resumed."""
     resume_step: int | None = None
     """Step of the checkpoint to go on from. None means to start fresh."""

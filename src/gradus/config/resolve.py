@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gradus.config.base import StrictConfig
-from gradus.config.checks import run_problems, sft_problems
+from gradus.config.checks import run_problems
 from gradus.config.environment import (
     AgentRoleConfig,
     EnvironmentConfig,
@@ -28,7 +28,6 @@ from gradus.config.process import (
     InferenceProcessConfig,
     OrchestratorProcessConfig,
     Purpose,
-    SftProcessConfig,
     SourceConfig,
     TrainerProcessConfig,
     environment_process,
@@ -144,15 +143,6 @@ def resolve_run(
 def _served_rank(lora: ServedLoraConfig | None) -> int | None:
     """Rank of the adapters that reach inference as adapters."""
     return lora.rank if lora is not None and lora.serve == "adapter" else None
-
-
-def resolve_sft(
-    config: SftConfig, *, run_dir: Path, epoch: int, resume_step: int | None = None
-) -> SftProcessConfig:
-    """The trainer process of a supervised run."""
-    refuse(sft_problems(config))
-    sft = config.model_copy(update={"env_vars": {}})
-    return SftProcessConfig(run_dir=str(run_dir), epoch=epoch, sft=sft, resume_step=resume_step)
 
 
 def run_name(config: RunConfig | SftConfig | EvalConfig, suffix: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from gradus.config.resolve import (
     evaluation_source,
     verifiers_config,
 )
+from gradus.config.sampling import SamplingConfig
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, untrained_agents
 
 
@@ -98,14 +99,23 @@ def _environment(
 
 
 def _identity(config: EvalConfig) -> dict[str, Any]:
-    """What the episodes already played depend on. How many are played is not part of it."""
     section = merged_sampling(config.sampling, DEFAULT_SAMPLING)
-    sources = {
+    return evaluation_identity(config.model.name, config.base_url, config.env, section)
+
+
+def evaluation_identity(
+    model: str,
+    base_url: str | None,
+    sources: Sequence[EvalEnvironmentConfig],
+    section: SamplingConfig,
+) -> dict[str, Any]:
+    """What the episodes already played depend on. How many are played is not part of it."""
+    played = {
         source.unique_name: {
             "environment": verifiers_config(source),
             "sampling": merged_sampling(source.sampling, section).model_dump(mode="json"),
             "unmeasured_agents": untrained_agents(source),
         }
-        for source in config.env
+        for source in sources
     }
-    return {"model": config.model.name, "base_url": config.base_url, "sources": sources}
+    return {"model": model, "base_url": base_url, "sources": played}

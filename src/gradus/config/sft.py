@@ -7,10 +7,13 @@ from pydantic import Field
 from gradus.config.base import StrictConfig
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.environment import NAME_PATTERN
+from gradus.config.evaluation import SftEvalConfig
+from gradus.config.inference import InferenceConfig
 from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig, OptimizerConfig
 from gradus.config.parallel import ParallelConfig
+from gradus.config.run import LaunchConfig
 
 
 class SftDataConfig(StrictConfig):
@@ -55,6 +58,10 @@ class SftConfig(StrictConfig):
     """What to learn."""
     validation: SftValidationConfig | None = None
     """What to measure the loss on. None means no validation."""
+    eval: SftEvalConfig | None = None
+    """What to play while training, for rewards beside the loss. None means no evaluation."""
+    inference: InferenceConfig = InferenceConfig()
+    """Serving for `eval`; without one nothing is served."""
     optimizer: OptimizerConfig = AdamWConfig(lr=1e-4)
     """Optimizer and schedule."""
     lora: LoraConfig | None = None
@@ -75,8 +82,10 @@ class SftConfig(StrictConfig):
     """Steps in a row with non-finite gradients after which the run ends."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving what a restart needs."""
+    launch: LaunchConfig = LaunchConfig()
+    """Starting and stopping."""
     seed: int = 0
-    """Seed of shuffling and initialisation."""
+    """Seed of shuffling, initialisation and the engine of `eval`."""
     deterministic: bool = False
     """Use only deterministic kernels and one thread, for bitwise repeats."""
     peak_teraflops: float | None = Field(None, gt=0)

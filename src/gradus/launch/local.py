@@ -36,7 +36,7 @@ from gradus.launch.resume import (
 )
 from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
-from gradus.launch.tail import MetricsTail, Record, iter_records
+from gradus.launch.tail import MetricsTail, iter_records
 from gradus.lease import RunLease, open_run
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.recording import note_launch
@@ -66,7 +66,9 @@ class Job:
     before_start: Callable[[RunLease], None] = lambda _: None
     """Writes what the job leaves in the run directory besides its configs."""
     evaluation_seconds: float = 0.0
-    """Time that an evaluation at the end may take."""
+    """Time that evaluations at the end may take."""
+    keeps_versions: bool = False
+    """Whether versions that were published before a kill are still needed after it."""
 
 
 def run_rl(
@@ -107,13 +109,25 @@ def run_sft(
         name=run_name(config, secrets.token_hex(4)),
         output_dir=Path(config.output_dir),
         max_steps=config.max_steps,
-        launch=LaunchConfig(),
+        launch=config.launch,
         columns=SFT_COLUMNS,
         plan=lambda run_dir, epoch, resume_step: plan_sft(
             config, run_dir, epoch, Machine.current(), resume_step=resume_step
         ),
+        evaluation_seconds=all_evaluations_seconds(config),
+        keeps_versions=True,
     )
     return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
+
+
+def all_evaluations_seconds(config: SftConfig) -> float:
+    """The most that evaluations may take when all of them wait for the end of training."""
+    section = config.eval
+    if section is None:
+        return 0.0
+    versions = range(config.max_steps + 1)
+    num_due = sum(section.is_due(version, max_steps=config.max_steps) for version in versions)
+    return num_due * (section.timeout_seconds + section.apply_timeout_seconds)
 
 
 def run_bench(config: RunConfig) -> int:
@@ -153,10 +167,10 @@ def run_job(
             progress.lines([*describe(plan), "dry run: configs are written, nothing was started"])
             return _EXIT_DONE
         if point is not None:
-            clear_for_resume(lease, point)
+            clear_for_resume(lease, point, keeps_versions=job.keeps_versions)
         _prepare(lease.run_dir)
         job.before_start(lease)
-        if job.kind == "rl":
+        if any(spec.name == "inference" for stage in plan.stages for spec in stage):
             _write_tokens(lease.run_dir)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, progress, interrupts).run()
@@ -232,7 +246,8 @@ class _Launch:
         self._phases = _Phases()
         self._tail = MetricsTail(lease.run_dir.metrics)
         # What a resumed run did before counts in its summary and is not shown again.
-        self._records: list[Record] = list(iter_records(self._tail))
+        known = iter_records(self._tail)
+        self._records = [record for record in known if not record.is_evaluation]
         self._lease_checked_at = time.monotonic()
         self._supervisor = Supervisor(
             lease.run_dir.processes,

@@ -13,8 +13,9 @@ from gradus.config.base import StrictConfig
 from gradus.config.eval import EvalConfig
 from gradus.config.process import EnvironmentProcessConfig, environment_process
 from gradus.config.replay import ReplayConfigs
-from gradus.config.resolve import resolve_run, resolve_sft
+from gradus.config.resolve import resolve_run
 from gradus.config.resolve_eval import resolve_eval
+from gradus.config.resolve_sft import resolve_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 from gradus.launch.environment import (
@@ -157,15 +158,31 @@ def plan_sft(
     *,
     resume_step: int | None = None,
 ) -> LaunchPlan:
-    """One trainer process, or one group of ranks."""
+    """One trainer process or one group of ranks; what evaluates its versions starts before it."""
+    configs = resolve_sft(config, run_dir=run_dir.root, epoch=epoch, resume_step=resume_step)
+    caller, own = machine.environment, configs.env_vars
     trainer = _trainer_spec(
-        "sft-trainer", config.env_vars, run_dir, machine, num_processes=config.num_processes
+        "sft-trainer", own["trainer"], run_dir, machine, num_processes=config.num_processes
     )
-    resolved = resolve_sft(config, run_dir=run_dir.root, epoch=epoch, resume_step=resume_step)
-    return LaunchPlan(
-        configs={"trainer": resolved},
-        stages=((trainer,),),
+    if configs.evaluation is None:
+        return LaunchPlan(configs=configs.by_process(), stages=((trainer,),))
+    command = role_command(machine, "inference", config_file(run_dir, "inference"))
+    variables = inference_environment(caller, own["inference"])
+    servers = [
+        _spec("inference", command, variables, run_dir),
+        *(
+            _environment_spec(environment, own[environment.process], run_dir, machine)
+            for environment in configs.evaluation.environments
+        ),
+    ]
+    evaluator = _spec(
+        "evaluator",
+        role_command(machine, "sft-evaluator", config_file(run_dir, "evaluator")),
+        orchestrator_environment(caller, {}, config={}),
+        run_dir,
+        finishes=True,
     )
+    return LaunchPlan(configs=configs.by_process(), stages=(tuple(servers), (trainer, evaluator)))
 
 
 def plan_replay(configs: ReplayConfigs, run_dir: RunDirectory, machine: Machine) -> LaunchPlan:

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.config.base import StrictConfig
@@ -108,13 +109,14 @@ def changed_settings(
     return [*refused, *lines]
 
 
-def clear_for_resume(lease: RunLease, point: ResumePoint) -> None:
+def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: bool = False) -> None:
     """Take away what belongs to dead processes and to steps that will be done again.
 
-    Committed checkpoints, the journal, logs and the records of surviving steps stay.
+    Committed checkpoints, the journal, logs and the records of surviving steps stay, and with
+    `keeps_versions` the published versions of those steps.
     """
     run_dir = lease.run_dir
-    for folder in (run_dir.ready, run_dir.spool, run_dir.weights):
+    for folder in (run_dir.ready, run_dir.spool, *_void_versions(run_dir, point, keeps_versions)):
         if folder.is_dir():
             shutil.rmtree(folder)
     run_dir.summary.unlink(missing_ok=True)
@@ -127,6 +129,14 @@ def clear_for_resume(lease: RunLease, point: ResumePoint) -> None:
         rewind_to_sizes(run_dir, point.checkpoint.step, read_json(sizes))
     else:
         rewind_to_step(run_dir, point.checkpoint.step)
+
+
+def _void_versions(run_dir: RunDirectory, point: ResumePoint, keeps_versions: bool) -> list[Path]:
+    """What goes of the published versions: all of them, or those that training makes again."""
+    if not keeps_versions or not run_dir.weights.is_dir():
+        return [run_dir.weights]
+    newest = run_dir.version(point.step or 0).name
+    return [path for path in run_dir.weights.glob("version_*") if path.name > newest]
 
 
 def _finished_steps(run_dir: RunDirectory) -> int | None:

@@ -13,29 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gradus.config.evaluation import EvalSourcesConfig
-from gradus.errors import ProtocolError
-from gradus.log import get_logger
-from gradus.orchestrator.evaluation_episodes import (
-    EvaluatedEpisode,
-    EvaluationPlayer,
-    EvaluationSource,
-    result_metrics,
-    results,
-    warn_of_graded_rewards,
-)
-from gradus.orchestrator.evaluation_file import EvaluationFile
-from gradus.orchestrator.evaluation_metrics import EpisodeScore
+from gradus.orchestrator.evaluation_episodes import EvaluationSource, warn_of_graded_rewards
 from gradus.orchestrator.journal import Journal, JournalEvent
+from gradus.orchestrator.measurement import Measurement
 from gradus.orchestrator.policy import PolicyPool
 from gradus.orchestrator.recorder import Recorder
-
-log = get_logger(__name__)
 
 
 class Evaluation:
@@ -58,11 +45,11 @@ class Evaluation:
     ) -> None:
         """`settings` None switches evaluation off."""
         self._settings = settings
-        self._sources = sources
-        self._policy = policy
+        self._measurement = settings and Measurement(
+            settings, sources, policy=policy, episodes=episodes
+        )
         self._recorder = recorder
         self._journal = journal
-        self._episodes = episodes
         self._due: asyncio.Queue[int] = asyncio.Queue()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -114,48 +101,12 @@ class Evaluation:
             self._idle.set()
 
     async def _measure(self, version: int) -> None:
-        assert self._settings is not None
-        begun = time.monotonic()
-        await self._check_version(version)
+        assert self._measurement is not None
         self._journal.write(JournalEvent.EVALUATION_STARTED, version=version)
-        player = EvaluationPlayer(
-            self._sources,
-            max_in_flight=self._settings.max_in_flight_episodes,
-            max_retries=self._settings.max_retries,
-        )
-        scores: dict[str, list[EpisodeScore]] = defaultdict(list)
-        columns = {source.name: source.state_columns for source in self._sources}
-        with EvaluationFile.create(self._episodes / f"step_{version}" / "eval.jsonl") as file:
-
-            def note(ended: EvaluatedEpisode) -> None:
-                scores[ended.key.source].append(ended.score())
-                self._write(file, ended, columns[ended.key.source])
-
-            keys = [key for source in self._sources for key in source.episode_keys()]
-            await player.play(
-                keys, version=version, on_end=note, timeout_seconds=self._settings.timeout_seconds
-            )
-        await self._check_version(version)
-        found = results(self._sources, scores)
-        warn_of_graded_rewards(found, self._graded)
-        seconds = time.monotonic() - begun
-        numbers = {"eval/version": float(version), "eval/seconds": seconds}
-        self._recorder.add_metrics(result_metrics(found) | numbers, step=version)
+        measured = await self._measurement.measure(version)
+        warn_of_graded_rewards(measured.results, self._graded)
+        self._recorder.add_metrics(measured.metrics(), step=version)
         self._measured = version
-        self._journal.write(JournalEvent.EVALUATION_ENDED, version=version, episodes=len(keys))
-
-    def _write(self, file: EvaluationFile, ended: EvaluatedEpisode, columns: Sequence[str]) -> None:
-        """A disk that cannot take a record costs the record, not the run."""
-        try:
-            file.append(ended, columns)
-        except (OSError, ValueError) as error:
-            log.warning("episode %s of the evaluation is not recorded: %s", ended.key, error)
-
-    async def _check_version(self, version: int) -> None:
-        """The engine itself must say that it serves what is measured, before and after."""
-        served = (await self._policy.status()).version
-        if served != version:
-            raise ProtocolError(
-                f"inference serves version {served} while version {version} is evaluated; one "
-                "evaluation never mixes versions, see the log of inference"
-            )
+        self._journal.write(
+            JournalEvent.EVALUATION_ENDED, version=version, episodes=measured.num_episodes
+        )

@@ -18,7 +18,7 @@ from typing import Any
 
 from gradus.config.process import EvaluationSourceConfig, EvaluatorProcessConfig
 from gradus.config.resolve import NO_KEY_VARIABLE
-from gradus.errors import ConfigError, GradusError
+from gradus.errors import ConfigError
 from gradus.lease import check_epoch
 from gradus.log import get_logger
 from gradus.monitor.jsonl import JsonlMonitor
@@ -40,6 +40,7 @@ from gradus.orchestrator.evaluation_episodes import (
 )
 from gradus.orchestrator.evaluation_file import EvaluationFile
 from gradus.orchestrator.evaluation_metrics import EnvironmentResult, EpisodeScore, combine
+from gradus.orchestrator.failures import first_cause
 from gradus.orchestrator.parts import open_evaluated
 from gradus.orchestrator.peers import InferenceReady, read_ready
 from gradus.run_dir import RunDirectory, read_json, write_json
@@ -54,11 +55,7 @@ def run(config: EvaluatorProcessConfig) -> None:
     try:
         asyncio.run(_run(config))
     except BaseExceptionGroup as group:
-        named = group.subgroup(GradusError)
-        error: BaseException = group if named is None else named
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from group
+        raise first_cause(group) from group
 
 
 async def _run(config: EvaluatorProcessConfig) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gradus.collector import tune_collector
 from gradus.config.process import OrchestratorProcessConfig
-from gradus.errors import DeadlineError, GradusError, ProtocolError
+from gradus.errors import DeadlineError, ProtocolError
 from gradus.orchestrator.batch_digest import digest_samples
 from gradus.orchestrator.batcher import Batcher, SampleBatch
 from gradus.orchestrator.checkpoint import SavedOrchestrator, build_writer, find_saved
@@ -29,6 +29,7 @@ from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, b
 from gradus.orchestrator.draws import Draws
 from gradus.orchestrator.engine_watch import EngineWatch
 from gradus.orchestrator.evaluation import Evaluation
+from gradus.orchestrator.failures import first_cause
 from gradus.orchestrator.group_ledger import GroupLedger
 from gradus.orchestrator.journal import JournalEvent
 from gradus.orchestrator.metrics import StepRecords, Tally
@@ -77,19 +78,6 @@ async def _run(config: OrchestratorProcessConfig) -> None:
             parts.recording.finish()
         finally:
             guarding.cancel()
-
-
-def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to show: the first that names itself, else the first of all."""
-    leaves: list[BaseException] = []
-    waiting: list[BaseException] = [group]
-    while waiting:
-        error = waiting.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            waiting[:0] = error.exceptions
-        else:
-            leaves.append(error)
-    return next((e for e in leaves if isinstance(e, GradusError)), leaves[0])
 
 
 class Orchestrator:

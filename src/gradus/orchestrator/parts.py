@@ -13,6 +13,7 @@ from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.process import (
     EvaluationSourceConfig,
     OrchestratorProcessConfig,
+    SftEvaluatorProcessConfig,
     SourceConfig,
 )
 from gradus.config.reference import ReferenceConfig
@@ -105,7 +106,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
             for source in config.sources
         }
         evaluated = [
-            await _open_evaluated(config, source, policy.base_url, stack)
+            await open_served(config, source, policy.base_url, stack)
             for source in config.evaluation_sources
         ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
@@ -163,12 +164,13 @@ def connect_environment(
     return RestartedEnvironment(source.name, find, connect, seconds=seconds)
 
 
-async def _open_evaluated(
-    config: OrchestratorProcessConfig,
+async def open_served(
+    config: OrchestratorProcessConfig | SftEvaluatorProcessConfig,
     source: EvaluationSourceConfig,
     base_url: str,
     stack: AsyncExitStack,
 ) -> EvaluationSource:
+    """An environment of the run that the policy at `base_url` plays."""
     address = find_environment(RunDirectory(Path(config.run_dir)), source, "eval")
     settings = build_settings(source, config.model, base_url)
     return await open_evaluated(source, EnvironmentClient(source.name, address, settings), stack)

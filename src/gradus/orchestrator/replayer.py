@@ -21,7 +21,7 @@ from gradus.lease import check_epoch
 from gradus.monitor.base import Monitor
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.comparison import Comparison
-from gradus.orchestrator.orchestrator import first_cause
+from gradus.orchestrator.failures import first_cause
 from gradus.orchestrator.packing import Layout, build_batch
 from gradus.orchestrator.recorded_episodes import RecordedEpisodes
 from gradus.orchestrator.recorded_run import RecordedRun, open_recorded_run, read_learned

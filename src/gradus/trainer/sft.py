@@ -1,7 +1,8 @@
 """Supervised fine-tuning: the trainer's step on conversations, from data to a model directory.
 
-Rungs of a step: receive → forward_backward → optimize → validate → record → checkpoint. Every rank
-reads the same data in the same order, so that a resumed run only needs to know how far it had read.
+Rungs of a step: receive → forward_backward → optimize → validate → publish → record → checkpoint.
+Every rank reads the same data in the same order, so that a resumed run only needs to know how far
+it had read. Versions are published for evaluation alone, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gradus.trainer.conversation_samples import (
 )
 from gradus.trainer.conversations import Conversation, PlainText
 from gradus.trainer.distributed import World, join_world
+from gradus.trainer.evaluated_versions import EvaluatedVersions
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.lora import adapter_files, add_adapters
@@ -45,6 +47,7 @@ from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.trainer import learning_metrics, run_directory, serving_dtype
 from gradus.trainer.training_state import PART, TrainingState
 from gradus.trainer.validation import Validation
+from gradus.weights.base import Published
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
 
@@ -66,6 +69,8 @@ class SupervisedTrainer:
     optimizer: PolicyOptimizer
     monitor: Monitor
     validation: Validation | None
+    versions: EvaluatedVersions | None
+    """What is evaluated. None means nothing."""
     saver: CheckpointSaver
     meter: WorkMeter
 
@@ -88,13 +93,16 @@ class SupervisedTrainer:
             update = self.optimizer.step(step)
         with watch.measure("validate"):
             held_out = self.validate(step + 1)
+        published = self.publish(step + 1, watch)
         metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped)
         metrics |= held_out | self.meter.measure(micro_batches, watch)
         self.monitor.record(metrics | self._batch_metrics(samples), step=step)
+        if self.versions is not None:
+            self.versions.announce(published)
         self.saver.after_step(step + 1)
 
     def validate(self, num_updates: int) -> dict[str, float]:
-        """Metrics on what is never learned, when they are due; later also online evaluation."""
+        """Metrics on what is never learned, when they are due."""
         settings = self.config.validation
         if self.validation is None or settings is None:
             return {}
@@ -102,6 +110,13 @@ class SupervisedTrainer:
         if num_updates % settings.interval_steps and not is_last:
             return {}
         return self.validation.run()
+
+    def publish(self, version: int, watch: Stopwatch) -> Published | None:
+        """Write the weights for their evaluation, when that is due."""
+        if self.versions is None:
+            return None
+        with watch.measure("publish"):
+            return self.versions.publish(version)
 
     def _batch_metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
         return {
@@ -161,20 +176,31 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         optimizer=optimizer,
         monitor=monitor,
         validation=_build_validation(sft, policy, world, encoder, held_out),
+        versions=EvaluatedVersions.build(config, world, model, files, dtype),
         saver=_build_saver(config, TrainingState(policy, optimizer, world), stream),
         meter=WorkMeter.build(model, world, dtype, sft.peak_teraflops),
     )
     if world.is_first:
         write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})
     logger.info("%d conversations, %d ranks on %s", len(conversations), world.size, world.device)
-    with trainer.saver:
-        for step in range(_first_step(config, trainer), sft.max_steps):
-            trainer.train_step(step)
+    _train_steps(config, trainer)
     publisher = PolicyPublisher(model, world, dtype=dtype, weights=None)
     publisher.save(run_dir.model, files)
     if sft.lora is not None:
         adapter = adapter_files(model, sft.lora, sft.model.name)
         publisher.save_adapter(run_dir.adapter, adapter)
+    if trainer.versions is not None:
+        trainer.versions.finish()
+
+
+def _train_steps(config: SftProcessConfig, trainer: SupervisedTrainer) -> None:
+    """All steps that are left."""
+    first_step = _first_step(config, trainer)
+    if trainer.versions is not None and config.resume_step is not None:
+        trainer.versions.go_on(first_step)
+    with trainer.saver:
+        for step in range(first_step, config.sft.max_steps):
+            trainer.train_step(step)
 
 
 def _first_step(config: SftProcessConfig, trainer: SupervisedTrainer) -> int:

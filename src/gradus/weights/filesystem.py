@@ -18,7 +18,7 @@ from torch import Tensor
 from gradus.durable import DISK_ERRORS, storage_error
 from gradus.errors import CorruptStateError, RunDirectoryError
 from gradus.lease import check_epoch
-from gradus.run_dir import RunDirectory
+from gradus.run_dir import RunDirectory, file_digest
 from gradus.weights.base import Published
 from gradus.weights.manifest import (
     MANIFEST_NAME,
@@ -52,10 +52,13 @@ class FilesystemWeights:
         *,
         epoch: int,
         extra_files: Mapping[str, bytes],
-        keep_published: int = 2,
+        keep_published: int | None = 2,
         write: Write | None = None,
     ) -> None:
-        """`write` puts the tensors of a version into its directory; `write_tensors` by default."""
+        """`write` puts the tensors of a version into its directory; `write_tensors` by default.
+
+        With `keep_published` None somebody else deletes versions, also those of older epochs.
+        """
         self._run_dir = run_dir
         self._epoch = epoch
         self._extra_files = dict(extra_files)
@@ -63,7 +66,8 @@ class FilesystemWeights:
         self._write = write or write_tensors
         run_dir.weights.mkdir(parents=True, exist_ok=True)
         _delete_abandoned(run_dir.weights, epoch)
-        _delete_void(run_dir.weights, epoch)
+        if keep_published is not None:
+            _delete_void(run_dir.weights, epoch)
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Write `version` and forget old ones.
@@ -90,11 +94,24 @@ class FilesystemWeights:
         """Nothing is held open."""
 
     def _forget_old(self, newest: int) -> None:
+        if self._keep_published is None:
+            return
         for path in self._run_dir.weights.iterdir():
             match = _VERSION_NAME.fullmatch(path.name)
             is_old = match is not None and int(match[1]) <= newest - self._keep_published
             if is_old and not path.is_symlink():
                 shutil.rmtree(path)
+
+
+def published_versions(run_dir: RunDirectory) -> list[Published]:
+    """The versions that lie in `run_dir.weights`, complete, in order."""
+    if not run_dir.weights.is_dir():
+        return []
+    return [
+        Published(int(match[1]), path, file_digest(path / MANIFEST_NAME))
+        for path in sorted(run_dir.weights.iterdir())
+        if (match := _VERSION_NAME.fullmatch(path.name)) and not path.is_symlink()
+    ]
 
 
 @contextmanager

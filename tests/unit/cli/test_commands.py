@@ -16,8 +16,9 @@ from gradus.cli.main import COMMANDS, ROLES, main
 from gradus.config.base import StrictConfig
 from gradus.config.eval import EvalConfig
 from gradus.config.replay import resolve_replay
-from gradus.config.resolve import resolve_run, resolve_sft
+from gradus.config.resolve import resolve_run
 from gradus.config.resolve_eval import resolve_eval
+from gradus.config.resolve_sft import resolve_sft
 from gradus.errors import ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
@@ -189,12 +190,15 @@ def role_configs() -> dict[str, StrictConfig]:
     run = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=4)
     env = [{"id": "reverse-text"}]
     evaluation = EvalConfig.model_validate({"model": {"name": "someone/tiny"}, "env": env})
-    sft = resolve_sft(build_sft_config(), run_dir=Path("runs/x"), epoch=4)
+    config = build_sft_config({"eval": {"env": env}})
+    sft = resolve_sft(config, run_dir=Path("runs/x"), epoch=4)
+    assert sft.evaluation is not None
     return {
         "inference": run.inference,
         "env-server": run.environments[0],
         "trainer": run.trainer,
-        "sft-trainer": sft,
+        "sft-trainer": sft.trainer,
+        "sft-evaluator": sft.evaluation.evaluator,
         "bench-rank": run.trainer,
         "orchestrator": run.orchestrator,
         "evaluator": resolve_eval(evaluation, run_dir=Path("runs/x"), epoch=4).evaluator,
@@ -216,6 +220,7 @@ ENTRIES = {
     "bench-rank": ("gradus.trainer.bench", "run", "trainer"),
     "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
     "evaluator": ("gradus.orchestrator.evaluator", "run", "evaluator"),
+    "sft-evaluator": ("gradus.orchestrator.sft_evaluator", "run", "evaluator"),
     "replayer": ("gradus.orchestrator.replayer", "run", "replayer"),
 }
 

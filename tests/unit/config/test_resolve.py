@@ -15,10 +15,10 @@ from gradus.config.resolve import (
     NO_KEY_VARIABLE,
     ProcessConfigs,
     resolve_run,
-    resolve_sft,
     run_name,
     verifiers_config,
 )
+from gradus.config.resolve_sft import resolve_sft
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_run_config, build_sft_config
 
@@ -236,7 +236,7 @@ def test_a_long_name_is_cut_to_a_valid_one() -> None:
 
 def test_supervised_run_keeps_its_config_and_drops_variables() -> None:
     config = build_sft_config({"env_vars": {"MY_KEY": "canary"}, "max_steps": 5})
-    process = resolve_sft(config, run_dir=RUN_DIR, epoch=2)
+    process = resolve_sft(config, run_dir=RUN_DIR, epoch=2).trainer
     assert (process.sft.max_steps, process.epoch, process.run_dir) == (5, 2, "runs/demo")
     assert process.sft.env_vars == {}
 

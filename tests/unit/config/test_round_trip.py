@@ -17,7 +17,8 @@ from gradus.config.load import load_config
 from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import SftProcessConfig
 from gradus.config.renames import translate
-from gradus.config.resolve import resolve_run, resolve_sft
+from gradus.config.resolve import resolve_run
+from gradus.config.resolve_sft import resolve_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
 from gradus.testing.configs import build_run_config, build_run_values, build_sft_config
@@ -163,7 +164,7 @@ def test_supervised_config_survives_dump_and_load(tmp_path: Path) -> None:
     path = tmp_path / "sft.json"
     path.write_text(config.model_dump_json())
     assert load_config(SftConfig, ["@", str(path)]) == config
-    process = resolve_sft(config, run_dir=tmp_path, epoch=1)
+    process = resolve_sft(config, run_dir=tmp_path, epoch=1).trainer
     path.write_text(process.model_dump_json())
     assert load_config(SftProcessConfig, ["@", str(path)]) == process
 

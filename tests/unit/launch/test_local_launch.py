@@ -138,8 +138,13 @@ def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None
     assert run_dir.admin_token.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_supervised_run_has_no_tokens(tmp_path: Path) -> None:
-    run_job(replace(build_job(tmp_path), kind="sft"), io.StringIO())
+def test_a_run_that_serves_nothing_has_no_tokens(tmp_path: Path) -> None:
+    job = replace(
+        build_job(tmp_path),
+        kind="sft",
+        plan=lambda run_dir, epoch, resume_step: build_plan(run_dir, {"trainer": PLAY}),
+    )
+    run_job(job, io.StringIO())
     assert not (tmp_path / "demo" / "secrets").exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradus.config.environment import AgentRoleConfig, TrainEnvironmentConfig
+from gradus.config.evaluation import EvalEnvironmentConfig, SftEvalConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
@@ -182,6 +183,26 @@ def test_a_supervised_run_is_one_trainer(ranks: int, uses_torchrun: bool) -> Non
     assert ("torch.distributed.run" in spec.argv) is uses_torchrun
     assert spec.env["MY_FLAG"] == "1"
     assert spec.finishes
+
+
+def test_a_supervised_run_with_an_evaluation_starts_what_plays_before_what_trains() -> None:
+    config = SftConfig(
+        model=ModelConfig(name="tiny"),
+        data=SftDataConfig(path="words.jsonl"),
+        eval=SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text", env_vars={"A": "1"})]),
+        inference=InferenceConfig(env_vars={"B": "2"}),
+    )
+    plan = plan_sft(config, RUN_DIR, 1, MACHINE)
+    assert [[spec.name for spec in stage] for stage in plan.stages] == [
+        ["inference", "eval_reverse-text"],
+        ["trainer", "evaluator"],
+    ]
+    (inference, environment), (trainer, evaluator) = plan.stages
+    assert "sft-evaluator" in evaluator.argv
+    assert (inference.env["B"], environment.env["A"]) == ("2", "1")
+    assert [spec.finishes for stage in plan.stages for spec in stage] == [False, False, True, True]
+    assert list(plan.configs) == ["inference", "eval_reverse-text", "trainer", "evaluator"]
+    assert trainer.log.name == "trainer.log"
 
 
 def test_this_machine_is_described() -> None:

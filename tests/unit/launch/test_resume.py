@@ -185,6 +185,19 @@ def test_what_dead_processes_left_is_cleared_and_the_rest_stays(lease: RunLease)
     assert run_dir.metrics.read_text() == '{"step": 1}\n'
 
 
+@pytest.mark.parametrize(("checkpoint", "left"), [(4, [2, 4]), (None, [])])
+def test_versions_that_wait_for_their_evaluation_survive_the_steps_that_made_them(
+    lease: RunLease, checkpoint: int | None, left: list[int]
+) -> None:
+    if checkpoint is not None:
+        commit_checkpoint(lease, checkpoint)
+    for version in (2, 4, 6):
+        lease.run_dir.version(version).mkdir(parents=True)
+    clear_for_resume(lease, find_resume_point(lease, 8), keeps_versions=True)
+    names = sorted(path.name for path in lease.run_dir.weights.iterdir())
+    assert names == [lease.run_dir.version(version).name for version in left]
+
+
 def job_in(root: Path, *, max_steps: int = 4) -> Job:
     def plan(run_dir: RunDirectory, epoch: int, resume_step: int | None) -> LaunchPlan:
         argv = (sys.executable, "-c", PLAYER, str(run_dir.root), str(resume_step or 0))

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from gradus.config.environment import TrainEnvironmentConfig
+from gradus.config.evaluation import EvalEnvironmentConfig, SftEvalConfig
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
-from gradus.config.process import OrchestratorProcessConfig, SftProcessConfig
+from gradus.config.process import (
+    OrchestratorProcessConfig,
+    SftEvaluatorProcessConfig,
+    SftProcessConfig,
+)
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.errors import RunDirectoryError
@@ -56,6 +61,32 @@ def test_a_dry_supervised_run_writes_the_config_of_its_trainer(tmp_path: Path) -
     assert local.run_sft(sft_config(tmp_path), dry_run=True) == 0
     loaded = SftProcessConfig(**read_json(tmp_path / "warm" / "config" / "trainer.json"))
     assert loaded.sft.data.path == "words.jsonl"
+
+
+def test_a_dry_supervised_run_with_an_evaluation_writes_what_every_process_can_load(
+    tmp_path: Path,
+) -> None:
+    section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
+    config = sft_config(tmp_path).model_copy(update={"eval": section})
+    assert local.run_sft(config, dry_run=True) == 0
+    folder = tmp_path / "warm" / "config"
+    names = {path.stem for path in folder.iterdir()}
+    assert names == {"inference", "eval_reverse-text", "trainer", "evaluator"}
+    loaded = SftEvaluatorProcessConfig(**read_json(folder / "evaluator.json"))
+    assert (loaded.max_steps, loaded.epoch) == (100, 1)
+
+
+def test_all_evaluations_may_wait_for_the_end_of_training(tmp_path: Path) -> None:
+    section = SftEvalConfig(
+        env=[EvalEnvironmentConfig(id="reverse-text")],
+        interval_steps=40,
+        timeout_seconds=10.0,
+        apply_timeout_seconds=1.0,
+    )
+    config = sft_config(tmp_path)
+    assert local.all_evaluations_seconds(config) == 0.0
+    config = config.model_copy(update={"eval": section})
+    assert local.all_evaluations_seconds(config) == 44.0, "versions 0, 40, 80 and 100"
 
 
 def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradus.errors import CorruptStateError, FencedError, RunDirectoryError, StorageError
 from gradus.lease import RunLease
 from gradus.run_dir import RunDirectory
-from gradus.weights.filesystem import FilesystemWeights, write_tensors
+from gradus.weights.filesystem import FilesystemWeights, published_versions, write_tensors
 from gradus.weights.manifest import verify
 
 pytestmark = pytest.mark.torch
@@ -59,6 +59,22 @@ def test_a_tampered_version_is_refused(run_dir: RunDirectory) -> None:
     path.write_bytes(content)
     with pytest.raises(CorruptStateError, match=r"model\.safetensors"):
         verify(published.directory, published.digest)
+
+
+def test_where_another_deletes_versions_all_are_kept_over_epochs(run_dir: RunDirectory) -> None:
+    for epoch in (1, 2):
+        weights = FilesystemWeights(run_dir, epoch=epoch, extra_files={}, keep_published=None)
+        for version in range(10 * epoch, 10 * epoch + 4):
+            weights.publish(version, TENSORS)
+    found = published_versions(run_dir)
+    assert [it.version for it in found] == [10, 11, 12, 13, 20, 21, 22, 23]
+    assert all(verify(it.directory, it.digest).version == it.version for it in found)
+
+
+def test_only_complete_versions_are_listed(run_dir: RunDirectory) -> None:
+    assert published_versions(run_dir) == []
+    (run_dir.weights / ".version_00000001.tmp-0").mkdir(parents=True)
+    assert published_versions(run_dir) == []
 
 
 def test_only_the_newest_versions_are_kept(run_dir: RunDirectory) -> None:

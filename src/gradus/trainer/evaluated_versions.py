@@ -1,0 +1,111 @@
+"""The versions of a supervised run that are evaluated: published when due, and announced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from transformers import PreTrainedModel
+
+from gradus.config.evaluation import SftEvalConfig
+from gradus.config.process import SftProcessConfig
+from gradus.run_dir import RunDirectory
+from gradus.trainer.distributed import World
+from gradus.trainer.publish import PolicyPublisher
+from gradus.trainer.trainer import run_directory
+from gradus.transport.base import BatchReceiver
+from gradus.transport.build import build_receiver
+from gradus.weights.base import Published
+from gradus.weights.filesystem import FilesystemWeights, published_versions
+from gradus.wire.events import PolicyPublished, TrainerDone
+
+
+@dataclass(frozen=True)
+class EvaluatedVersions:
+    """Hands the versions that are due to the evaluator; every rank calls the same methods.
+
+    Versions are whole weights, adapters merged, and wait on disk until the evaluator deletes them.
+
+    >>> published = versions.publish(20)  # doctest: +SKIP
+    >>> versions.announce(published)  # doctest: +SKIP
+    """
+
+    settings: SftEvalConfig
+    max_steps: int
+    run_dir: RunDirectory
+    epoch: int
+    world: World
+    publisher: PolicyPublisher
+    evaluator: BatchReceiver | None
+    """Where events go; only rank 0 has one."""
+
+    @classmethod
+    def build(
+        cls,
+        config: SftProcessConfig,
+        world: World,
+        model: PreTrainedModel,
+        files: Mapping[str, bytes],
+        dtype: torch.dtype,
+    ) -> Self | None:
+        """The versions of a run, with `files` beside each; None when nothing is evaluated."""
+        settings = config.sft.eval
+        if settings is None:
+            return None
+        run_dir = run_directory(config.run_dir)
+        weights = evaluator = None
+        if world.is_first:
+            weights = FilesystemWeights(
+                run_dir, epoch=config.epoch, extra_files=files, keep_published=None
+            )
+            evaluator = build_receiver(run_dir, config.epoch, rank=0)
+        return cls(
+            settings=settings,
+            max_steps=config.sft.max_steps,
+            run_dir=run_dir,
+            epoch=config.epoch,
+            world=world,
+            publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights),
+            evaluator=evaluator,
+        )
+
+    def publish(self, version: int) -> Published | None:
+        """Write the present weights when `version` is due; what was written on rank 0."""
+        if not self.settings.is_due(version, max_steps=self.max_steps):
+            return None
+        return self.publisher.publish(version)
+
+    def announce(self, published: Published | None) -> None:
+        """Tell the evaluator, after the step that made the version is recorded."""
+        if published is None or self.evaluator is None:
+            return
+        self.evaluator.send_event(
+            PolicyPublished(
+                version=published.version,
+                epoch=self.epoch,
+                directory=str(published.directory),
+                digest=published.digest,
+            )
+        )
+
+    def go_on(self, version: int) -> None:
+        """After a restart at `version`: announce what waits, and publish it if it is missing."""
+        waiting = published_versions(self.run_dir) if self.evaluator is not None else []
+        is_known = any(published.version == version for published in waiting)
+        is_known |= self.evaluator is not None and self.run_dir.evaluation(version).is_file()
+        for published in waiting:
+            self.announce(published)
+        if self.world.all_agree(not is_known):
+            self.announce(self.publish(version))
+
+    def finish(self) -> None:
+        """No version comes any more."""
+        if self.evaluator is not None:
+            self.evaluator.send_event(TrainerDone(step=self.max_steps - 1, epoch=self.epoch))
+
+    def close(self) -> None:
+        """Release what the events hold."""
+        if self.evaluator is not None:
+            self.evaluator.close()
