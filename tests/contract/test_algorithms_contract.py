@@ -52,6 +52,8 @@ class RewardAsAdvantage:
 class EvenScorer:
     """A reference model for which every token is as likely."""
 
+    stop_token_ids = frozenset[int]()
+
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         return [-1.0] * len(token_ids)
 

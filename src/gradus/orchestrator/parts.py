@@ -19,6 +19,7 @@ from gradus.config.process import (
 from gradus.config.reference import ReferenceConfig
 from gradus.errors import ConfigError, ProtocolError
 from gradus.lease import check_epoch
+from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms import build_algorithm, needs_reference
@@ -42,12 +43,15 @@ from gradus.orchestrator.recording import NoRecording, Recording, open_recording
 from gradus.orchestrator.reference import ReferenceModel, open_reference
 from gradus.orchestrator.restarts import RestartedEnvironment
 from gradus.orchestrator.seats import check_seats
+from gradus.orchestrator.stop_tokens import read_stop_token_ids
 from gradus.orchestrator.task_source import SourceShare
 from gradus.orchestrator.vocabulary import read_vocabulary_size
 from gradus.run_dir import RunDirectory
 from gradus.transport.base import BatchSender
 from gradus.transport.build import build_sender
 from gradus.wire.inference import SERVED_MODEL_NAME
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,16 @@ def _open_reference(
         return None
     policy = ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
     token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
-    return ReferenceModel(policy, token=token)
+    stops = read_stop_token_ids(config.model)
+    if source.is_frozen and not stops:
+        log.warning(
+            "source %r: no file of model %r on this machine says at which token it ends a turn, so "
+            "turns that come without tokens train with all that the chat template writes behind "
+            "them",
+            source.name,
+            config.model.name,
+        )
+    return ReferenceModel(policy, token=token, stop_token_ids=stops)
 
 
 def build_grading(

@@ -44,8 +44,11 @@ class ReferenceModel:
         *,
         token: str | None,
         retry_delays_seconds: Sequence[float] = RETRY_DELAYS_SECONDS,
+        stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         """Must be called inside the running event loop."""
+        self.stop_token_ids = stop_token_ids
+        """Tokens at which the model ends its turn; empty when they are not known."""
         self._config = config
         self._url = config.base_url.rstrip("/").removesuffix("/v1")
         self._turns = asyncio.Semaphore(config.max_concurrent_requests)

@@ -1,9 +1,10 @@
 """Turns without tokens, from a model behind a plain chat API, in the tokens of the student.
 
 The conversation is rendered twice by the student's own template: up to the turn, with the mark that
-a reply follows, and with the turn. What the two have in common is the prompt, the rest is the
-turn. Nothing was sampled by the policy: logprobs are 0.0, and the mask comes from the turn's
-`sampled` flag.
+a reply follows, and with the turn. What the two have in common is the prompt, the rest is the turn,
+up to the token at which the student itself would stop; what the template writes behind it is
+context of the next turn. Nothing was sampled by the policy: logprobs are 0.0, and the mask comes
+from the turn's `sampled` flag.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.stop_tokens import end_of_turn
 
 UNSTABLE = "unstable_rendering"
 """Kind of failure of an episode whose earlier turns the template writes differently later on."""
@@ -22,6 +24,11 @@ UNSTABLE = "unstable_rendering"
 
 class Tokenizes(Protocol):
     """Renders conversations into tokens."""
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens at which the model ends its turn; empty when they are not known."""
+        ...
 
     async def tokenize(
         self,
@@ -65,9 +72,13 @@ async def _tokenize_branch(branch: Branch, template: Tokenizes) -> None:
             if split < len(written) or answered[: len(written)] != written:
                 text = f"turn {position} rewrites the tokens of earlier turns in this template"
                 raise EpisodeFailed(Failure(UNSTABLE, text))
-            _fill(branch.nodes[first:position], answered[len(written) : split])
-            _set_tokens(node, answered[split:], is_sampled=True)
-            written = answered
+            end = end_of_turn(answered, split, template.stop_token_ids)
+            between = branch.nodes[first:position]
+            _fill(between, answered[len(written) : split])
+            # A turn right behind another has no message before it that could hold the header.
+            header = [] if between else answered[len(written) : split]
+            _set_tokens(node, header, answered[split:end])
+            written = answered[:end]
         else:
             written = [t for n in branch.nodes[: position + 1] for t in n.token_ids]
         first = position + 1
@@ -86,16 +97,16 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 def _fill(nodes: Sequence[MessageNode], token_ids: Sequence[int]) -> None:
     """All tokens before a turn stand on the last message before it; the others stay empty."""
     for node in nodes[:-1]:
-        _set_tokens(node, [], is_sampled=False)
+        _set_tokens(node, [], [])
     if nodes:
-        _set_tokens(nodes[-1], token_ids, is_sampled=False)
+        _set_tokens(nodes[-1], token_ids, [])
 
 
-def _set_tokens(node: MessageNode, token_ids: Sequence[int], *, is_sampled: bool) -> None:
-    node.token_ids = list(token_ids)
-    node.mask = [is_sampled] * len(token_ids)
+def _set_tokens(node: MessageNode, context: Sequence[int], sampled: Sequence[int]) -> None:
+    node.token_ids = [*context, *sampled]
+    node.mask = [False] * len(context) + [True] * len(sampled)
     node.is_content = []
-    node.logprobs = [0.0] * len(token_ids) if is_sampled else []
+    node.logprobs = [0.0] * len(sampled)
 
 
 def _chat_message(node: MessageNode) -> dict[str, Any]:

@@ -31,14 +31,12 @@ def _vocab_size(config: object) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def model_folder(name: str) -> Path | None:
-    """The folder of a model: the one named, or its copy in the hub's local cache; None if absent.
-
-    The network is never asked.
-    """
+def model_folder(name: str, *, file: str = "config.json") -> Path | None:
+    """The folder of a model: the one named, or the copy in the hub's local cache that holds `file`;
+    None if absent. The network is never asked."""
     if Path(name).is_dir():
         return Path(name)
     if name.count("/") > 1 or name.startswith((".", "/")):
         return None
-    cached = try_to_load_from_cache(name, "config.json")
+    cached = try_to_load_from_cache(name, file)
     return Path(cached).parent if isinstance(cached, str) else None

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jinja2
@@ -33,8 +33,10 @@ class ConversationEncoder:
     >>> [sample] = encoder.encode(conversation)  # doctest: +SKIP
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, stop_token_ids: Collection[int] = ()) -> None:
+        """`stop_token_ids` end a turn beside the tokenizer's end token; see `stop_tokens_of`."""
         self._tokenizer = tokenizer
+        self._stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
 
     def encode(self, conversation: Conversation | PlainText) -> list[Sample]:
         """The samples of a conversation; none when it holds nothing to learn."""
@@ -73,12 +75,14 @@ class ConversationEncoder:
         return whole, _common_prefix(header, whole)
 
     def _end_of_turn(self, token_ids: Sequence[int], start: int) -> int:
-        """Behind the last end-of-turn token; what the template adds there nobody samples."""
-        end = self._tokenizer.eos_token_id
-        for position in range(len(token_ids) - 1, start - 1, -1):
-            if token_ids[position] == end:
-                return position + 1
-        return len(token_ids)
+        """Behind the first of the last stop tokens; what the template adds there nobody samples."""
+        is_stop = [token in self._stops for token in token_ids]
+        if not any(is_stop[start:]):
+            return len(token_ids)
+        end = len(token_ids) - is_stop[::-1].index(True)
+        while end - 1 > start and is_stop[end - 2]:
+            end -= 1
+        return end
 
     def _render(
         self,
@@ -103,6 +107,19 @@ class ConversationEncoder:
     def _tokens(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
+
+
+def stop_tokens_of(model: Any) -> set[int]:
+    """The tokens at which a transformers model ends its turn.
+
+    The tokenizer knows one at most, and it may be another: gemma's `<eos>` ends a sequence, its
+    `<end_of_turn>` a turn.
+    """
+    found: set[int] = set()
+    for config in (model.config, model.generation_config):
+        end = getattr(config, "eos_token_id", None)
+        found |= set(end if isinstance(end, list) else [] if end is None else [end])
+    return found
 
 
 class _Branch:

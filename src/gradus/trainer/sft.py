@@ -30,6 +30,7 @@ from gradus.trainer.conversation_samples import (
     ConversationEncoder,
     ConversationStream,
     learnable_samples,
+    stop_tokens_of,
 )
 from gradus.trainer.conversations import Conversation, PlainText
 from gradus.trainer.distributed import World, join_world
@@ -157,7 +158,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         max_skipped_steps=sft.max_skipped_steps,
         world=world,
     )
-    encoder = ConversationEncoder(tokenizer)
+    encoder = ConversationEncoder(tokenizer, stop_tokens_of(model))
     stream = ConversationStream(
         conversations,
         encoder,

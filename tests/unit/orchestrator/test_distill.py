@@ -26,6 +26,8 @@ ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, 100)
 class NumberedScorer:
     """Scores token number n of a prompt -n/10; writes each message as its letters' codes."""
 
+    stop_token_ids = frozenset({0})
+
     def __init__(self) -> None:
         self.prompts: list[list[int]] = []
 

@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.errors import ConfigError
-from gradus.trainer.conversation_samples import ConversationEncoder, ConversationStream
+from gradus.trainer.conversation_samples import (
+    ConversationEncoder,
+    ConversationStream,
+    stop_tokens_of,
+)
 from gradus.trainer.conversations import Conversation, PlainText, parse_row
 from gradus.wire.sample import Sample
 
@@ -162,3 +166,29 @@ def test_data_without_anything_to_learn_is_refused(tokenizer: Any) -> None:
     stream = build_stream(tokenizer, [conversation(USER)])
     with pytest.raises(ConfigError, match="none of 1 conversations"):
         stream.take(1)
+
+
+GEMMA = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_turn_ends_at_any_stop_token_of_the_model(tiny_model: Path) -> None:
+    """The tokenizer's end is `<|im_end|>`; this template closes turns with another token."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = GEMMA
+    talk = conversation(USER, REPLY)
+    [sample] = ConversationEncoder(tokenizer).encode(talk)
+    assert learned_text(tokenizer, sample) == "hi<|endoftext|>\n"
+    stops = stop_tokens_of(AutoModelForCausalLM.from_pretrained(tiny_model))
+    [sample] = ConversationEncoder(tokenizer, stops).encode(talk)
+    assert learned_text(tokenizer, sample) == "hi<|endoftext|>"
+
+
+def test_of_two_stop_tokens_the_first_ends_the_turn(tokenizer: Any, tiny_model: Path) -> None:
+    twice = AutoTokenizer.from_pretrained(tiny_model)
+    twice.chat_template = GEMMA.replace("<|endoftext|>", "<|im_end|><|endoftext|>")
+    stops = twice.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    [sample] = ConversationEncoder(twice, stops).encode(conversation(USER, REPLY))
+    assert learned_text(tokenizer, sample) == "hi<|im_end|>"

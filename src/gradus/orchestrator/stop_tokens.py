@@ -1,0 +1,89 @@
+"""The tokens at which a model ends its turn, read from its files without loading anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradus.config.model import ModelConfig
+from gradus.orchestrator.vocabulary import model_folder
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+def read_stop_token_ids(model: ModelConfig) -> frozenset[int]:
+    """What `generation_config.json`, `config.json` and the tokenizer call the end of a sequence.
+
+    Empty when the files are not on this machine; the network is never asked.
+    """
+    found: set[int] = set()
+    folder = model_folder(model.name)
+    if folder is not None:
+        for name in ("generation_config.json", "config.json"):
+            found |= _end_ids(_read(folder / name))
+    tokenizer = model_folder(model.tokenizer or model.name, file=_TOKENIZER_CONFIG)
+    if tokenizer is not None:
+        found |= _tokenizer_end(tokenizer)
+    return frozenset(found)
+
+
+def end_of_turn(token_ids: Sequence[int], start: int, stop_token_ids: frozenset[int]) -> int:
+    """Where the turn ends that begins at `start`: behind the first of its last stop tokens.
+
+    What a template writes there, such as a newline or a second stop token, no model samples. The
+    turn of a template without a stop token ends with the tokens.
+
+    >>> end_of_turn([5, 6, 2, 9], 1, frozenset({2}))
+    3
+    """
+    position = len(token_ids) - 1
+    while position >= start and token_ids[position] not in stop_token_ids:
+        position -= 1
+    if position < start:
+        return len(token_ids)
+    while position > start and token_ids[position - 1] in stop_token_ids:
+        position -= 1
+    return position + 1
+
+
+def _end_ids(config: dict[str, Any]) -> set[int]:
+    """`eos_token_id`, which may be one, several or none, also of a model of text and more."""
+    text = config.get("text_config")
+    places = [config, text] if isinstance(text, dict) else [config]
+    return {number for place in places for number in _integers(place.get("eos_token_id"))}
+
+
+def _integers(value: object) -> Iterator[int]:
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, int) and not isinstance(number, bool):
+            yield number
+
+
+def _tokenizer_end(folder: Path) -> set[int]:
+    """The id of the tokenizer's `eos_token`, which its config names as text."""
+    config = _read(folder / _TOKENIZER_CONFIG)
+    token = config.get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        return set()
+    added = config.get("added_tokens_decoder")
+    for number, entry in added.items() if isinstance(added, dict) else ():
+        if isinstance(entry, dict) and entry.get("content") == text and str(number).isdigit():
+            return {int(number)}
+    tokenizer = _read(folder / "tokenizer.json")
+    entries = tokenizer.get("added_tokens")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("content") == text:
+            return set(_integers(entry.get("id")))
+    return set()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one when the file is not there or holds something else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
