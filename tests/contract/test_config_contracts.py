@@ -85,6 +85,31 @@ def test_verifiers_accepts_the_environment_config_of_a_single_seat() -> None:
     assert (config.agent.timeout.setup, config.agent.timeout.rollout) == (None, 5.0)
 
 
+def test_another_model_is_not_asked_for_the_prefix_cache_of_the_policy() -> None:
+    """Only vLLM knows `cache_salt`; other providers refuse a request with it."""
+    from verifiers.v1.configs.agent import resolve_agent
+    from verifiers.v1.types import SamplingConfig
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    judge = {"model": "big", "base_url": "http://localhost:1/v1", "sampling": {"temperature": 0.1}}
+    source = {
+        "id": "agentic-judge",
+        "taskset": {"id": "reverse-text"},
+        "agents": {"solver": {}, "judge": judge},
+    }
+    config = resolve_env_config(environment_process(source).verifiers)
+    asked = SamplingConfig(temperature=1.0, max_tokens=9, seed=5, cache_salt="v3")
+    told = {
+        role: resolve_agent(getattr(config, role), sampling=asked).sampling.model_dump(
+            exclude_none=True
+        )
+        for role in ("solver", "judge")
+    }
+    policy = {"temperature": 1.0, "max_tokens": 9, "seed": 5, "cache_salt": "v3"}
+    assert told["solver"] == policy
+    assert told["judge"] == {"temperature": 0.1, "max_tokens": 9, "seed": 5}
+
+
 def test_verifiers_accepts_the_environment_config_of_several_roles() -> None:
     from verifiers.v1.utils.loaders import resolve_env_config
 

@@ -338,6 +338,8 @@ def _seat(source: EnvironmentConfig, role: AgentRoleConfig) -> dict[str, Any]:
     if role.sampling is not None:
         seat["sampling"] = _sampling(role.sampling)
     if role.base_url is not None:
+        # A null takes the key out: only vLLM knows it, and only the policy has versions.
+        seat["sampling"] = {"cache_salt": None, **seat.get("sampling", {})}
         seat["model"] = role.model
         seat["client"] = {
             "type": "eval",

@@ -200,7 +200,7 @@ def test_each_role_is_a_seat_that_inherits_from_the_source() -> None:
     assert judge["model"] == "big"
     assert judge["client"]["base_url"] == "http://localhost:1/v1"
     assert judge["client"]["api_key_var"] == "BIG_KEY"
-    assert judge["sampling"] == {"temperature": 0.1, "max_tokens": 9, "k": 1}
+    assert judge["sampling"] == {"cache_salt": None, "temperature": 0.1, "max_tokens": 9, "k": 1}
 
 
 def test_an_endpoint_without_a_key_never_gets_the_key_of_another_service() -> None:
