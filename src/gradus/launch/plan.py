@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gradus.config.base import StrictConfig
 from gradus.config.eval import EvalConfig
-from gradus.config.process import EnvironmentProcessConfig, environment_process
+from gradus.config.process import EnvironmentProcessConfig
 from gradus.config.replay import ReplayConfigs
 from gradus.config.resolve import resolve_run
 from gradus.config.resolve_eval import resolve_eval
@@ -84,12 +84,9 @@ def plan_rl(
         _environment_spec(environment, own[environment.process], run_dir, machine)
         for environment in configs.environments
     ]
-    # The orchestrator follows the new process of a train source; evaluations do not yet.
-    played = {environment_process(source.name) for source in configs.orchestrator.sources}
+    # The orchestrator follows the new process.
     restarts = config.launch.environment_restarts
-    environments = [
-        replace(spec, restarts=restarts) if spec.name in played else spec for spec in environments
-    ]
+    environments = [replace(spec, restarts=restarts) for spec in environments]
     trainer = _trainer_spec(
         "trainer", own["trainer"], run_dir, machine, num_processes=config.trainer.num_processes
     )

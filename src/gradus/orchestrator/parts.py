@@ -25,6 +25,7 @@ from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms import build_algorithm, needs_reference
 from gradus.orchestrator.environment import (
     Environment,
+    EnvironmentAddress,
     EnvironmentClient,
     EpisodeSettings,
     build_settings,
@@ -146,7 +147,12 @@ async def _open_source(
         stack.push_async_callback(reference.close)
     grading = build_grading(config, source, reference, vocabulary_size=vocabulary_size)
     settings = build_settings(source, config.model, base_url)
-    environment = connect_environment(config, source, settings)
+    environment = connect_environment(
+        partial(find_environment, RunDirectory(Path(config.run_dir)), source),
+        source,
+        settings,
+        restart_seconds=config.environment_restart_seconds,
+    )
     stack.push_async_callback(environment.close)
     info = await environment.info()
     if info.agents and info.num_tasks != 0:
@@ -157,15 +163,21 @@ async def _open_source(
 
 
 def connect_environment(
-    config: OrchestratorProcessConfig, source: SourceConfig, settings: EpisodeSettings
+    find: Callable[[], EnvironmentAddress],
+    source: SourceConfig | EvaluationSourceConfig,
+    settings: EpisodeSettings,
+    *,
+    restart_seconds: float,
 ) -> Environment:
-    """The client of a source; where the launcher restarts its process, it follows."""
-    find = partial(find_environment, RunDirectory(Path(config.run_dir)), source)
+    """The client of a source; where the launcher restarts its process, it follows.
+
+    `find` reads where the process listens; `restart_seconds` is how long a new one may take, 0
+    means that none comes.
+    """
     connect = partial(EnvironmentClient, source.name, settings=settings)
-    seconds = config.environment_restart_seconds
-    if source.address is not None or not seconds:
+    if source.address is not None or not restart_seconds:
         return connect(find())
-    return RestartedEnvironment(source.name, find, connect, seconds=seconds)
+    return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds)
 
 
 async def open_served(
@@ -175,13 +187,18 @@ async def open_served(
     stack: AsyncExitStack,
 ) -> EvaluationSource:
     """An environment of the run that the policy at `base_url` plays."""
-    address = find_environment(RunDirectory(Path(config.run_dir)), source, "eval")
-    settings = build_settings(source, config.model, base_url)
-    return await open_evaluated(source, EnvironmentClient(source.name, address, settings), stack)
+    is_restarted = isinstance(config, OrchestratorProcessConfig)
+    environment = connect_environment(
+        partial(find_environment, RunDirectory(Path(config.run_dir)), source, "eval"),
+        source,
+        build_settings(source, config.model, base_url),
+        restart_seconds=config.environment_restart_seconds if is_restarted else 0.0,
+    )
+    return await open_evaluated(source, environment, stack)
 
 
 async def open_evaluated(
-    source: EvaluationSourceConfig, environment: EnvironmentClient, stack: AsyncExitStack
+    source: EvaluationSourceConfig, environment: Environment, stack: AsyncExitStack
 ) -> EvaluationSource:
     """An evaluated environment with its number of tasks; `stack` closes its client."""
     stack.push_async_callback(environment.close)

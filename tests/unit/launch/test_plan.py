@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from gradus.config.environment import AgentRoleConfig, TrainEnvironmentConfig
-from gradus.config.evaluation import EvalEnvironmentConfig, SftEvalConfig
+from gradus.config.evaluation import (
+    EvalEnvironmentConfig,
+    EvalSourcesConfig,
+    SftEvalConfig,
+)
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
@@ -87,6 +91,21 @@ def test_an_environment_with_an_address_is_not_started() -> None:
     source = TrainEnvironmentConfig(id="reverse-text", address="tcp://10.0.0.1:5000")
     names = [spec.name for stage in plan_of(build_config(source)).stages for spec in stage]
     assert names == ["inference", "trainer", "orchestrator"]
+
+
+def test_every_environment_of_a_run_is_started_anew_when_it_fails() -> None:
+    config = build_config()
+    evaluation = EvalSourcesConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
+    orchestrator = config.orchestrator.model_copy(update={"eval": evaluation})
+    plan = plan_of(config.model_copy(update={"orchestrator": orchestrator}))
+    restarts = {spec.name: spec.restarts for stage in plan.stages for spec in stage}
+    assert restarts == {
+        "inference": 0,
+        "env_reverse-text": 3,
+        "eval_reverse-text": 3,
+        "trainer": 0,
+        "orchestrator": 0,
+    }
 
 
 def test_several_ranks_start_under_torchrun_on_loopback() -> None:

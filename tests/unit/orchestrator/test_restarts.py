@@ -7,26 +7,38 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from verifiers.v1.episode import WireEpisode
 
 from gradus.config.environment import TrainEnvironmentConfig
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.config.resolve import resolve_run
 from gradus.errors import EnvironmentFailure, ProcessError
-from gradus.orchestrator.environment import ConnectionLost, EnvironmentAddress
+from gradus.orchestrator.environment import ConnectionLost, EnvironmentAddress, build_settings
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.evaluation_episodes import (
+    EvaluatedEpisode,
+    EvaluationPlayer,
+    EvaluationSource,
+)
+from gradus.orchestrator.parts import connect_environment
 from gradus.orchestrator.restarts import RestartedEnvironment
 from gradus.orchestrator.task_client import Task, TaskSetInfo
 from gradus.run_dir import RunDirectory
 from gradus.testing.configs import build_run_config
+from gradus.testing.episodes import build_episode
 from gradus.testing.waiting import wait_until_async
 
 
 class FakeClient:
     """One life of an environment process: plays until it is told to end."""
 
+    episode: WireEpisode | None = None
+    """What it plays; a text that names the process where a test gives none."""
+
     def __init__(self, address: EnvironmentAddress, *, num_tasks: int = 5) -> None:
         self.address = address
         self.is_closed = False
+        self.num_running = 0
         self.died = asyncio.get_running_loop().create_future()
         self._lost = asyncio.get_running_loop().create_future()
         self._num_tasks = num_tasks
@@ -40,9 +52,10 @@ class FakeClient:
         return Task({"idx": index}, index)
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> Any:
+        self.num_running += 1
         if self.address.pid == 1:
             await self._wait(EpisodeFailed(Failure("EnvironmentLost", "lost")))
-        return f"episode of pid {self.address.pid}"
+        return self.episode or f"episode of pid {self.address.pid}"
 
     async def _wait(self, error: Exception) -> None:
         await asyncio.shield(self._lost)
@@ -154,3 +167,55 @@ def test_without_restarts_of_the_launcher_nobody_waits_for_a_new_process(tmp_pat
     assert resolved(3).environment_restart_seconds == 600
     lost = TrainEnvironmentConfig.model_validate({"id": "words"}).errors.retry_on
     assert "EnvironmentLost" in lost
+
+
+async def test_an_evaluation_plays_what_was_lost_again_on_the_new_process() -> None:
+    class Playing(FakeClient):
+        episode = build_episode(reward=1.0)
+
+        async def task(self, index: int) -> Task:
+            return Task({"idx": index}, index)
+
+    clients: list[Playing] = []
+
+    def connect(address: EnvironmentAddress) -> Any:
+        clients.append(Playing(address))
+        return clients[-1]
+
+    pid = 1
+    environment = RestartedEnvironment(
+        "words", lambda: EnvironmentAddress("ipc://run", "ipc://tasks", pid), connect, seconds=5
+    )
+    source = EvaluationSource("words", num_tasks=1, group_size=2, environment=environment)
+    player = EvaluationPlayer([source], max_in_flight=2, max_retries=1, first_delay_seconds=0.0)
+    ended: list[EvaluatedEpisode] = []
+    watching = asyncio.create_task(environment.watch())
+    playing = asyncio.create_task(
+        player.play(source.episode_keys(), version=3, on_end=ended.append)
+    )
+    await wait_until_async(lambda: clients[0].num_running == 2)
+    pid = 2
+    clients[0].died.set_result(None)
+    await playing
+    assert [(e.attempts, e.score().reward) for e in ended] == [(2, 1.0), (2, 1.0)]
+    watching.cancel()
+
+
+@pytest.mark.parametrize(
+    ("address", "seconds", "follows"),
+    [(None, 9.0, True), (None, 0.0, False), ("tcp://x", 9.0, False)],
+)
+async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
+    address: str | None, seconds: float, follows: bool, tmp_path: Any
+) -> None:
+    config = build_run_config({"orchestrator": {"eval": {"env": [{"id": "words"}]}}})
+    resolved = resolve_run(config, run_dir=tmp_path, epoch=1).orchestrator
+    source = resolved.evaluation_sources[0].model_copy(update={"address": address})
+    client = connect_environment(
+        lambda: EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", 1),
+        source,
+        build_settings(source, config.model, "http://x"),
+        restart_seconds=seconds,
+    )
+    assert isinstance(client, RestartedEnvironment) == follows
+    await client.close()
