@@ -297,10 +297,18 @@ class _Launch:
             self._supervisor.check()
             self._on_wait()
             if len(running) < len(finishing):
-                first_end = first_end or time.monotonic()
+                if first_end is None:
+                    first_end = time.monotonic()
+                    self._note_first_end(running)
                 self._refuse_to_wait_longer(running, first_end)
             self._supervisor.pause()
         self._supervisor.check()
+
+    def _note_first_end(self, running: list[Child]) -> None:
+        """An evaluation at the end may take long, and shows nothing until it is complete."""
+        if self._job.evaluation_seconds:
+            names = ", ".join(child.spec.name for child in running)
+            self._progress.line(f"training is done; {names} still evaluates")
 
     def _refuse_to_wait_longer(self, running: list[Child], since: float) -> None:
         limit = FINISH_SECONDS + self._job.evaluation_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -11,6 +12,8 @@ from transformers import PreTrainedModel
 
 from gradus.config.evaluation import SftEvalConfig
 from gradus.config.process import SftProcessConfig
+from gradus.durable import free_bytes
+from gradus.log import get_logger
 from gradus.run_dir import RunDirectory
 from gradus.trainer.distributed import World
 from gradus.trainer.publish import PolicyPublisher
@@ -20,6 +23,11 @@ from gradus.transport.build import build_receiver
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights, published_versions
 from gradus.wire.events import PolicyPublished, TrainerDone
+
+logger = get_logger(__name__)
+
+ROOM_PAUSE_SECONDS = 2.0
+"""Between two looks at a full disk."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class EvaluatedVersions:
     epoch: int
     world: World
     publisher: PolicyPublisher
+    version_bytes: int
+    """Size of one version on disk, about."""
     evaluator: BatchReceiver | None
     """Where events go; only rank 0 has one."""
 
@@ -68,13 +78,18 @@ class EvaluatedVersions:
             epoch=config.epoch,
             world=world,
             publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights),
+            version_bytes=sum(it.numel() for it in model.parameters()) * dtype.itemsize,
             evaluator=evaluator,
         )
 
     def publish(self, version: int) -> Published | None:
-        """Write the present weights when `version` is due; what was written on rank 0."""
+        """Write the present weights when `version` is due; what was written on rank 0.
+
+        StorageError when the disk does not take it, although versions that wait were waited for.
+        """
         if not self.settings.is_due(version, max_steps=self.max_steps):
             return None
+        self._wait_for_room(version)
         return self.publisher.publish(version)
 
     def announce(self, published: Published | None) -> None:
@@ -101,11 +116,29 @@ class EvaluatedVersions:
             self.announce(self.publish(version))
 
     def finish(self) -> None:
-        """No version comes any more."""
+        """Tell the evaluator that no version comes any more."""
         if self.evaluator is not None:
             self.evaluator.send_event(TrainerDone(step=self.max_steps - 1, epoch=self.epoch))
-
-    def close(self) -> None:
-        """Release what the events hold."""
-        if self.evaluator is not None:
             self.evaluator.close()
+
+    def _wait_for_room(self, version: int) -> None:
+        """Wait on a disk that is full while versions wait: each that is evaluated makes room.
+
+        waits for: the evaluator, no longer than one evaluation may take
+        """
+        patience = self.settings.timeout_seconds + self.settings.apply_timeout_seconds
+        deadline = time.monotonic() + patience
+        has_warned = False
+        while not self.world.all_agree(self._has_room() or time.monotonic() >= deadline):
+            if self.world.is_first and not has_warned:
+                text = "version %d waits for room on a full disk, until another one is evaluated"
+                logger.warning(text, version)
+                has_warned = True
+            time.sleep(ROOM_PAUSE_SECONDS)
+
+    def _has_room(self) -> bool:
+        """Whether publishing makes sense now: it fits, or nothing is there that may leave."""
+        if not self.world.is_first or not any(self.run_dir.weights.glob("version_*")):
+            return True
+        free = free_bytes(self.run_dir.weights)
+        return free is None or free > self.version_bytes

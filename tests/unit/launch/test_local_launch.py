@@ -138,6 +138,13 @@ def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None
     assert run_dir.admin_token.stat().st_mode & 0o777 == 0o600
 
 
+def test_who_still_evaluates_after_training_is_named(tmp_path: Path) -> None:
+    evaluating = {"orchestrator": PLAY + "time.sleep(0.3)"}
+    stream = io.StringIO()
+    run_job(replace(build_job(tmp_path, evaluating), evaluation_seconds=9.0), stream)
+    assert "training is done; orchestrator still evaluates" in stream.getvalue()
+
+
 def test_a_run_that_serves_nothing_has_no_tokens(tmp_path: Path) -> None:
     job = replace(
         build_job(tmp_path),

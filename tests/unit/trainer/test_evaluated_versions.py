@@ -19,6 +19,7 @@ from gradus.config.model import ModelConfig
 from gradus.config.process import SftProcessConfig
 from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.run_dir import RunDirectory, write_json
+from gradus.trainer import evaluated_versions
 from gradus.trainer.sft import run
 from gradus.transport.build import build_sender
 from gradus.weights.filesystem import published_versions
@@ -105,6 +106,34 @@ def test_adapters_are_evaluated_merged(root: Path, tiny_model: Path) -> None:
     saved = load_file(RunDirectory(root).model / "model.safetensors")
     assert published.keys() == saved.keys()
     assert all(torch.equal(published[name], saved[name]) for name in saved)
+
+
+def test_a_full_disk_waits_for_an_evaluation_and_then_takes_the_next_version(
+    root: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Version 2 lies on the disk; it is full until somebody looks for the third time."""
+    looks: list[Path] = []
+
+    def free_bytes(path: Path) -> int:
+        looks.append(path)
+        return 0 if len(looks) < 3 else 1 << 40
+
+    monkeypatch.setattr(evaluated_versions, "free_bytes", free_bytes)
+    monkeypatch.setattr(evaluated_versions, "ROOM_PAUSE_SECONDS", 0.0)
+    run(build_config(root, tiny_model))
+    assert len(looks) == 3, "nothing waits when version 2 comes, so nobody looks"
+    assert caplog.text.count("version 3 waits for room on a full disk") == 1
+    assert versions_in(events_of(root)) == [2, 3]
+
+
+def test_a_full_disk_is_waited_for_no_longer_than_an_evaluation_may_take(
+    root: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluated_versions, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(evaluated_versions, "ROOM_PAUSE_SECONDS", 0.0)
+    section = {"timeout_seconds": 1e-3, "apply_timeout_seconds": 1e-3}
+    run(build_config(root, tiny_model, eval=section))
+    assert versions_in(events_of(root)) == [2, 3]
 
 
 def test_without_an_evaluation_nothing_is_published(root: Path, tiny_model: Path) -> None:
