@@ -26,6 +26,9 @@ from gradus.wire.sample import Sample
 
 logger = get_logger(__name__)
 
+_KEPT_TOKENS = 1 << 26
+"""Encoded tokens that are kept for the next pass, about 1 GiB; the others are encoded again."""
+
 
 class ConversationEncoder:
     """Turns one conversation into samples with the component ce.
@@ -175,11 +178,13 @@ class ConversationStream:
         max_tokens: int,
         seed: int,
         shuffle: bool,
+        kept_tokens: int = _KEPT_TOKENS,
     ) -> None:
         self._conversations = conversations
         self._encoder = encoder
         self._max_tokens = max_tokens
         self._samples: dict[int, list[Sample]] = {}
+        self._free_tokens = kept_tokens
         self._seed = seed
         self._shuffle = shuffle
         self._order = self._passes(0)
@@ -221,15 +226,19 @@ class ConversationStream:
         return int.from_bytes(digest.digest()[:8]) >> 1
 
     def _learnable(self, index: int) -> list[Sample]:
-        if index not in self._samples:
-            conversation = self._conversations[index]
-            samples = learnable_samples(self._encoder, conversation, self._max_tokens)
-            if not samples:
-                self.num_skipped += 1
-                level = logging.WARNING if self.num_skipped == 1 else logging.DEBUG
-                logger.log(level, "%s is skipped: too long or nothing to learn", conversation.id)
+        if index in self._samples:
+            return self._samples[index]
+        conversation = self._conversations[index]
+        samples = learnable_samples(self._encoder, conversation, self._max_tokens)
+        if not samples:
+            self.num_skipped += 1
+            level = logging.WARNING if self.num_skipped == 1 else logging.DEBUG
+            logger.log(level, "%s is skipped: too long or nothing to learn", conversation.id)
+        num_tokens = sum(map(len, samples))
+        if num_tokens <= self._free_tokens:
+            self._free_tokens -= num_tokens
             self._samples[index] = samples
-        return self._samples[index]
+        return samples
 
     def _passes(self, first: int) -> Iterator[int]:
         for number in itertools.count(first):

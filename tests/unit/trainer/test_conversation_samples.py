@@ -162,6 +162,33 @@ def test_too_long_conversations_are_skipped_and_counted(tokenizer: Any) -> None:
     assert stream.num_skipped == 1
 
 
+class CountingEncoder(ConversationEncoder):
+    """Counts how often it encodes."""
+
+    num_calls = 0
+
+    def encode(self, conversation: Conversation | PlainText) -> list[Sample]:
+        self.num_calls += 1
+        return super().encode(conversation)
+
+
+@pytest.mark.parametrize(
+    ("kept_tokens", "num_calls"), [(0, 3 * 4 + 1), (10**6, 4 + 1)], ids=["nothing", "all"]
+)
+def test_what_does_not_fit_into_memory_is_encoded_again(
+    tokenizer: Any, kept_tokens: int, num_calls: int
+) -> None:
+    encoder = CountingEncoder(tokenizer)
+    rows = [*texts(4), PlainText("long", "a", "b " * 100)]
+    stream = ConversationStream(
+        rows, encoder, max_tokens=40, seed=0, shuffle=False, kept_tokens=kept_tokens
+    )
+    passes = [[sample.id for sample in stream.take(4)] for _ in range(3)]
+    assert passes == [passes[0]] * 3
+    assert encoder.num_calls == num_calls
+    assert stream.num_skipped == 1
+
+
 def test_data_without_anything_to_learn_is_refused(tokenizer: Any) -> None:
     stream = build_stream(tokenizer, [conversation(USER)])
     with pytest.raises(ConfigError, match="none of 1 conversations"):
