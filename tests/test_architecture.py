@@ -20,6 +20,7 @@ MIN_TEST_RATIO = 0.9
 MAX_MOCKS_PER_HUNDRED_TESTS = 5
 
 TOP_LEVEL = {
+    "closing",
     "collector",
     "errors",
     "log",

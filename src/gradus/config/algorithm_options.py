@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.config.loss_options import ChoiceOption, NumberOption
-from gradus.config.problems import Problem, nearest, shown
+from gradus.config.option_checks import refused_options
+from gradus.config.problems import Problem
 from gradus.config.schema import KeyPath
 
 ROLES = ("system", "user", "tool", "assistant")
@@ -135,26 +136,5 @@ ALGORITHM_OPTIONS: Mapping[str, Mapping[str, AlgorithmOption]] = {
 def algorithm_option_problems(
     path: KeyPath, name: str, options: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Options that a registered algorithm does not take, and values that it cannot use.
-
-    The options of a class of the user's own are checked by the class.
-    """
-    known = ALGORITHM_OPTIONS.get(name)
-    if known is None:
-        return
-    for key, value in options.items():
-        option = known.get(key)
-        if option is None:
-            yield Problem(
-                (*path, key), f"algorithm {name!r} takes no such option; {_hint(key, known)}"
-            )
-        elif refusal := option.refusal(value):
-            yield Problem((*path, key), f"{shown(value)} {refusal}")
-
-
-def _hint(key: str, known: Mapping[str, AlgorithmOption]) -> str:
-    """What may have been meant."""
-    if not known:
-        return "it has none"
-    near = nearest(key, known)
-    return f"did you mean {near!r}?" if near else f"use one of: {', '.join(known)}"
+    """Options that a registered algorithm does not take, and values that it cannot use."""
+    return refused_options(path, f"algorithm {name!r}", options, ALGORITHM_OPTIONS.get(name))

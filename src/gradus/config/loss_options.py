@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.config.problems import Problem, nearest, shown
+from gradus.config.option_checks import refused_options
+from gradus.config.problems import Problem, nearest
 from gradus.config.schema import KeyPath
 
 
@@ -94,18 +95,5 @@ LOSS_OPTIONS: Mapping[str, Mapping[str, Option]] = {
 
 
 def option_problems(path: KeyPath, name: str, options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Options that a registered loss does not take, and values out of range.
-
-    The options of a class of the user's own are checked by the class.
-    """
-    known = LOSS_OPTIONS.get(name)
-    if known is None:
-        return
-    for key, value in options.items():
-        option = known.get(key)
-        if option is None:
-            near = nearest(key, known)
-            hint = f"did you mean {near!r}?" if near else f"use one of: {', '.join(known)}"
-            yield Problem((*path, key), f"loss {name!r} takes no such option; {hint}")
-        elif refusal := option.refusal(value):
-            yield Problem((*path, key), f"{shown(value)} {refusal}")
+    """Options that a registered loss does not take, and values out of range."""
+    return refused_options(path, f"loss {name!r}", options, LOSS_OPTIONS.get(name))

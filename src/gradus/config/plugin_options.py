@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.config.loss_options import NumberOption
-from gradus.config.problems import Problem, nearest, shown
+from gradus.config.option_checks import refused_options
+from gradus.config.problems import Problem
 from gradus.config.schema import KeyPath
 
 
@@ -66,24 +67,9 @@ _TABLES = {
 def plugin_option_problems(
     path: KeyPath, kind: str, name: str, options: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Options that a registered plug-in does not take, and values that it cannot use.
-
-    The options of a class of the user's own are checked by the class.
-    """
-    known = _TABLES[kind].get(name)
-    if known is None:
-        return
-    refused = False
-    for key, value in options.items():
-        option = known.get(key)
-        if option is None:
-            text = f"{kind} {name!r} takes no such option; {_hint(key, known)}"
-        elif refusal := option.refusal(value):
-            text = f"{shown(value)} {refusal}"
-        else:
-            continue
-        refused = True
-        yield Problem((*path, key), text)
+    """Options that a registered plug-in does not take, and values that it cannot use."""
+    refused = list(refused_options(path, f"{kind} {name!r}", options, _TABLES[kind].get(name)))
+    yield from refused
     if name == "difficulty" and not refused:
         yield from _contradictions(path, options)
 
@@ -103,11 +89,3 @@ def _contradictions(path: KeyPath, options: Mapping[str, float]) -> Iterator[Pro
             (*path, key),
             f"easy_share = {easy:g} and hard_share = {hard:g} must not be more than 1 together",
         )
-
-
-def _hint(key: str, known: Options) -> str:
-    """What may have been meant."""
-    if not known:
-        return "it has none"
-    near = nearest(key, known)
-    return f"did you mean {near!r}?" if near else f"use one of: {', '.join(known)}"

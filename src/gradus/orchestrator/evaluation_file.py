@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
+from gradus.closing import Closing
 from gradus.durable import append_whole
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.evaluation_episodes import EpisodeKey, EvaluatedEpisode
@@ -50,7 +51,7 @@ class _Line(msgspec.Struct):
     gradus: _Standing
 
 
-class EvaluationFile:
+class EvaluationFile(Closing):
     """Owns one `eval.jsonl`: append-only, one JSON object per line, whole lines only.
 
     >>> with EvaluationFile.create(path) as file:  # doctest: +SKIP
@@ -110,12 +111,6 @@ class EvaluationFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _standing(line: bytes, path: Path, number: int) -> _Standing:

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
+from gradus.closing import Closing
 from gradus.durable import append_whole, storage_error
 from gradus.errors import CorruptStateError
 
@@ -44,7 +44,7 @@ class JournalEvent(StrEnum):
     RUN_ENDED = "run_ended"
 
 
-class Journal:
+class Journal(Closing):
     """Owns the open file; each line carries the epoch of the writer's lease.
 
     >>> with Journal(path, epoch=1, now=time.time) as journal:  # doctest: +SKIP
@@ -85,17 +85,6 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
+from gradus.closing import Closing
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.decisions import EpisodeKey
 from gradus.orchestrator.episode_codec import PlayedState, load_played
@@ -18,7 +18,7 @@ from gradus.wire.codec import decode
 _SHOWN_IDS = 3
 
 
-class RecordedEpisodes:
+class RecordedEpisodes(Closing):
     """Owns the open files of all launches; an episode is read when it is asked for.
 
     >>> with RecordedEpisodes(run_dir, [1]) as episodes:  # doctest: +SKIP
@@ -60,17 +60,6 @@ class RecordedEpisodes:
     def close(self) -> None:
         """Close the files."""
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _open(record: LaunchRecord) -> BinaryIO:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from gradus.checkpoints import Checkpoints
+from gradus.closing import Closing
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.durable import DurableFiles, free_bytes
 from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageError
@@ -48,7 +48,7 @@ class _Save:
 
 
 @dataclass
-class CheckpointSaver:
+class CheckpointSaver(Closing):
     """Owns the saves of one rank; every method but `close` is called by all ranks together.
 
     >>> saver.after_step(10)  # doctest: +SKIP
@@ -90,17 +90,6 @@ class CheckpointSaver:
     def close(self) -> None:
         """End the background thread; a save that is not agreed on stays hidden for ever."""
         self._background.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> CheckpointSaver:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _is_due(self, version: int) -> bool:
         interval = self.config.interval_steps

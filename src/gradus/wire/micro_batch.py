@@ -7,7 +7,7 @@ import numpy as np
 
 from gradus.errors import ProtocolError
 from gradus.wire.policy import VersionSpan
-from gradus.wire.sample import LOSS_NAMES, BoolArray, FloatArray, IntArray
+from gradus.wire.sample import BoolArray, FloatArray, IntArray, check_arrays, check_loss_names
 
 
 class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,18 +56,8 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"micro batch: sequence_lengths add up to {sum(self.sequence_lengths)}, "
                 f"tokens are {length}"
             )
-        for name, array in self.arrays().items():
-            if array.shape != (length,):
-                raise ProtocolError(
-                    f"micro batch: {name} has shape {array.shape}, expected ({length},)"
-                )
-            if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
-                raise ProtocolError(f"micro batch: {name} holds a value that is not finite")
-        unknown = set(self.loss_weights) - set(LOSS_NAMES)
-        if unknown:
-            raise ProtocolError(
-                f"micro batch: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}"
-            )
+        check_arrays("micro batch", self.arrays(), length)
+        check_loss_names("micro batch", self.loss_weights)
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -69,19 +70,25 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProtocolError(f"sample {self.id}: has no tokens")
         if not math.isfinite(self.reward):
             raise ProtocolError(f"sample {self.id}: reward is {self.reward}")
-        for name, array in self.arrays().items():
-            if array.shape != (length,):
-                raise ProtocolError(
-                    f"sample {self.id}: {name} has shape {array.shape}, expected ({length},)"
-                )
-            if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
-                raise ProtocolError(f"sample {self.id}: {name} holds a value that is not finite")
+        check_arrays(f"sample {self.id}", self.arrays(), length)
         if bool((self.token_ids < 0).any()):
             raise ProtocolError(f"sample {self.id}: token_ids holds a negative id")
         if bool((self.temperatures <= 0).any()):
             raise ProtocolError(f"sample {self.id}: temperatures must be positive")
-        unknown = set(self.loss_weights) - set(LOSS_NAMES)
-        if unknown:
-            raise ProtocolError(
-                f"sample {self.id}: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}"
-            )
+        check_loss_names(f"sample {self.id}", self.loss_weights)
+
+
+def check_arrays(what: str, arrays: Mapping[str, np.ndarray], length: int) -> None:
+    """ProtocolError that names the array of `what` that is ragged or holds a non-finite number."""
+    for name, array in arrays.items():
+        if array.shape != (length,):
+            raise ProtocolError(f"{what}: {name} has shape {array.shape}, expected ({length},)")
+        if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+            raise ProtocolError(f"{what}: {name} holds a value that is not finite")
+
+
+def check_loss_names(what: str, names: Iterable[str]) -> None:
+    """ProtocolError for weights of a loss that nobody computes."""
+    unknown = set(names) - set(LOSS_NAMES)
+    if unknown:
+        raise ProtocolError(f"{what}: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}")

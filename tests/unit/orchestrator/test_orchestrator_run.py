@@ -127,7 +127,9 @@ async def test_a_slow_episode_lives_through_new_versions_and_carries_their_span(
     assert_conserved(rig)
 
 
-async def test_groups_that_must_end_too_old_are_abandoned_and_counted(build_rig: Any) -> None:
+async def play_beside_an_endless_episode(build_rig: Any) -> Any:
+    """A run whose first episode never ends, so that its group becomes too old."""
+
     async def wait(number: int) -> None:
         if number == 0:
             await asyncio.Event().wait()
@@ -140,6 +142,11 @@ async def test_groups_that_must_end_too_old_are_abandoned_and_counted(build_rig:
         environment=ScriptedEnvironment(wait=wait),
     )
     await rig.play()
+    return rig
+
+
+async def test_groups_that_must_end_too_old_are_abandoned_and_counted(build_rig: Any) -> None:
+    rig = await play_beside_an_endless_episode(build_rig)
     assert rig.environment.calls[0].outcome == "cancelled"
     (abandoned,) = rig.events("group_abandoned")
     assert abandoned["reason"] == "too_old"
@@ -152,18 +159,7 @@ async def test_groups_that_must_end_too_old_are_abandoned_and_counted(build_rig:
 async def test_the_task_of_an_abandoned_group_is_played_again_before_new_ones(
     build_rig: Any,
 ) -> None:
-    async def wait(number: int) -> None:
-        if number == 0:
-            await asyncio.Event().wait()
-
-    rig = build_rig(
-        max_steps=5,
-        max_lag=1,
-        max_staleness=2,
-        groups_per_batch=1,
-        environment=ScriptedEnvironment(wait=wait),
-    )
-    await rig.play()
+    rig = await play_beside_an_endless_episode(build_rig)
     (returned,) = rig.events("task_returned")
     lines = [line for line in rig.journal if line["event"] in ("group_opened", "task_returned")]
     after = lines[lines.index(returned) + 1]

@@ -19,6 +19,7 @@ from hypothesis import reject
 from transformers import AutoModelForCausalLM
 
 from gradus.config.model import ModelConfig
+from gradus.config.process import TrainerProcessConfig
 from gradus.testing.builders import build_sample
 from gradus.testing.plain_losses import PlainToken, plain_loss
 from gradus.testing.tiny_model import build_tiny_model
@@ -364,3 +365,36 @@ def ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield pool
     finally:
         pool.stop()
+
+
+TRAINER_PROGRAM = """
+import sys
+from pathlib import Path
+
+from gradus.config.process import TrainerProcessConfig
+from gradus.trainer.trainer import run
+
+run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
+"""
+
+
+@pytest.fixture
+def run_two_ranks(tmp_path: Path) -> Callable[[TrainerProcessConfig], None]:
+    """Runs a whole trainer on two ranks under torchrun, to its end."""
+    script, file = tmp_path / "program.py", tmp_path / "trainer.json"
+    script.write_text(TRAINER_PROGRAM)
+
+    def run(config: TrainerProcessConfig) -> None:
+        file.write_text(config.model_dump_json())
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        done = subprocess.run(
+            [*torchrun, "--nproc-per-node", str(NUM_RANKS), str(script), str(file)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    return run

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,6 +37,7 @@ from gradus.wire.policy import VersionSpan
 pytestmark = pytest.mark.torch
 
 BuildPolicy = Callable[[torch.dtype], PolicyModel]
+RunTrainer = Callable[[TrainerProcessConfig], None]
 ADAMW = AdamWConfig(lr=1e-3)
 
 
@@ -374,35 +372,8 @@ async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the
     assert (tmp_path / "model/model.safetensors").read_bytes() == expected
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-
-from gradus.config.process import TrainerProcessConfig
-from gradus.trainer.trainer import run
-
-run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
-"""
-
-
-def run_two_ranks(config: TrainerProcessConfig, folder: Path) -> None:
-    script, file = folder / "program.py", folder / "trainer.json"
-    script.write_text(PROGRAM)
-    file.write_text(config.model_dump_json())
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script), str(file)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 async def test_another_number_of_ranks_goes_on_with_the_same_weights(
-    tmp_path: Path, tiny_model: Path
+    tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
 ) -> None:
     """One rank saves, two go on and save, one goes on; the weights are those of one throughout."""
     sender = await send_batches(tmp_path)
@@ -413,7 +384,7 @@ async def test_another_number_of_ranks_goes_on_with_the_same_weights(
     at_two = load_file(tmp_path / "weights/version_00000003/model.safetensors")
     sender = await send_batches(tmp_path, epoch=1, first=2, num_ranks=2)
     resumed = build_config(tmp_path, tiny_model, epoch=1, resume_step=2, num_processes=2)
-    run_two_ranks(resumed, tmp_path)
+    run_two_ranks(resumed)
     await events_of(sender)
     commit_staged(tmp_path, 1, 4)
     two_ranks = load_file(tmp_path / "model/model.safetensors")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from gradus.wire.sample import Sample
 
 pytestmark = pytest.mark.torch
 
+RunTrainer = Callable[[TrainerProcessConfig], None]
 STEPS = 4
 WEIGHT_TOLERANCE = 1e-3
 """Largest difference of a weight, relative to how far training moved its tensor. Float32 sums in
@@ -195,41 +195,14 @@ async def test_gradients_that_stay_non_finite_end_the_run(tmp_path: Path, tiny_m
     assert all(torch.equal(skipped[name], first[name]) for name in first)
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-
-from gradus.config.process import TrainerProcessConfig
-from gradus.trainer.trainer import run
-
-run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
-"""
-
-
-def run_two_ranks(config: TrainerProcessConfig, folder: Path) -> None:
-    script, file = folder / "program.py", folder / "trainer.json"
-    script.write_text(PROGRAM)
-    file.write_text(config.model_dump_json())
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script), str(file)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
 async def test_two_ranks_give_the_weights_of_one_and_skip_together(
-    tmp_path: Path, tiny_model: Path
+    tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
 ) -> None:
     """Step 1 has one poisoned sample, which only one of two ranks gets to see."""
     await (await send_batches(tmp_path / "one", poisoned=(1,))).close()
     run(build_config(tmp_path / "one", tiny_model))
     sender = await send_batches(tmp_path / "two", num_ranks=2, poisoned=(1,))
-    run_two_ranks(build_config(tmp_path / "two", tiny_model, num_processes=2), tmp_path)
+    run_two_ranks(build_config(tmp_path / "two", tiny_model, num_processes=2))
     finished = [e for e in await events_of(sender) if isinstance(e, StepFinished)]
     assert [event.metrics["optimizer/skipped/sum"] for event in finished] == [0, 1, 1, 1]
     one = load_file(tmp_path / "one" / "model" / "model.safetensors")
@@ -266,13 +239,15 @@ async def test_a_run_with_adapters_publishes_them_or_the_merged_weights(
     assert all("_proj." in name for name in moved)
 
 
-async def test_two_ranks_train_the_adapter_of_one(tmp_path: Path, tiny_model: Path) -> None:
+async def test_two_ranks_train_the_adapter_of_one(
+    tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
+) -> None:
     lora = ServedLoraConfig(rank=3)  # does not split evenly
     await (await send_batches(tmp_path / "one")).close()
     run(build_config(tmp_path / "one", tiny_model, lora=lora))
     sender = await send_batches(tmp_path / "two", num_ranks=2)
     config = build_config(tmp_path / "two", tiny_model, lora=lora, num_processes=2)
-    run_two_ranks(config, tmp_path)
+    run_two_ranks(config)
     await sender.close()
     one, two = (
         load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
