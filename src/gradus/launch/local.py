@@ -115,7 +115,7 @@ def run_sft(
             config, run_dir, epoch, Machine.current(), resume_step=resume_step
         ),
         evaluation_seconds=all_evaluations_seconds(config),
-        keeps_versions=True,
+        keeps_versions=config.eval is not None,
     )
     return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
 
