@@ -89,6 +89,8 @@ class TaskSource:
         """Draws so far, the tasks that came back, and each curriculum: all that a resume needs."""
         return {
             "counts": dict(self._counts),
+            "ratios": {name: share.ratio for name, share in self._shares.items()},
+            "num_tasks": {name: share.num_tasks for name, share in self._shares.items()},
             "returned": {
                 name: [[task.pass_number, task.index, task.attempt] for task in tasks]
                 for name, tasks in self._returned.items()
@@ -97,13 +99,22 @@ class TaskSource:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on after `state`; refuses the state of other sources."""
+        """Go on after `state`; refuses the state of other sources, or of other data."""
         if set(state["counts"]) != set(self._counts):
             raise CorruptStateError(
                 f"task order is of sources {sorted(state['counts'])}, this run has "
                 f"{sorted(self._counts)}; resume with the same sources"
             )
-        self._counts = {name: int(count) for name, count in state["counts"].items()}
+        for name, share in self._shares.items():
+            if state["num_tasks"][name] != share.num_tasks:
+                raise CorruptStateError(
+                    f"source {name!r} had {state['num_tasks'][name]} tasks when the checkpoint was "
+                    f"made and has {share.num_tasks} now, so its order means other tasks; put its "
+                    "data back, or start a new run"
+                )
+        # With other ratios counted anew: the whole stream would go to the source that seems behind.
+        if state["ratios"] == {name: share.ratio for name, share in self._shares.items()}:
+            self._counts = {name: int(count) for name, count in state["counts"].items()}
         for name, curriculum in self._curricula.items():
             self._returned[name] = deque(
                 TaskPointer(name, *map(int, task)) for task in state["returned"][name]

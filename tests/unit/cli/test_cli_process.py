@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,13 @@ import pytest
 from gradus.testing.configs import RUN_TOML
 
 MOST_SECONDS = 5.0
+"""Of CPU time: what else runs on the machine says nothing about the command."""
+
+
+def children_seconds() -> float:
+    """CPU time of the processes that were started and ended so far."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def gradus(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -36,9 +43,9 @@ def test_the_overview_imports_no_library_at_all(tmp_path: Path) -> None:
 
 def test_check_ends_with_64_and_one_line_per_problem(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML + "[trainer]\nnum_procesess = 2\n")
-    started = time.monotonic()
+    started = children_seconds()
     ended = gradus("check", "@", "run.toml", "--seed", "x", folder=tmp_path)
-    assert time.monotonic() - started < MOST_SECONDS
+    assert children_seconds() - started < MOST_SECONDS
     assert ended.returncode == 64
     assert ended.stdout == ""
     assert ended.stderr.splitlines() == [

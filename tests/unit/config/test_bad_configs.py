@@ -16,6 +16,7 @@ from gradus.errors import ConfigError, ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML
 
 MOST_SECONDS = 1.0
+"""Of CPU time: what else runs on the machine says nothing about the check."""
 NAMES = "letters, digits, '.', '_' or '-'"
 
 
@@ -256,10 +257,10 @@ def test_the_base_of_the_table_is_a_valid_config(folder: Path) -> None:
 def test_bad_config_is_refused_with_words_that_help(case: Bad, folder: Path) -> None:
     (folder / "run.toml").write_text(case.toml)
     before = sorted(folder.rglob("*"))
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ConfigError) as caught:
         load_config(RunConfig, ["@", "base.toml", "@", "run.toml", *case.flags], check=check_run)
-    assert time.monotonic() - started < MOST_SECONDS
+    assert time.process_time() - started < MOST_SECONDS
     message = str(caught.value)
     assert [words for words in case.expected if words not in message] == [], message
     assert caught.value.exit_code == ExitCode.CONFIG

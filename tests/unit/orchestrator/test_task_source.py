@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -82,6 +83,24 @@ def test_the_state_of_other_sources_is_refused() -> None:
     tasks = TaskSource([WORDS], seed=0)
     with pytest.raises(CorruptStateError, match="resume with the same sources"):
         tasks.load_state({"counts": {"other": 3}})
+
+
+def test_the_state_of_other_data_is_refused() -> None:
+    """The same index would mean another task, and nobody would notice."""
+    before, after = TaskSource([WORDS], seed=0), TaskSource([replace(WORDS, num_tasks=6)], seed=0)
+    with pytest.raises(CorruptStateError, match="'words' had 5 tasks .* and has 6 now"):
+        after.load_state(before.state())
+
+
+def test_a_share_that_a_resume_changes_holds_from_there_on() -> None:
+    """Without catching up on the draws of before, for which one source would have the stream."""
+    even = [SourceShare("a", 1.0, None), SourceShare("b", 1.0, None)]
+    before = TaskSource(even, seed=0)
+    draw(before, 100)
+    after = TaskSource([replace(even[0], ratio=3.0), even[1]], seed=0)
+    after.load_state(before.state())
+    drawn = [source for source, _, _ in draw(after, 8)]
+    assert (drawn.count("a"), drawn.count("b")) == (6, 2)
 
 
 def test_a_task_that_came_back_is_drawn_again_before_new_ones() -> None:
