@@ -88,7 +88,7 @@ def test_the_state_of_other_sources_is_refused() -> None:
 def test_the_state_of_other_data_is_refused() -> None:
     """The same index would mean another task, and nobody would notice."""
     before, after = TaskSource([WORDS], seed=0), TaskSource([replace(WORDS, num_tasks=6)], seed=0)
-    with pytest.raises(CorruptStateError, match="'words' had 5 tasks .* and has 6 now"):
+    with pytest.raises(CorruptStateError, match=r"'words' had 5 tasks .* and has 6 now"):
         after.load_state(before.state())
 
 
