@@ -142,7 +142,7 @@ async def _open_source(
     config: OrchestratorProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
 ) -> Source:
     vocabulary_size = read_vocabulary_size(config.model)
-    reference = _open_reference(config, source, base_url)
+    reference = build_reference(config, source, base_url)
     if reference is not None:
         stack.push_async_callback(reference.close)
     grading = build_grading(config, source, reference, vocabulary_size=vocabulary_size)
@@ -212,7 +212,7 @@ async def open_evaluated(
     )
 
 
-def _open_reference(
+def build_reference(
     config: OrchestratorProcessConfig, source: SourceConfig, base_url: str
 ) -> ReferenceModel | None:
     """The model that the source's algorithm asks: its frozen one, or the policy as it is served."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.model import ModelConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.errors import (
     ConfigError,
@@ -17,7 +19,7 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.orchestrator.orchestrator import first_cause, run
-from gradus.orchestrator.parts import build_grading, open_parts
+from gradus.orchestrator.parts import build_grading, build_reference, open_parts
 from gradus.run_dir import RunDirectory, write_json
 from gradus.testing.engine import ScriptedEngine
 
@@ -87,3 +89,23 @@ def test_the_first_error_that_names_itself_is_the_cause() -> None:
 def test_without_a_named_error_the_first_of_all_is_the_cause() -> None:
     group = BaseExceptionGroup("run", [ValueError("first"), KeyError("second")])
     assert str(first_cause(group)) == "first"
+
+
+async def test_a_distilled_policy_s_stop_tokens_are_read_from_its_files(
+    build_rig: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = build_rig().config
+    token = RunDirectory(Path(config.run_dir)).inference_token
+    token.parent.mkdir(parents=True)
+    token.write_text("data")
+    algo = AlgorithmConfig(type="sft")
+    source = config.sources[0].model_copy(update={"algo": algo, "is_frozen": True})
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    here = config.model_copy(update={"model": ModelConfig(name=str(tmp_path))})
+    away = config.model_copy(update={"model": ModelConfig(name="no-such-owner/no-such-model")})
+    for whole, stops, num_warnings in ((here, {7}, 0), (away, set(), 1)):
+        reference = build_reference(whole, source, "http://127.0.0.1:1")
+        assert reference is not None
+        assert reference.stop_token_ids == stops
+        assert caplog.text.count("says at which token it ends a turn") == num_warnings
+        await reference.close()
