@@ -132,6 +132,8 @@ class Grading:
     max_length_tokens: int
     untrained_agents: Collection[str] = ()
     """Agents whose traces never train."""
+    has_one_baseline: bool = False
+    """Whether all traces of a group are compared, whoever they are of."""
 
 
 def grade(group: Group, grading: Grading) -> None:

@@ -17,6 +17,7 @@ from gradus.config.process import (
     SourceConfig,
 )
 from gradus.config.reference import ReferenceConfig
+from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError, ProtocolError
 from gradus.lease import check_epoch
 from gradus.log import get_logger
@@ -251,4 +252,5 @@ def build_grading(
         temperature=temperature,
         max_length_tokens=config.model.max_length_tokens,
         untrained_agents=frozenset(source.untrained_agents),
+        has_one_baseline=source.algo.type in COMPARES_ALL_TRACES,
     )

@@ -175,9 +175,11 @@ async def _find_failure_or_score(
     episode: WireEpisode, source: Source, group: Group
 ) -> Failure | None:
     """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
-    algorithm = source.grading.algorithm
-    failure = settle_standing(episode, source.grading.untrained_agents)
-    if failure is None and isinstance(algorithm, Adopts):
+    grading, algorithm = source.grading, source.grading.algorithm
+    failure = settle_standing(
+        episode, grading.untrained_agents, has_one_baseline=grading.has_one_baseline
+    )
+    if failure is None and episode.ok and isinstance(algorithm, Adopts):
         await algorithm.adopt(episode)
     failure = find_failure(episode) if failure is None else failure
     if failure is None:

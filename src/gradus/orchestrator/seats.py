@@ -13,25 +13,37 @@ from gradus.errors import ConfigError
 from gradus.orchestrator.episode_check import Failure
 
 
-def settle_standing(episode: WireEpisode, untrained_agents: Collection[str]) -> Failure | None:
+def settle_standing(
+    episode: WireEpisode, untrained_agents: Collection[str], *, has_one_baseline: bool = False
+) -> Failure | None:
     """Mark the traces of agents that do not train; a Failure when the task's learner is no agent.
 
-    An environment may have marked some already; they stay so.
+    An environment may have marked some already; they stay so. `has_one_baseline` says that all
+    traces of a group are compared, so that a task of several agents must name the one that learns.
+    An episode that failed by itself keeps its own error.
     """
     extra = episode.task.data.model_extra or {}
     learner = extra.get(LEARNER_SEAT)
-    if LEARNER_SEAT in extra:
-        names = sorted({trace.agent.name for trace in episode.traces})
-        if learner not in names:
-            return Failure(
-                f"invalid_{LEARNER_SEAT}",
-                f"the task's {LEARNER_SEAT} is {learner!r}; it must name one of the agents "
-                f"{', '.join(names)}",
-            )
     for trace in episode.traces:
         agent = trace.agent
         is_other = learner is not None and agent.name != learner
         agent.trainable = agent.trainable and agent.name not in untrained_agents and not is_other
+    if not episode.ok:
+        return None
+    names = sorted({trace.agent.name for trace in episode.traces})
+    if LEARNER_SEAT in extra and learner not in names:
+        return Failure(
+            f"invalid_{LEARNER_SEAT}",
+            f"the task's {LEARNER_SEAT} is {learner!r}; it must name one of the agents "
+            f"{', '.join(names)}",
+        )
+    trained = sorted({trace.agent.name for trace in episode.traces if trace.agent.trainable})
+    if has_one_baseline and len(trained) > 1:
+        return Failure(
+            f"missing_{LEARNER_SEAT}",
+            f"the task has no {LEARNER_SEAT}, but agents {', '.join(trained)} all train, and the "
+            "algorithm compares them with each other",
+        )
     return None
 
 

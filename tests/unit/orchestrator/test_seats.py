@@ -12,6 +12,7 @@ from gradus.config.environment import EnvironmentTimeoutConfig
 from gradus.config.process import SourceConfig
 from gradus.config.sampling import SamplingConfig
 from gradus.errors import ConfigError
+from gradus.orchestrator.episode_check import Failure, find_failure
 from gradus.orchestrator.seats import check_seats, settle_standing
 from gradus.testing.episodes import build_episode, build_trace
 
@@ -52,6 +53,26 @@ def test_the_learner_seat_of_the_task_is_the_one_that_trains() -> None:
     episode = build_game(learner_seat="second")
     assert settle_standing(episode, []) is None
     assert trained(episode) == ["second"]
+
+
+def test_a_failed_episode_is_its_error_even_before_the_learner_played() -> None:
+    """`ProviderError` is worth another attempt, an invalid task is not."""
+    episode = build_game(learner_seat="second")
+    episode.traces = [build_trace(agent="first", error="ProviderError")]
+    episode.ok = False
+    assert settle_standing(episode, []) is None
+    assert find_failure(episode) == Failure("ProviderError", "scripted")
+    assert trained(episode) == []
+
+
+def test_a_task_that_names_no_learner_is_an_error_where_one_baseline_serves_all() -> None:
+    """The first task of the source named one, so that the start refused nothing."""
+    failure = settle_standing(build_game(), [], has_one_baseline=True)
+    assert failure is not None
+    assert failure.kind == "missing_learner_seat"
+    assert "agents first, second all train" in failure.message
+    assert settle_standing(build_game(learner_seat="first"), [], has_one_baseline=True) is None
+    assert settle_standing(build_game(), ["second"], has_one_baseline=True) is None
 
 
 def test_a_learner_seat_does_not_train_an_agent_that_must_not() -> None:
