@@ -36,7 +36,7 @@ from gradus.launch.resume import (
 )
 from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
-from gradus.launch.tail import MetricsTail, iter_records
+from gradus.launch.tail import MetricsTail, Record, iter_records
 from gradus.lease import RunLease, open_run
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.recording import note_launch
@@ -246,8 +246,7 @@ class _Launch:
         self._phases = _Phases()
         self._tail = MetricsTail(lease.run_dir.metrics)
         # What a resumed run did before counts in its summary and is not shown again.
-        known = iter_records(self._tail)
-        self._records = [record for record in known if not record.is_evaluation]
+        self._records: list[Record] = list(iter_records(self._tail))
         self._lease_checked_at = time.monotonic()
         self._supervisor = Supervisor(
             lease.run_dir.processes,

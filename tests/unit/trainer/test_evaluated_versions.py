@@ -100,6 +100,15 @@ def test_the_last_version_holds_the_weights_of_the_final_model(
     assert all(torch.equal(published[name], saved[name]) for name in saved)
 
 
+def test_publishing_changes_nothing_of_what_is_learned(root: Path, tiny_model: Path) -> None:
+    run(build_config(root, tiny_model, deterministic=True))
+    config = build_config(root.with_name("without"), tiny_model, deterministic=True)
+    run(config.model_copy(update={"sft": config.sft.model_copy(update={"eval": None})}))
+    names = [root / "model", root.with_name("without") / "model"]
+    ours, theirs = [(name / "model.safetensors").read_bytes() for name in names]
+    assert ours == theirs
+
+
 def test_adapters_are_evaluated_merged(root: Path, tiny_model: Path) -> None:
     run(build_config(root, tiny_model, lora=LoraConfig(rank=2)))
     published = load_file(RunDirectory(root).version(3) / "model.safetensors")
