@@ -4,7 +4,7 @@
 
 Forward and backward of one layer's attention, over samples longest first, as packing leaves them.
 `gradus` is what the trainer does: short samples of like length share a rectangle (up to 256 tokens
-in bfloat16, as matrix products; up to 32 in float32, in torch's kernel), longer ones go to torch's
+in bfloat16, as matrix products; up to 128 in float32, in torch's kernel), longer ones go to torch's
 kernel alone. `per sample` calls torch's kernel
 for each sample; `mask` once over the whole row with a block-diagonal mask; `padded` once over all
 samples padded to the longest. One thread; rounds of the ways alternate, and medians of their CPU

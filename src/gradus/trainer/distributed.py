@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gradus.config.parallel import ParallelConfig, parallel_problems
 from gradus.config.problems import refuse
 from gradus.errors import ConfigError, DeadlineError, ProcessError
+from gradus.trainer.allocator import keep_freed_memory
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 """Deadline of one collective; a rank that is later is taken for dead."""
@@ -132,6 +133,8 @@ def join_world(
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = _own_device()
+    if device.type == "cpu":
+        keep_freed_memory()
     is_alone = "WORLD_SIZE" not in os.environ
     dist.init_process_group(
         # Offloaded gradients and weights lie in CPU memory and are summed there.

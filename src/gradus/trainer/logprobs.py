@@ -25,7 +25,7 @@ class BlockSize(NamedTuple):
     vocabulary: int
 
 
-_CPU_BLOCK = BlockSize(tokens=2048, vocabulary=1024)
+_CPU_BLOCK = BlockSize(tokens=512, vocabulary=1024)
 _CUDA_BLOCK = BlockSize(tokens=4096, vocabulary=16384)
 """Near the caches of a CPU core; large enough to fill a GPU."""
 

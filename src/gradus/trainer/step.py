@@ -133,17 +133,18 @@ class GradientStep:
         loss = scores.logprobs[:0].sum()
         shares: dict[str, float] = {}
         for name in LOSS_NAMES:
+            if not members[name]:
+                continue
             output = self._losses[name](_loss_inputs(tensors, scores, name))
             _refuse_wrong_shapes(output, tensors)
             weights = tensors.weights[name]
             weighted = torch.where(weights != 0, weights * output.per_token, 0.0)
             component = weighted.sum() / _denominator(name, members)
             loss = loss + component
-            if members[name]:
-                shares[f"{name}/mean"] = component.item()
-                shares |= _means(output.metrics, tensors.members(name), members[name])
-                if name in _OBSERVED:
-                    shares |= _surprise(name, tensors, scores, members[name])
+            shares[f"{name}/mean"] = component.item()
+            shares |= _means(output.metrics, tensors.members(name), members[name])
+            if name in _OBSERVED:
+                shares |= _surprise(name, tensors, scores, members[name])
         shares |= _policy_means(tensors, scores, members)
         return loss, shares | {"total": loss.item()}
 

@@ -29,8 +29,8 @@ ATTENTION_NAME = "gradus_packed"
 _SHORT_TOKENS = 256
 """In a 16-bit dtype samples up to this length are faster on a CPU as matrix products over blocks
 than in the fused kernel; benchmarks/cpu_attention.py."""
-_SHORT_TOKENS_FLOAT32 = 32
-"""In float32 the kernel is always faster, and longer samples gain nothing from sharing a block."""
+_SHORT_TOKENS_FLOAT32 = 128
+"""In float32 the kernel is always faster; longer samples keep all threads busy by themselves."""
 _BLOCK_FILL = 0.8
 """A block ends before a sample shorter than this share of its longest."""
 _BLOCK_SCORES = 1 << 21

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
 
 from gradus.config.parallel import ParallelConfig
 from gradus.log import get_logger
+from gradus.trainer.model.fused import fuse_layers
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.policy_model import PolicyModel
 
@@ -41,6 +42,8 @@ def shard_model(
     layers = decoder_layers(policy.model)
     if choice.compile:
         compile_layers(layers)
+    elif mesh.device_type == "cpu":
+        fuse_layers(policy.model)
     recompute_layers(layers, choice.activation_checkpointing)
     options: dict[str, Any] = {
         "mesh": mesh,
