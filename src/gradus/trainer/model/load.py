@@ -13,6 +13,7 @@ from gradus.config.model import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.flash import choose_flash_attention
+from gradus.trainer.model.probe import refuse_inexact
 
 _SEPARATE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers for which `packed_attention` does all that mixes tokens."""
@@ -36,6 +37,7 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     choose_flash_attention(device)
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
+    refuse_inexact(model)
     return model
 
 

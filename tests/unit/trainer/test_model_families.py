@@ -1,0 +1,154 @@
+"""Each family of models trains exactly what it computes by itself, or is refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from gradus.config.model import ModelConfig
+from gradus.errors import ConfigError
+from gradus.testing.builders import build_sample
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.tensors import TrainTensors
+from gradus.wire.packing import join_samples
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+WINDOW = 5
+LENGTHS = (13, 3, 21)
+"""Shorter and longer than the window."""
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+EXACT: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama3 positions": ("llama", {"rope_parameters": LLAMA3}),
+    "yarn positions": ("llama", {"rope_parameters": YARN}),
+    "attention dropout": ("llama", {"attention_dropout": 0.5}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral with a window": ("mistral", {"sliding_window": WINDOW}),
+    "qwen2 with windows": ("qwen2", {**MIXED, "use_sliding_window": True}),
+    "qwen3": ("qwen3", {}),
+    "gemma": ("gemma", {}),
+    "gemma3 with windows": ("gemma3_text", {**MIXED, "query_pre_attn_scalar": 16}),
+    "olmo2": ("olmo2", {}),
+    "olmo3 with windows": ("olmo3", MIXED),
+    "phi": ("phi", {"partial_rotary_factor": 0.5}),
+    "phi3": ("phi3", {"sliding_window": WINDOW}),
+    "granite": ("granite", {"attention_multiplier": 0.1, "residual_multiplier": 0.3}),
+    "gpt_neox": ("gpt_neox", {"attention_dropout": 0.3, "hidden_dropout": 0.3}),
+    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "scale_attn_weights": False}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "mixtral": ("mixtral", {**EXPERTS, "sliding_window": WINDOW}),
+    "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
+}
+
+MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+}
+RECURRENT = {"block_types": ["recurrent", "attention"], "lru_width": 32, "logits_soft_cap": 1.0}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "gemma2": ("gemma2", MIXED, "final_logit_softcapping"),
+    "capped attention": ("gemma2", {"final_logit_softcapping": None}, "softcap"),
+    "cohere": ("cohere", {}, "logit_scale"),
+    "granite with scaled logits": ("granite", {"logits_scaling": 8.0}, "logits_scaling"),
+    "a recurrence": ("recurrent_gemma", RECURRENT, "leaves out"),
+    "a head of several layers": ("modernbert-decoder", {}, "leaves out"),
+    "an encoder": ("bert", {}, "leaves out"),
+    "values of another size": ("deepseek_v3", MLA, "cannot read packed samples"),
+}
+
+
+def build(directory: Path, family: str, options: dict[str, Any]) -> PreTrainedModel:
+    """A model of the family with large random weights, saved to the directory."""
+    torch.manual_seed(0)
+    defaults = AutoConfig.for_model(family)
+    shape = {name: value for name, value in SHAPE.items() if hasattr(defaults, name)}
+    config = AutoConfig.for_model(family, **(shape | options))
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            spread = 0.3 if parameter.ndim > 1 else 0.05
+            parameter.add_(spread * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return model.train(False)
+
+
+def own_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits, -1).gather(1, token_ids[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_packed_logprobs_are_those_of_each_sample_alone(tmp_path: Path, case: str) -> None:
+    plain = build(tmp_path, *EXACT[case])
+    policy = PolicyModel(load_model(ModelConfig(name=str(tmp_path)), CPU))
+    samples = [build_sample(n, prompt_length=1, seed=n, vocabulary=96) for n in LENGTHS]
+    with torch.no_grad():
+        found = policy(TrainTensors.build(join_samples(samples), CPU)).logprobs
+    for sample, logprobs in zip(samples, torch.split(found, LENGTHS), strict=True):
+        alone = own_logprobs(plain, torch.tensor(sample.token_ids, dtype=torch.int64))
+        torch.testing.assert_close(logprobs[1:], alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_model_that_packing_would_change_is_refused(tmp_path: Path, case: str) -> None:
+    family, options, reason = REFUSED[case]
+    build(tmp_path, family, options)
+    with pytest.raises(ConfigError, match=reason):
+        PolicyModel(load_model(ModelConfig(name=str(tmp_path)), CPU))
