@@ -21,6 +21,20 @@ from gradus.wire.sample import Sample
 ERROR_PREFIX = "error:"
 """Reasons that begin so are errors of episodes, e.g. "error:ProviderError"."""
 
+STALE = "stale"
+"""Reason of samples that became too old."""
+_ADVICE = {
+    "zero_advantage": (
+        "Equal rewards in every group give no gradient: use easier or harder tasks, a larger "
+        "group_size, or another reward"
+    ),
+    STALE: (
+        "Episodes end too late to train: raise orchestrator.max_staleness, lower max_lag, or "
+        "shorten the episodes"
+    ),
+}
+_LOOK = "The records in episodes/ say more about each sample"
+
 
 @dataclass(frozen=True)
 class ReadyGroup:
@@ -112,7 +126,7 @@ class Batcher:
         """Queue a group; samples that are too old are left out and returned."""
         kept, drop = self._split(group)
         if kept is None:
-            self.reject(Counter({"stale": len(drop.samples)}))
+            self.reject(Counter({STALE: len(drop.samples)}))
             return drop
         self._empty_groups = 0
         self._reasons.clear()
@@ -184,7 +198,5 @@ class Batcher:
         text = f"no trainable sample in {self._empty_groups} groups in a row, by reason: {counts}"
         if errors and not others:
             return EnvironmentFailure(f"every episode failed; {text}. See episodes/ and logs/envs/")
-        return EmptyBatchError(
-            f"{text}. Equal rewards in every group give no gradient: use easier or harder tasks, "
-            "a larger group_size, or another reward"
-        )
+        commonest = others[0][0] if others else ""
+        return EmptyBatchError(f"{text}. {_ADVICE.get(commonest, _LOOK)}")

@@ -6,7 +6,8 @@ belongs to the checkpoint, what came later happens again after a resume. Batches
 not trained by version v are part of it, as samples. The snapshot waits in memory for
 `CheckpointStaged(v)`; then both parts are committed by one rename.
 
-    state.json       counters, task order, curricula, algorithms, unfinished metrics, open groups
+    state.json       counters, task order, curricula, algorithms, unfinished metrics, open groups,
+                     in-flight limit
     pending.msgpack  samples of cut and of waiting groups, and the episodes of the latter
     sizes.json       bytes of the files that only grow, see `gradus/rewind.py`
 

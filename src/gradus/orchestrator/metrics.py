@@ -253,6 +253,8 @@ class StepRecords:
     def _take(self, step: int) -> Metrics | None:
         if step not in self._finished or step not in self._applied:
             return None
+        self._finished.discard(step)
+        self._applied.discard(step)
         return self._open.pop(step)
 
 

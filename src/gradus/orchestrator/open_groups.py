@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
-from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch, StaleDrop
+from gradus.orchestrator.batcher import STALE, Batcher, ReadyGroup, SampleBatch, StaleDrop
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
 from gradus.orchestrator.group_ledger import GroupLedger, Phase
@@ -26,7 +26,6 @@ from gradus.orchestrator.task_source import TaskPointer, TaskSource
 
 ABANDONED = "abandoned"
 RUN_ENDED = "run_ended"
-STALE = "stale"
 TOO_OLD = "too_old"
 """Why a running group is abandoned: the next batch cannot train its oldest episode any more."""
 LEAST_TRAINABLE_SHARE = 0.1

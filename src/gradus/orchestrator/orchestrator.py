@@ -143,9 +143,9 @@ class Orchestrator:
         self._room, self._trainer_owes = asyncio.Event(), asyncio.Event()
         self._slots_freed_at = parts.clock()
         self._steps = StepRecords(now=self._slots_freed_at)
-        self._standing = self._build_standing()
+        self._standing = self._build_standing(controller)
         self._checkpoint = build_writer(config, parts.journal)
-        self._to_send = self._standing.restore(saved) if saved else []
+        self._to_send = self._restore(saved, controller) if saved else []
 
     def _build_engine_watch(self, controller: InFlightController) -> EngineWatch:
         return EngineWatch(
@@ -156,7 +156,7 @@ class Orchestrator:
             on_tokens=self._board.moved,
         )
 
-    def _build_standing(self) -> Standing:
+    def _build_standing(self, controller: InFlightController) -> Standing:
         sources = self._parts.sources.items()
         algorithms = {f"algorithm {name}": source.grading.algorithm for name, source in sources}
         return Standing(
@@ -168,6 +168,7 @@ class Orchestrator:
                 "starvation": self._groups.starvation,
                 "steps": self._steps,
                 "evaluation": self._evaluation,
+                "in_flight_limit": controller,
                 **algorithms,
             },
             draws=self._draws,
@@ -177,6 +178,14 @@ class Orchestrator:
             recorder=self._recorder,
             journal=self._parts.journal,
         )
+
+    def _restore(
+        self, saved: SavedOrchestrator, controller: InFlightController
+    ) -> list[SampleBatch]:
+        """The batches that the trainer needs again."""
+        batches = self._standing.restore(saved)
+        self._scheduler.max_in_flight = controller.limit
+        return batches
 
     def _build_evaluation(self) -> Evaluation:
         return Evaluation(

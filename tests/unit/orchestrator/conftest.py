@@ -18,6 +18,7 @@ from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig
 from gradus.config.process import OrchestratorProcessConfig, SourceConfig
 from gradus.config.sampling import SamplingConfig
+from gradus.orchestrator.checkpoint import SavedOrchestrator
 from gradus.orchestrator.error_policy import build_error_policy
 from gradus.orchestrator.evaluation_episodes import EvaluationSource
 from gradus.orchestrator.journal import Journal, read_journal
@@ -109,7 +110,7 @@ class Rig:
     def environment(self) -> ScriptedEnvironment:
         return next(iter(self.environments.values()))
 
-    def build(self) -> tuple[Orchestrator, Journal]:
+    def build(self, saved: SavedOrchestrator | None = None) -> tuple[Orchestrator, Journal]:
         ticks = itertools.count()
         journal = Journal(self.root / "journal.jsonl", epoch=1, now=lambda: 0.0)
         sources = {
@@ -135,7 +136,7 @@ class Rig:
             recording=self.recording,
             clock=self.clock or (lambda: float(next(ticks))),
         )
-        return Orchestrator(self.config, parts), journal
+        return Orchestrator(self.config, parts, saved), journal
 
     async def play(self) -> None:
         orchestrator, journal = self.build()

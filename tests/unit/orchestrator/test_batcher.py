@@ -109,6 +109,20 @@ def test_groups_without_a_sample_end_the_run_after_the_allowed_attempts() -> Non
         batcher.reject({"zero_advantage": 2})
 
 
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("zero_advantage", "use easier or harder tasks"),
+        ("stale", "raise orchestrator.max_staleness"),
+        ("no_trainable_tokens", "records in episodes/"),
+    ],
+)
+def test_the_advice_fits_the_commonest_reason(reason: str, advice: str) -> None:
+    batcher = build_batcher(groups_per_batch=1, max_empty_attempts=1)
+    with pytest.raises(EmptyBatchError, match=advice):
+        batcher.reject({reason: 9, "gibberish": 1})
+
+
 def test_one_group_with_samples_starts_the_count_again() -> None:
     batcher = build_batcher(groups_per_batch=3, max_empty_attempts=1)
     batcher.reject({"zero_advantage": 1})

@@ -20,11 +20,14 @@ from gradus.orchestrator.checkpoint import (
     FORMAT,
     CheckpointWriter,
     OrchestratorState,
+    PendingSamples,
+    SavedOrchestrator,
     Snapshot,
     encode_pending,
     load_orchestrator,
     load_pieces,
 )
+from gradus.orchestrator.concurrency import Load
 from gradus.orchestrator.draws import Draws
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.episode_codec import load_played, save_played
@@ -39,6 +42,7 @@ from gradus.run_dir import RunDirectory
 from gradus.testing.checkpoints import FaultyFiles, new_run
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedPolicy
+from gradus.wire.codec import decode
 from gradus.wire.policy import VersionSpan
 
 
@@ -299,3 +303,27 @@ async def test_a_record_that_was_complete_is_not_written_again() -> None:
     resumed.load_state(StepRecords(now=0.0).state())
     assert resumed.applied_again(await applied(5), now=1.0) is None
     assert resumed.state()["open"] == {}
+
+
+async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> None:
+    """A resumed run does not flood the engine that had just been found to be full."""
+    rig = build_rig(max_in_flight_episodes=100)
+    first, journal = rig.build()
+    with journal:
+        assert first._scheduler.max_in_flight == 100
+        full = Load(40, num_ended=0, running=40, waiting=0, kv_usage=0.875, preemptions=0)
+        assert first._engine._controller.observe(full) == 32
+        snapshot = first._standing.snapshot(1, max_steps=3)
+    saved = SavedOrchestrator(snapshot.state, decode(snapshot.pending, PendingSamples))
+    resumed, journal = rig.build(saved)
+    with journal:
+        assert resumed._scheduler.max_in_flight == 32
+
+
+async def test_a_complete_record_leaves_nothing_behind() -> None:
+    records = StepRecords(now=0.0)
+    for step in range(3):
+        records.shipped(step, {"batch/samples/sum": 1.0})
+        records.finished(step, {})
+        assert records.applied(await applied(step + 1), now=float(step)) is not None
+    assert (records._open, records._finished, records._applied) == ({}, set(), set())
