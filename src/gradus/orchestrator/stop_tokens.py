@@ -48,6 +48,17 @@ def end_of_turn(token_ids: Sequence[int], start: int, stop_token_ids: frozenset[
     return position + 1
 
 
+def end_of_content(token_ids: Sequence[int], start: int, stop_token_ids: frozenset[int]) -> int:
+    """Where the words of the turn end that begins at `start`: before the first of its last stop
+    tokens.
+
+    >>> end_of_content([5, 6, 2, 9], 1, frozenset({2}))
+    2
+    """
+    end = end_of_turn(token_ids, start, stop_token_ids)
+    return end - 1 if end > start and token_ids[end - 1] in stop_token_ids else end
+
+
 def _end_ids(config: dict[str, Any]) -> set[int]:
     """`eos_token_id`, which may be one, several or none, also of a model of text and more."""
     text = config.get("text_config")

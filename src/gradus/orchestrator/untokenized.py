@@ -3,7 +3,8 @@
 The conversation is rendered twice by the student's own template: up to the turn, with the mark that
 a reply follows, and with the turn. What the two have in common is the prompt, the rest is the turn,
 up to the token at which the student itself would stop; what the template writes behind it is
-context of the next turn. Nothing was sampled by the policy: logprobs are 0.0, and the mask comes
+context of the next turn. A reply that was cut off at a length limit did not stop, so its end is the
+template's too. Nothing was sampled by the policy: logprobs are 0.0, and the mask comes
 from the turn's `sampled` flag.
 """
 
@@ -16,7 +17,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.failures import EpisodeFailed, Failure
-from gradus.orchestrator.stop_tokens import end_of_turn
+from gradus.orchestrator.stop_tokens import end_of_content, end_of_turn
 
 UNSTABLE = "unstable_rendering"
 """Kind of failure of an episode whose earlier turns the template writes differently later on."""
@@ -49,11 +50,23 @@ async def tokenize_trace(trace: WireTrace, template: Tokenizes) -> None:
     """
     if any(node.token_ids for node in trace.nodes):
         return
+    cut_off = [trace.nodes[number] for number in _cut_off(trace)]
     for branch in trace.branches:
-        await _tokenize_branch(branch, template)
+        await _tokenize_branch(branch, template, cut_off)
 
 
-async def _tokenize_branch(branch: Branch, template: Tokenizes) -> None:
+def _cut_off(trace: WireTrace) -> set[int]:
+    """Numbers of the turns that ended at a length limit."""
+    return {
+        call.node
+        for call in trace.calls
+        if call.finish_reason == "length" and call.node is not None
+    }
+
+
+async def _tokenize_branch(
+    branch: Branch, template: Tokenizes, cut_off: Sequence[MessageNode]
+) -> None:
     messages = [_chat_message(node) for node in branch.nodes]
     tools = [_chat_tool(tool) for tool in branch.tools]
     written: list[int] = []
@@ -72,7 +85,8 @@ async def _tokenize_branch(branch: Branch, template: Tokenizes) -> None:
             if split < len(written) or answered[: len(written)] != written:
                 text = f"turn {position} rewrites the tokens of earlier turns in this template"
                 raise EpisodeFailed(Failure(UNSTABLE, text))
-            end = end_of_turn(answered, split, template.stop_token_ids)
+            find_end = end_of_content if any(node is it for it in cut_off) else end_of_turn
+            end = find_end(answered, split, template.stop_token_ids)
             between = branch.nodes[first:position]
             _fill(between, answered[len(written) : split])
             # A turn right behind another has no message before it that could hold the header.

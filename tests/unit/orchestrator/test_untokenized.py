@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
+from verifiers.v1.trace import ModelCall
 from verifiers.v1.types import AssistantMessage, UserMessage
 
 from gradus.config.model import ModelConfig
@@ -64,8 +65,8 @@ class Student:
         return token_ids
 
 
-def trace_of(*texts: str, replies: Sequence[int] = (1, 3)) -> Any:
-    """Messages without tokens; those at `replies` are the frozen model's."""
+def trace_of(*texts: str, replies: Sequence[int] = (1, 3), cut_off: int | None = None) -> Any:
+    """Messages without tokens; those at `replies` are the frozen model's, one was too long."""
     nodes = []
     for number, text in enumerate(texts):
         node = build_message(number - 1 if number else None, [])
@@ -73,7 +74,12 @@ def trace_of(*texts: str, replies: Sequence[int] = (1, 3)) -> Any:
         node.message = AssistantMessage(content=text) if is_reply else UserMessage(content=text)
         node.sampled = is_reply
         nodes.append(node)
-    return build_trace(nodes)
+    trace = build_trace(nodes)
+    trace.calls = [
+        ModelCall(node=number, finish_reason="length" if number == cut_off else "stop")
+        for number in replies
+    ]
+    return trace
 
 
 async def sample_of(student: Student, *texts: str, **settings: Any) -> Sample:
@@ -147,6 +153,27 @@ async def test_templates_close_a_turn_in_different_ways(
     ]
     rendered = await student.tokenize(messages, add_generation_prompt=False)
     assert sample.token_ids.tolist() == rendered[: len(sample)]
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "trained"), [(1, "hibye<|im_end|>"), (3, "hi<|im_end|>bye")], ids=["first", "last"]
+)
+async def test_a_reply_that_was_cut_off_does_not_train_an_end(
+    tiny_model: Path, cut_off: int, trained: str
+) -> None:
+    student = Student(tiny_model)
+    sample = await sample_of(student, "say hi", "hi", "and bye", "bye", cut_off=cut_off)
+    assert trained_text(student, sample) == trained
+    whole = student.tokenizer.decode(sample.token_ids)
+    assert "hi<|im_end|>\n<|im_start|>user\nand bye<|im_end|>\n" in whole
+
+
+async def test_a_cut_off_reply_keeps_its_words_where_a_template_has_no_end(
+    tiny_model: Path,
+) -> None:
+    student = Student(tiny_model, template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    sample = await sample_of(student, "say hi", "hi", replies=[1], cut_off=1)
+    assert trained_text(student, sample) == "hi"
 
 
 async def test_a_reply_that_quotes_the_end_is_trained_whole(tiny_model: Path) -> None:
