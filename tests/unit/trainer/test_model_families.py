@@ -60,6 +60,7 @@ LONG = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+PHI_LONG = {"rope_parameters": LONG, "original_max_position_embeddings": 16}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 EXACT: dict[str, tuple[str, dict[str, Any]]] = {
@@ -108,6 +109,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a head of several layers": ("modernbert-decoder", {}, "leaves out"),
     "an encoder": ("bert", {}, "leaves out"),
     "values of another size": ("deepseek_v3", MLA, "cannot read packed samples"),
+    "positions that change with length": ("phi3", PHI_LONG, "max_length_tokens = 2048"),
 }
 
 
@@ -144,6 +146,21 @@ def test_packed_logprobs_are_those_of_each_sample_alone(tmp_path: Path, case: st
     for sample, logprobs in zip(samples, torch.split(found, LENGTHS), strict=True):
         alone = own_logprobs(plain, torch.tensor(sample.token_ids, dtype=torch.int64))
         torch.testing.assert_close(logprobs[1:], alone, rtol=0, atol=1e-4)
+
+
+def test_positions_that_change_beyond_a_length_are_exact_up_to_it(tmp_path: Path) -> None:
+    build(tmp_path, "phi3", PHI_LONG)
+    load_model(ModelConfig(name=str(tmp_path), max_length_tokens=16), CPU)
+
+
+def test_a_window_that_a_model_keeps_to_its_mask_is_refused_for_longer_samples(
+    tmp_path: Path,
+) -> None:
+    build(tmp_path, "phimoe", {**EXPERTS, "sliding_window": 12})
+    policy = PolicyModel(load_model(ModelConfig(name=str(tmp_path)), CPU))
+    policy(TrainTensors.build(join_samples([build_sample(12)]), CPU))
+    with pytest.raises(ConfigError, match="window of 12 tokens"):
+        policy(TrainTensors.build(join_samples([build_sample(13)]), CPU))
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -166,6 +166,8 @@ def packed_attention(
                 "does not compute; use another model"
             )
     layout: PackedLayout = kwargs["packed_layout"]
+    if "sliding_window" not in kwargs:
+        _refuse_hidden_window(module, layout)
     scale = float(kwargs.get("scaling") or query.shape[-1] ** -0.5)
     window = kwargs.get("sliding_window")
     tokens = _Tokens(*(t[0].transpose(0, 1) for t in (query, key, value)))
@@ -179,6 +181,17 @@ def packed_attention(
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
+
+
+def _refuse_hidden_window(module: torch.nn.Module, layout: PackedLayout) -> None:
+    """Some models keep their window to the mask, which packed rows do not have."""
+    window = getattr(getattr(module, "config", None), "sliding_window", None)
+    if window is not None and window < layout.longest:
+        raise ConfigError(
+            f"{type(module).__name__} keeps a sliding window of {window} tokens to its mask, so a "
+            f"packed sample of {layout.longest} would see too much; lower model.max_length_tokens "
+            f"to {window} or less"
+        )
 
 
 def keep_from_compiler() -> None:

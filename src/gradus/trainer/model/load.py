@@ -34,6 +34,7 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
             "transformers' registry, which packing needs; use another model"
         )
     refuse_leaking_layers(model)
+    refuse_changing_positions(model, config.max_length_tokens)
     choose_flash_attention(device)
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
@@ -50,6 +51,25 @@ def refuse_leaking_layers(model: PreTrainedModel) -> None:
             f"model {model.config.name_or_path!r} has layers of the kind {leaking[0]!r}, which "
             "would carry state from one packed sample into the next; use another model"
         )
+
+
+def refuse_changing_positions(model: PreTrainedModel, max_length_tokens: int) -> None:
+    """Some position encodings are of another kind beyond a length; the longest sample of a packed
+    row would decide for all of them."""
+    config = model.config.get_text_config()
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # Flat, or one for each kind of layer.
+    for rope in [parameters] if "rope_type" in parameters else parameters.values():
+        kind = rope.get("rope_type", "default")
+        if "dynamic" not in kind and kind != "longrope":
+            continue
+        limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        if max_length_tokens > limit:
+            raise ConfigError(
+                f"model {model.config.name_or_path!r} has {kind!r} positions, which change beyond "
+                f"{limit} tokens and cannot be packed there; lower model.max_length_tokens = "
+                f"{max_length_tokens} to {limit} or less"
+            )
 
 
 def _load_complete(config: ModelConfig) -> PreTrainedModel:
