@@ -45,12 +45,18 @@ def _rows(config: SftDataConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}:{number}"
-            try:
-                yield place, json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{place} is not JSON: {error}") from error
+    # Editors of some systems begin a file with a byte order mark.
+    with path.open(encoding="utf-8-sig") as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", _parse(f"{path}:{number}", line)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not UTF-8 ({error}); convert it") from error
+
+
+def _parse(place: str, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place} is not JSON: {error}") from error

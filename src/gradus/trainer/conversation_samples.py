@@ -11,8 +11,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -56,8 +58,8 @@ class ConversationEncoder:
         ]
 
     def _encode_text(self, text: PlainText) -> Sample:
-        prompt = self._tokens(text.prompt)
-        token_ids = self._tokens(text.prompt + text.completion)
+        prompt = self._tokens(text.id, text.prompt)
+        token_ids = self._tokens(text.id, text.prompt + text.completion)
         if self._tokenizer.eos_token_id is not None:
             token_ids = [*token_ids, self._tokenizer.eos_token_id]
         branch = _Branch()
@@ -96,7 +98,7 @@ class ConversationEncoder:
     ) -> list[int]:
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages),
+                [self._with_arguments(message) for message in messages],
                 tools=conversation.tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -105,9 +107,36 @@ class ConversationEncoder:
             raise ConfigError(
                 f"{conversation.id}: the chat template refuses these messages ({error})"
             ) from error
-        return self._tokens(text)
+        return self._tokens(conversation.id, text)
 
-    def _tokens(self, text: str) -> list[int]:
+    def _with_arguments(self, message: Message) -> Message:
+        """The message with the arguments of its calls as the template wants them."""
+        if not message.get("tool_calls") or not self._writes_arguments:
+            return message
+        return {**message, "tool_calls": [_with_objects(call) for call in message["tool_calls"]]}
+
+    @cached_property
+    def _writes_arguments(self) -> bool:
+        """Whether the template writes arguments as JSON itself; it would escape those that are
+        JSON already, as engines and episode records give them."""
+        function = {"name": "add", "arguments": '{"key": 1}'}
+        call = {"id": "call00000", "type": "function", "function": function}
+        reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": "add"}, reply], tokenize=False
+            )
+        except (jinja2.TemplateError, ValueError, TypeError):
+            return True
+        return '\\"key\\"' in text
+
+    def _tokens(self, place: str, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{place}: the text is not Unicode ({error.reason}); repair or delete the row"
+            ) from error
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
 
@@ -256,6 +285,18 @@ def learnable_samples(
     """The samples of a conversation with something to learn; none when one of them is too long."""
     samples = [s for s in encoder.encode(conversation) if s.loss_mask[1:].any()]
     return [] if any(len(sample) > max_tokens for sample in samples) else samples
+
+
+def _with_objects(call: Any) -> Any:
+    """A call with its arguments parsed; as it is when they are no JSON text."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        parsed = {**function, "arguments": json.loads(function["arguments"])}
+    except ValueError:
+        return call
+    return {**call, "function": parsed} if "function" in call else parsed
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -65,7 +65,22 @@ def _messages(place: str, value: Any) -> list[Message]:
             raise ConfigError(f"{place}: message {number} has no 'role'")
         if message.get("content") is None and not message.get("tool_calls"):
             raise ConfigError(f"{place}: message {number} has neither 'content' nor 'tool_calls'")
+        if not _is_text(message.get("content") or ""):
+            raise ConfigError(
+                f"{place}: message {number} has content that is not text; use a string, or a list "
+                "of parts of the type 'text'"
+            )
     return [dict(message) for message in value]
+
+
+def _is_text(content: Any) -> bool:
+    """Whether a template finds nothing but text; most would leave out a picture without a word."""
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    return all(
+        isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
+        for part in content
+    )
 
 
 def _with_roles(

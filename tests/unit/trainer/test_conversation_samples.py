@@ -107,6 +107,38 @@ def test_tool_calls_belong_to_the_reply(tokenizer: Any) -> None:
     assert learned_text(tokenizer, sample).endswith("</tool_call><|im_end|>")
 
 
+ARGUMENTS_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
+def test_arguments_as_text_are_not_escaped_by_a_template_that_writes_json(
+    tiny_model: Path, arguments: Any
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = ARGUMENTS_TEMPLATE
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(USER, reply))
+    assert learned_text(tokenizer, sample) == '{"a": 1}<|im_end|>'
+
+
+def test_a_template_that_writes_text_gets_arguments_as_they_are(tokenizer: Any) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(USER, reply))
+    assert '"arguments": {"a":1}}' in learned_text(tokenizer, sample)
+
+
+def test_text_that_no_tokenizer_reads_is_named(tokenizer: Any) -> None:
+    halves = {"role": "assistant", "content": "\ud83d"}
+    with pytest.raises(ConfigError, match=r"row: .*surrogate"):
+        ConversationEncoder(tokenizer).encode(conversation(USER, halves))
+
+
 def test_plain_text_learns_the_completion_and_its_end(tokenizer: Any) -> None:
     [sample] = ConversationEncoder(tokenizer).encode(PlainText("row", "1+1=", "2"))
     assert learned_text(tokenizer, sample) == "2<|im_end|>"

@@ -77,6 +77,35 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
         load_conversations(SftDataConfig(path=str(path)))
 
 
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_bytes(json.dumps({"messages": [USER, REPLY]}).encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"chat.jsonl is not UTF-8"):
+        load_conversations(SftDataConfig(path=str(path)))
+
+
+def test_a_byte_order_mark_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [USER, REPLY]}), encoding="utf-8-sig")
+    assert len(load_conversations(SftDataConfig(path=str(path)))) == 1
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "cat.png"}}
+
+
+@pytest.mark.parametrize("content", [5, {"text": "hi"}, [PICTURE], [{"type": "text"}], [["hi"]]])
+def test_content_that_is_not_text_is_refused(content: Any) -> None:
+    row = {"messages": [{"role": "user", "content": content}, REPLY]}
+    with pytest.raises(ConfigError, match="here: message 0 has content that is not text"):
+        parse_row("here", row, ROLES)
+
+
+def test_content_may_be_parts_of_text() -> None:
+    parts = ["hi", {"type": "text", "text": "there"}]
+    row = {"messages": [{"role": "user", "content": parts}, REPLY]}
+    assert parse_row("here", row, ROLES).messages[0]["content"] == parts
+
+
 def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("\n")
