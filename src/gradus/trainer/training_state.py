@@ -17,6 +17,7 @@ from torch import Tensor
 from gradus.durable import DurableFiles
 from gradus.errors import CorruptStateError, ProtocolError
 from gradus.trainer.distributed import World
+from gradus.trainer.model.shard import release_gathered
 from gradus.trainer.optimizer import PolicyOptimizer
 from gradus.trainer.parameter_kinds import trained_parameters
 from gradus.trainer.shards import Piece, num_bytes, open_shards, own_pieces, write_shard
@@ -105,6 +106,7 @@ class TrainingState:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _weights(self) -> dict[str, Tensor]:
+        release_gathered(self.policy)
         return {it.name: it.parameter.detach() for it in trained_parameters(self.policy)}
 
     def _random(self) -> dict[str, Tensor]:

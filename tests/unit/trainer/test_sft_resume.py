@@ -82,6 +82,18 @@ def test_a_resumed_run_ends_bit_by_bit_as_an_undisturbed_one(
     assert model_bytes(tmp_path / "run") == expected
 
 
+def test_a_checkpoint_behind_a_validation_holds_the_master_weights(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """A forward without a backward leaves embeddings and head gathered, in the compute dtype."""
+    data = write_rows(tmp_path / "data.jsonl")
+    validation = SftValidationConfig(path=str(data), interval_steps=1)
+    run(build_config(tmp_path / "run", tiny_model, data, validation=validation))
+    expected = model_bytes(tmp_path / "run")
+    run(build_config(tmp_path / "run", tiny_model, data, validation=validation, resume_step=4))
+    assert model_bytes(tmp_path / "run") == expected
+
+
 def test_a_killed_trainer_goes_on_and_ends_bit_by_bit_as_an_undisturbed_one(
     tmp_path: Path, tiny_model: Path
 ) -> None:

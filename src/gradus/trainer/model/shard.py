@@ -71,6 +71,16 @@ def expect_backward(policy: object, *, is_last: bool, sync: GradientSync) -> Non
         policy.set_requires_all_reduce(is_last)
 
 
+def release_gathered(policy: torch.nn.Module) -> None:
+    """Give every parameter back to its shard, in float32.
+
+    After a forward without a backward FSDP keeps what it gathered, in the compute dtype.
+    """
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _offload_policy(parallel: ParallelConfig, mesh: DeviceMesh) -> OffloadPolicy:
     """FSDP's own offloading: shards live in pinned CPU memory, and so does what is made of them."""
     if not parallel.offload_optimizer:
