@@ -5,8 +5,9 @@ backward, less the resident size before, so the gradients count and the inputs d
 
     python benchmarks/logprobs_memory.py --output benchmarks/results/logprobs_memory.json
 
-The second table is a whole model step, with and without activation checkpointing. `--parts head`
-or `--parts step` measures one table and keeps the other of the stored file.
+The second table is a whole model step, with and without activation checkpointing. `--parts`,
+`--forms` and `--tokens` choose what is measured; other rows of the stored file are kept. A plain
+case that does not fit into the free memory is named with what it would need, and left out.
 """
 
 from __future__ import annotations
@@ -120,9 +121,8 @@ def step_case(case: Case) -> dict[str, float]:
     return measured(run)
 
 
-def cases() -> list[Case]:
-    """Both tables; the plain form only where it fits."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def cases(chosen: argparse.Namespace) -> list[Case]:
+    """What was asked for of both tables."""
     heads = [
         Case("head", form, tokens, VOCABULARY, 64)
         for tokens in TOKENS
@@ -137,9 +137,21 @@ def cases() -> list[Case]:
     return [
         case
         for case in heads + steps
-        if case.form == "blocks"
-        or case.tokens * case.vocabulary * PLAIN_BYTES_PER_LOGIT < available
+        if case.part in chosen.parts and case.form in chosen.forms and case.tokens in chosen.tokens
     ]
+
+
+def missing_bytes(case: Case) -> int:
+    """How much more memory a plain case needs than is free; 0 or less when it fits."""
+    if case.form == "blocks":
+        return 0
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return case.tokens * case.vocabulary * PLAIN_BYTES_PER_LOGIT - available
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a stored row measured."""
+    return (row["part"], TOKENS.index(row["tokens"]), row["form"] != "plain", row["checkpointing"])
 
 
 def in_own_process(case: Case) -> dict[str, Any]:
@@ -154,6 +166,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", help="run this one here; the other processes use it")
     parser.add_argument("--parts", nargs="+", default=["head", "step"])
+    parser.add_argument("--forms", nargs="+", default=["plain", "blocks"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
     if chosen.case:
@@ -163,12 +177,14 @@ def main() -> None:
     before = []
     if chosen.output is not None and chosen.output.exists():
         before = json.loads(chosen.output.read_text())["rows"]
-    rows = [row for row in before if row["part"] not in chosen.parts]
-    for case in cases():
-        if case.part not in chosen.parts:
+    rows = {key(row): row for row in before}
+    for case in cases(chosen):
+        if missing_bytes(case) > 0:
+            needed = case.tokens * case.vocabulary * PLAIN_BYTES_PER_LOGIT / 2**30
+            print(f"{case.part} {case.form} {case.tokens} tokens needs about {needed:.0f} GiB")
             continue
         row = in_own_process(case)
-        rows.append(row)
+        rows[key(row)] = row
         print(
             f"{row['part']} {row['form']:<6} {row['tokens']:>6} tokens  checkpointing "
             f"{row['checkpointing']!s:<5}  {row['peak_mib']:>8.0f} MiB  {row['seconds']:.1f} s",
@@ -176,7 +192,8 @@ def main() -> None:
         )
         if chosen.output is not None:
             record = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-            chosen.output.write_text(json.dumps(record | {"rows": rows}, indent=1) + "\n")
+            stored = record | {"rows": [rows[each] for each in sorted(rows)]}
+            chosen.output.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ N chosen tokens, H hidden size, V vocabulary, C tokens and W words of one block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor
 
 _LOWEST_LOGPROB = -1e4
 """exp of it is 0; keeps -inf logits out of products with 0."""
+_LOG2_E = 1 / math.log(2)
 
 
 class BlockSize(NamedTuple):
@@ -107,7 +109,7 @@ class _Sums:
         step = before - highest
         shrink = step.exp()
         shifted = logits.sub_(highest[:, None]).clamp_(min=_LOWEST_LOGPROB)
-        exponentials = shifted.exp()
+        exponentials = _exp(shifted)
         self.moment[tokens] = shrink * (self.moment[tokens] + total * step)
         self.total[tokens] = shrink * total + exponentials.sum(dim=1)
         self.moment[tokens] += exponentials.mul_(shifted).sum(dim=1)
@@ -171,6 +173,17 @@ class _ChosenLogprobs(torch.autograd.Function):
         return by_hidden.to(hidden.dtype), by_weight, by_bias, None, None, None
 
 
+def _exp(log_p: Tensor) -> Tensor:
+    """e to the power of logprobs, which are 0 at most.
+
+    On a CPU torch's exp2 takes a third of the time of its exp. Rounding the product moves a result
+    by x·e^-x of the dtype's precision, at most 0.4 of it.
+    """
+    if log_p.is_cuda:
+        return log_p.exp()
+    return (log_p * _LOG2_E).exp2_()
+
+
 def _columns(labels: Tensor, words: slice) -> tuple[Tensor, Tensor]:
     """[C, 1] column of each label in this block, any valid one where it lies elsewhere; and [C]
     whether it lies in this block."""
@@ -192,7 +205,7 @@ class _Upstream:
     def by_logits(self, logits: Tensor, tokens: slice, words: slice) -> Tensor:
         """[C, W]: d logprob = onehot - p and d entropy = -p·(ln p + H), each times its gradient."""
         log_p = logits.sub_(self.normalisers[tokens, None]).clamp_(min=_LOWEST_LOGPROB)
-        gradient = log_p.exp()
+        gradient = _exp(log_p)
         if self.for_entropies is None:
             gradient.mul_(-self.for_logprobs[tokens, None])
         else:
