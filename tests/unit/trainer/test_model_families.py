@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from gradus.config.model import ModelConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_sample
+from gradus.trainer.model.fused import fuse_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.tensors import TrainTensors
@@ -131,21 +132,36 @@ def build(directory: Path, family: str, options: dict[str, Any]) -> PreTrainedMo
 
 
 def own_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+    logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
     return torch.log_softmax(logits, -1).gather(1, token_ids[1:, None])[:, 0]
 
 
+def gradients(model: PreTrainedModel, logprobs: list[Tensor]) -> dict[str, Tensor]:
+    """Of a sum in which every token has another weight, relative to the norm of all."""
+    together = torch.cat(logprobs)
+    (together * torch.linspace(-1, 1, len(together))).sum().backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([gradient.norm() for gradient in found.values()]).norm()
+    return {name: gradient / norm for name, gradient in found.items()}
+
+
 @pytest.mark.parametrize("case", EXACT)
-def test_packed_logprobs_are_those_of_each_sample_alone(tmp_path: Path, case: str) -> None:
+def test_packed_logprobs_and_gradients_are_those_of_each_sample_alone(
+    tmp_path: Path, case: str
+) -> None:
     plain = build(tmp_path, *EXACT[case])
     policy = PolicyModel(load_model(ModelConfig(name=str(tmp_path)), CPU))
+    fuse_layers(policy.model)
     samples = [build_sample(n, prompt_length=1, seed=n, vocabulary=96) for n in LENGTHS]
-    with torch.no_grad():
-        found = policy(TrainTensors.build(join_samples(samples), CPU)).logprobs
-    for sample, logprobs in zip(samples, torch.split(found, LENGTHS), strict=True):
-        alone = own_logprobs(plain, torch.tensor(sample.token_ids, dtype=torch.int64))
-        torch.testing.assert_close(logprobs[1:], alone, rtol=0, atol=1e-4)
+    scores = policy(TrainTensors.build(join_samples(samples), CPU))
+    found = [logprobs[1:] for logprobs in torch.split(scores.logprobs, list(LENGTHS))]
+    alone = [own_logprobs(plain, torch.tensor(s.token_ids, dtype=torch.int64)) for s in samples]
+    for ours, theirs in zip(found, alone, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    ours_by_name, theirs_by_name = gradients(policy.model, found), gradients(plain, alone)
+    assert ours_by_name.keys() == theirs_by_name.keys()
+    for name, gradient in theirs_by_name.items():
+        torch.testing.assert_close(ours_by_name[name], gradient, rtol=0, atol=1e-4)
 
 
 def test_positions_that_change_beyond_a_length_are_exact_up_to_it(tmp_path: Path) -> None:
