@@ -16,6 +16,7 @@ from gradus.testing.builders import build_sample
 from gradus.trainer.model.fused import fuse_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.packing import join_samples
 
@@ -162,6 +163,17 @@ def test_packed_logprobs_and_gradients_are_those_of_each_sample_alone(
     assert ours_by_name.keys() == theirs_by_name.keys()
     for name, gradient in theirs_by_name.items():
         torch.testing.assert_close(ours_by_name[name], gradient, rtol=0, atol=1e-4)
+
+
+def test_a_buffer_is_published_as_the_trainer_computes_with_it(tmp_path: Path) -> None:
+    """GLM-4.5 chooses experts with a float32 bias, which bfloat16 would round."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    groups = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    build(tmp_path, "glm4_moe", experts | groups)
+    model = load_model(ModelConfig(name=str(tmp_path)), CPU)
+    published = dict(serving_tensors(model, torch.bfloat16))
+    dtypes = {name.rpartition(".")[2]: tensor.dtype for name, tensor in published.items()}
+    assert dtypes == {"weight": torch.bfloat16, "e_score_correction_bias": torch.float32}
 
 
 def test_positions_that_change_beyond_a_length_are_exact_up_to_it(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def _whole_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     tied = set(model.all_tied_weights_keys)
     adapted = adapted_layers(model)
+    buffers = {name for name, _ in model.named_buffers()}
     for name, value in model.state_dict(keep_vars=True).items():
         if name in tied or is_adapter_tensor(name):
             continue
@@ -45,5 +46,7 @@ def _whole_tensors(
         if layer is not None and name.endswith(".weight"):
             whole = whole.float() + layer.delta()
         if keep:
-            kind = dtype if whole.is_floating_point() else whole.dtype
+            # The trainer computes with buffers as they are, and with rounded parameters.
+            is_rounded = whole.is_floating_point() and name not in buffers
+            kind = dtype if is_rounded else whole.dtype
             yield name, whole.detach().to(device="cpu", dtype=kind).contiguous()
