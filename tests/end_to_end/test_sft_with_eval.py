@@ -53,8 +53,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short path, because sockets lie below it, and conversations to learn."""
     root = tmp_path_factory.mktemp("s")
     texts = generate_texts(64, seed=1, min_words=1, max_words=1)
-    rows = [{"prompt": text, "completion": text[::-1]} for text in texts]
-    (root / "conversations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (root / "conversations.jsonl").open("w") as file:
+        for text in texts:
+            asked = {"role": "user", "content": text}
+            replied = {"role": "assistant", "content": text[::-1]}
+            file.write(json.dumps({"messages": [asked, replied]}) + "\n")
     return root
 
 
@@ -62,9 +65,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(root: Path, tiny_model: Path) -> Train:
     """Starts `gradus sft` under the name "s"."""
 
-    def run(*words: str, program: tuple[str, ...] = GRADUS) -> subprocess.Popen[str]:
+    def run(
+        *words: str, program: tuple[str, ...] = GRADUS, num_tasks: int = NUM_TASKS
+    ) -> subprocess.Popen[str]:
         config = root / "sft.toml"
-        values = {"num_tasks": NUM_TASKS, "group_size": GROUP_SIZE}
+        values = {"num_tasks": num_tasks, "group_size": GROUP_SIZE}
         config.write_text(TOML.format(root=root, model=tiny_model, **values))
         return start("sft", "@", str(config), *words, program=program)
 
@@ -84,27 +89,30 @@ def episodes_file(run_dir: Path, version: int) -> Path:
     return run_dir / "episodes" / f"step_{version}" / "eval.jsonl"
 
 
-def assert_each_episode_is_there_once(run_dir: Path, version: int) -> None:
+def assert_each_episode_is_there_once(
+    run_dir: Path, version: int, num_tasks: int = NUM_TASKS
+) -> None:
     played = read_standings(episodes_file(run_dir, version))
     assert {it["versions"]["oldest"] for it in played} == {version}
     assert {it["versions"]["newest"] for it in played} == {version}
-    assert len({it["episode"] for it in played}) == len(played) == NUM_TASKS * GROUP_SIZE
+    assert len({it["episode"] for it in played}) == len(played) == num_tasks * GROUP_SIZE
 
 
 def test_rewards_of_the_real_engine_stand_beside_the_loss_and_rise(
     root: Path, train: Train
 ) -> None:
     run_dir = root / "s"
-    printed = finish(train("--max-steps", "40", "--eval.interval-steps", "15"))
-    assert "evaluation of version 40" in printed
+    words = ("--max-steps", "80", "--eval.interval-steps", "30")
+    printed = finish(train(*words, num_tasks=16))
+    assert "evaluation of version 80" in printed
     rows = records(run_dir / "metrics.jsonl")
-    assert [row["step"] for row in rows if "loss/total/mean" in row] == list(range(40))
+    assert [row["step"] for row in rows if "loss/total/mean" in row] == list(range(80))
     found = evaluations(run_dir)
-    assert sorted(found) == [0, 15, 30, 40]
+    assert sorted(found) == [0, 30, 60, 80]
     for version in found:
-        assert_each_episode_is_there_once(run_dir, version)
+        assert_each_episode_is_there_once(run_dir, version, num_tasks=16)
     reward = "eval/reverse-text/avg@2"
-    assert found[40][reward] > found[0][reward]
+    assert found[80][reward] > found[0][reward]
     assert list((run_dir / "weights").iterdir()) == [], "measured versions leave the disk"
     assert read_json(run_dir / "summary.json")["outcome"] == "done"
 
