@@ -15,10 +15,24 @@ from gradus.config.resolve import resolve_run, run_name
 from gradus.config.resolve_eval import resolve_eval
 from gradus.config.resolve_sft import resolve_sft
 from gradus.config.run import RunConfig
+from gradus.config.sampling import SamplingConfig
 from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.config.sft import SftConfig
 
 _SUFFIX = "<8 hex>"
+
+_RESHAPING: dict[str, tuple[object, ...]] = {
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+}
+"""Keys of `sampling.extra_body` that change which tokens are drawn, with values that do not."""
 
 
 def describe_run(config: RunConfig) -> list[str]:
@@ -112,12 +126,19 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _notes(config: RunConfig) -> Iterator[str]:
-    """What only the environments can decide, so that the start of the run may refuse it."""
+    """What is allowed and seldom meant, and what only the environments can decide."""
     configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
     for given, source in zip(
         config.orchestrator.train.env, configs.orchestrator.sources, strict=True
     ):
         trained = [role for role in given.agents if role not in source.untrained_agents]
+        reshaping = list(_reshaping(source.sampling))
+        if reshaping:
+            yield (
+                f"source {source.name!r}: {', '.join(reshaping)} changes the distribution that "
+                "tokens are drawn from, and the trainer computes that of the temperature alone, so "
+                "the two disagree on every token; leave it out unless that is meant"
+            )
         kind = source.algo.type
         if kind in COMPARES_ALL_TRACES and len(trained) > 1:
             yield (
@@ -130,6 +151,16 @@ def _notes(config: RunConfig) -> Iterator[str]:
                 f"source {source.name!r}: rae needs an environment with several agents, and the "
                 "config names none or one. The start refuses rae where there is only one; use grpo"
             )
+
+
+def _reshaping(sampling: SamplingConfig) -> Iterator[str]:
+    """Sampling settings that the trainer does not know about."""
+    if sampling.top_p is not None and sampling.top_p < 1:
+        yield "top_p"
+    for key, neutral in _RESHAPING.items():
+        value = sampling.extra_body.get(key)
+        if value is not None and value not in neutral:
+            yield key
 
 
 def _engine(inference: InferenceConfig) -> str:
