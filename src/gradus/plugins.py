@@ -54,3 +54,8 @@ def _import(kind: str, name: str, module_name: str) -> ModuleType:
         raise ConfigError(
             f"{kind} {name!r}: cannot import {module_name!r} ({error}). Install it or fix the path"
         ) from error
+    except Exception as error:
+        raise ConfigError(
+            f"{kind} {name!r}: {module_name!r} fails when it is imported "
+            f"({type(error).__name__}: {error}). Fix the module"
+        ) from error

@@ -93,6 +93,11 @@ def check_loss(loss: TokenLoss, world: World, *, seed: int = 0) -> LossReport:
     samples = _build_samples(np.random.default_rng(seed))
     step = _TableStep(samples, _Guarded(loss), world, seed=seed)
     truth = step.truth()
+    if not truth.gradient.any():
+        raise ConfigError(
+            "the loss has no gradient: it would train nothing; compute it from "
+            "inputs.policy_logprobs, without detach"
+        )
     alone = _alone(samples)
     rows = [_compare_calls(step.measure(alone), step.measure(alone))]
     rows += [_compare(name, step.measure(ranks), truth) for name, ranks in _layouts(samples)]
@@ -265,7 +270,8 @@ class _TableStep(torch.nn.Module):
             per_token = self._loss(_double_inputs(tensors, self._look_up(table, tensors))).per_token
             shares.append(torch.where(mask, tensors.weights["rl"] * per_token, 0.0) / num_members)
             is_member.append(mask.numpy())
-        total = torch.cat(shares).sum()
+        # Zeros of the table, so that a loss without gradient has one of zeros.
+        total = torch.cat(shares).sum() + 0.0 * table.sum()
         (gradient,) = torch.autograd.grad(total, table)
         lengths = [len(sample) for sample in self._samples]
         return _Truth(
@@ -314,7 +320,7 @@ def _compare_calls(first: _Measured, second: _Measured) -> LayoutError:
 
 def _reason(layout: str, found: _Measured, truth: _Truth) -> str:
     """The likeliest mistake."""
-    if not (np.isfinite(found.loss) and np.isfinite(found.gradient).all()):
+    if not all(np.isfinite(it.loss) and np.isfinite(it.gradient).all() for it in (found, truth)):
         return _NOT_FINITE
     if layout in _REASON_OF:
         return _REASON_OF[layout]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gradus.errors import ConfigError
@@ -40,6 +42,16 @@ def test_an_unusable_plugin_says_what_is_wrong(name: str, message: str) -> None:
         find_plugin("loss", name, REGISTRY)
     assert message in str(caught.value)
     assert f"loss {name!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["def (", "1 / 0", "from math import nothing"])
+def test_a_module_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    (tmp_path / "module_with_a_mistake.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="'module_with_a_mistake' fails when it is imported"):
+        find_plugin("loss", "module_with_a_mistake:Loss", REGISTRY)
 
 
 def test_a_function_of_the_user_is_found_by_its_path() -> None:

@@ -78,6 +78,25 @@ def test_a_loss_that_divides_by_the_members_of_the_micro_batch_is_caught(world: 
     assert "divides by something that it counts in the micro batch" in (report.reason or "")
 
 
+def test_a_loss_that_divides_by_no_members_at_all_is_caught(world: World) -> None:
+    """A sample may have none; the gradient of x / 0 is NaN, also where it is masked."""
+
+    def loss(inputs: LossInputs) -> LossOutput:
+        gain = inputs.advantages * inputs.policy_logprobs / inputs.mask.sum()
+        return LossOutput(torch.where(inputs.mask, -gain, 0.0))
+
+    assert "not finite" in (check_loss(loss, world).reason or "")
+
+
+@pytest.mark.parametrize("share", [0.0, None])
+def test_a_loss_that_moves_no_logprob_is_refused(world: World, share: float | None) -> None:
+    def spoil(inputs: LossInputs, per_token: Tensor) -> Tensor:
+        return per_token.detach() if share is None else share * per_token
+
+    with pytest.raises(ConfigError, match="has no gradient"):
+        check_loss(spoiled(spoil), world)
+
+
 def test_a_loss_that_divides_by_the_length_of_the_row_is_caught(world: World) -> None:
     report = check_loss(spoiled(lambda inputs, per_token: per_token / len(inputs.mask)), world)
     assert failing_layouts(report) == PACKED
