@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.process import SftProcessConfig, TrainerProcessConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory, read_json
 from gradus.trainer.distributed import join_world
@@ -72,8 +74,15 @@ def _trained(run_dir: RunDirectory) -> _Trained:
     if not path.is_file():
         raise ConfigError(f"{path} is missing; the config says which model the run started from")
     text = path.read_text()
-    if "sft" in read_json(path):
-        sft = SftProcessConfig.model_validate_json(text).sft
-        return _Trained(sft.model, sft.lora, sft.compute_dtype)
-    config = TrainerProcessConfig.model_validate_json(text)
+    try:
+        if "sft" in read_json(path):
+            sft = SftProcessConfig.model_validate_json(text).sft
+            return _Trained(sft.model, sft.lora, sft.compute_dtype)
+        config = TrainerProcessConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CorruptStateError(
+            f"{path} is not a config of this gradus: {'.'.join(map(str, first['loc']))}: "
+            f"{first['msg']}; export with the version that trained"
+        ) from error
     return _Trained(config.model, config.trainer.lora, config.trainer.compute_dtype)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gradus.durable import storage_error
 from gradus.trainer.distributed import World
 from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
 from gradus.trainer.model.serving_names import serving_tensors
@@ -90,12 +92,18 @@ class PolicyPublisher:
         def write(tensors: Iterable[tuple[str, Tensor]]) -> None:
             temporary = directory.with_name(f".{directory.name}.tmp")
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            write_tensors(temporary, tensors, stem=stem)
-            for name, content in extra_files.items():
-                (temporary / name).write_bytes(content)
-            shutil.rmtree(directory, ignore_errors=True)
-            temporary.rename(directory)
+            try:
+                temporary.mkdir(parents=True)
+                write_tensors(temporary, tensors, stem=stem)
+                for name, content in extra_files.items():
+                    (temporary / name).write_bytes(content)
+                shutil.rmtree(directory, ignore_errors=True)
+                temporary.rename(directory)
+            except (OSError, SafetensorError) as error:
+                shutil.rmtree(temporary, ignore_errors=True)
+                # safetensors knows no error number: it is Rust's, and of a disk when it writes.
+                known = error if isinstance(error, OSError) else OSError(None, str(error))
+                raise storage_error(known, directory) from error
 
         self._gather(write, source)
 

@@ -17,7 +17,7 @@ from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.process import SftProcessConfig
 from gradus.config.sft import SftConfig, SftDataConfig
-from gradus.errors import ConfigError, CorruptStateError, ExitCode
+from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.run_dir import write_json
 from gradus.trainer.export import export
 from gradus.trainer.sft import run
@@ -81,6 +81,23 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, tiny_model: Path) 
     with pytest.raises(CorruptStateError, match=r"rank_00000\.safetensors"):
         export(step, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_takes_no_directory_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    root = trained_run(tmp_path / "run", tiny_model)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="file/out"):
+        export(root, tmp_path / "file/out")
+
+
+def test_a_run_of_another_config_is_named(tmp_path: Path, tiny_model: Path) -> None:
+    root = trained_run(tmp_path / "run", tiny_model)
+    path = root / "config/trainer.json"
+    config = json.loads(path.read_text())
+    config["sft"]["of_another_gradus"] = 1
+    path.write_text(json.dumps(config))
+    with pytest.raises(CorruptStateError, match=r"trainer\.json .*of_another_gradus"):
+        export(root, tmp_path / "out")
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
