@@ -13,10 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from gradus.config.model import ModelConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_sample
+from gradus.trainer.distributed import World
 from gradus.trainer.model.fused import fuse_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.serving_names import serving_tensors
+from gradus.trainer.model.shard import shard_model
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.packing import join_samples
 
@@ -163,6 +165,19 @@ def test_packed_logprobs_and_gradients_are_those_of_each_sample_alone(
     assert ours_by_name.keys() == theirs_by_name.keys()
     for name, gradient in theirs_by_name.items():
         torch.testing.assert_close(ours_by_name[name], gradient, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_bfloat16_is_near_float32(tmp_path: Path, world: World, case: str) -> None:
+    """Some families compute rotations or norms in float32 inside."""
+    build(tmp_path, *EXACT[case])
+    tensors = TrainTensors.build(join_samples([build_sample(9), build_sample(14, seed=1)]), CPU)
+    scores = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_model(ModelConfig(name=str(tmp_path)), CPU)
+        scores.append(shard_model(PolicyModel(model), world.mesh, dtype)(tensors).logprobs)
+    scores[1].sum().backward()
+    torch.testing.assert_close(scores[0].mean(), scores[1].mean(), rtol=0, atol=0.05)
 
 
 def test_a_buffer_is_published_as_the_trainer_computes_with_it(tmp_path: Path) -> None:

@@ -220,7 +220,8 @@ def _rotate(
     original: Forward, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Queries [1, H, T, D] and keys, turned by the angles [1, T, D] of their positions."""
-    if options or cos.shape[-1] != query.shape[-1]:
+    # With angles in float32 a model computes in it too, and rounds behind.
+    if options or cos.shape[-1] != query.shape[-1] or cos.dtype != query.dtype:
         rotated: tuple[Tensor, Tensor] = original(query, key, cos, sin, **options)
         return rotated
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
