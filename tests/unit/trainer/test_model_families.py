@@ -88,6 +88,7 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "scale_attn_weights": False}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "mixtral": ("mixtral", {**EXPERTS, "sliding_window": WINDOW}),
+    "qwen2 experts without windows": ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
 }
 

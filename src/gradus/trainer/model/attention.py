@@ -186,7 +186,8 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention)
 def _refuse_hidden_window(module: torch.nn.Module, layout: PackedLayout) -> None:
     """Some models keep their window to the mask, which packed rows do not have."""
     window = getattr(getattr(module, "config", None), "sliding_window", None)
-    if window is not None and window < layout.longest:
+    # 0 in a config stands for none.
+    if window and window < layout.longest:
         raise ConfigError(
             f"{type(module).__name__} keeps a sliding window of {window} tokens to its mask, so a "
             f"packed sample of {layout.longest} would see too much; lower model.max_length_tokens "
