@@ -15,6 +15,8 @@ from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.flash import choose_flash_attention
 from gradus.trainer.model.probe import refuse_inexact
 
+_LEARNED_POSITIONS = frozenset({"wpe", "embed_positions", "position_embeddings"})
+"""Names of embeddings with a row for each position."""
 _SEPARATE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers for which `packed_attention` does all that mixes tokens."""
 
@@ -35,6 +37,7 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
         )
     refuse_leaking_layers(model)
     refuse_changing_positions(model, config.max_length_tokens)
+    refuse_missing_positions(model, config.max_length_tokens)
     choose_flash_attention(device)
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
@@ -70,6 +73,17 @@ def refuse_changing_positions(model: PreTrainedModel, max_length_tokens: int) ->
                 f"{limit} tokens and cannot be packed there; lower model.max_length_tokens = "
                 f"{max_length_tokens} to {limit} or less"
             )
+
+
+def refuse_missing_positions(model: PreTrainedModel, max_length_tokens: int) -> None:
+    """Learned positions end somewhere; a longer sample would fail in the middle of a run."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if limit is not None and max_length_tokens > limit and names & _LEARNED_POSITIONS:
+        raise ConfigError(
+            f"model {model.config.name_or_path!r} has learned {limit} positions; lower "
+            f"model.max_length_tokens = {max_length_tokens} to {limit} or less"
+        )
 
 
 def _load_complete(config: ModelConfig) -> PreTrainedModel:
