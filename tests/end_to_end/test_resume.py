@@ -21,7 +21,7 @@ from gradus.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
-SCRIPTED = (str(Path(__file__).parent / "scripted_rl.py"),)
+SCRIPTED = (str(Path(__file__).parent / "scripted_run.py"),)
 MAX_STEPS = 6
 TOML = """
 name = "{name}"

@@ -18,7 +18,7 @@ from reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
-SCRIPTED = str(Path(__file__).with_name("scripted_sft.py"))
+SCRIPTED = str(Path(__file__).with_name("scripted_run.py"))
 NUM_TASKS, GROUP_SIZE = 6, 2
 TOML = """
 name = "s"

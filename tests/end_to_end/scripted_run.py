@@ -1,0 +1,110 @@
+"""`gradus rl` and `gradus sft` with a scripted engine in the place of vLLM; all else is real.
+
+    python scripted_run.py rl @ run.toml [--resume]
+    python scripted_run.py sft @ sft.toml [--resume]
+
+In an RL run, what the engine says follows from the prompt, the seed of the request and every byte
+of the weights that it serves: runs that differ in one bit anywhere differ in all that follows. In a
+supervised run it repeats the prompt and takes its time, so that training is done long before the
+evaluations of its versions are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gradus.cli.main import main as run_gradus
+from gradus.death_watch import watch_death_pipe
+from gradus.launch import local
+from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft
+from gradus.run_dir import RunDirectory
+from gradus.testing.engine import ScriptedEngine, serve
+from gradus.testing.engine_script import GenerateCall, Reply
+from gradus.weights.manifest import read_manifest
+
+MAX_REPLY_TOKENS = 6
+LOGPROB = -5.0
+"""Nats, about those of an untrained model."""
+LATENCY_SECONDS = 0.4
+"""Of a reply in a supervised run."""
+
+
+class SeededEngine(ScriptedEngine):
+    """Speaks as a sampler would that is exact to the bit."""
+
+    def answer_to(self, call: GenerateCall) -> Reply:
+        """Some tokens of the prompt, drawn by seed and weights."""
+        # The first token of a chat is a control token.
+        control = {call.prompt_token_ids[0], *call.sampling_params["stop_token_ids"]}
+        words = [token for token in call.prompt_token_ids if token not in control]
+        what = f"{self._weights()}/{call.sampling_params['seed']}/{call.prompt_token_ids}"
+        source = random.Random(hashlib.sha256(what.encode()).digest())
+        tokens = [source.choice(words) for _ in range(source.randint(1, MAX_REPLY_TOKENS))]
+        return Reply(tokens, [LOGPROB - source.random() / 8 for _ in tokens])
+
+    def _weights(self) -> str:
+        """The digest of the served tensors, whatever version and epoch they have."""
+        if not self.applied:
+            return "initial"
+        files = read_manifest(Path(self.applied[-1].directory)).files
+        return files["model.safetensors"].sha256
+
+
+def build_engine(command: str, run_dir: Path, epoch: int) -> ScriptedEngine:
+    """What serves the run of `gradus <command>`."""
+    if command == "rl":
+        return SeededEngine(run_dir=run_dir, epoch=epoch, max_length_tokens=256)
+    return ScriptedEngine(run_dir=run_dir, epoch=epoch, latency_seconds=LATENCY_SECONDS)
+
+
+def with_script(command: str, plan: Callable[..., LaunchPlan]) -> Callable[..., LaunchPlan]:
+    """The real plan with this file in the place of the inference server."""
+
+    def planned(
+        config: Any, run_dir: RunDirectory, epoch: int, machine: Machine, **options: Any
+    ) -> LaunchPlan:
+        whole = plan(config, run_dir, epoch, machine, **options)
+        (engine, *environments), *later = whole.stages
+        assert engine.name == "inference"
+        chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--epoch", str(epoch))
+        scripted = replace(engine, argv=(machine.python, __file__, *chosen))
+        return replace(whole, stages=((scripted, *environments), *later))
+
+    return planned
+
+
+def serve_engine(words: Sequence[str]) -> None:
+    """Be the inference server of a run."""
+    watch_death_pipe()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine")
+    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--epoch", type=int)
+    chosen = parser.parse_args(words)
+
+    async def run() -> None:
+        await serve(build_engine(chosen.engine, chosen.run_dir, chosen.epoch))
+
+    asyncio.run(run())
+
+
+def main(words: Sequence[str]) -> int:
+    """The engine, or the command with its plan changed."""
+    if "--engine" in words:
+        serve_engine(words)
+        return 0
+    local.plan_rl = with_script("rl", plan_rl)
+    local.plan_sft = with_script("sft", plan_sft)
+    return run_gradus(words)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
