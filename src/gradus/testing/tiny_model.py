@@ -15,6 +15,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + string.punctuation
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -169,5 +170,7 @@ def build_tiny_model(
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=stop_ids, pad_token_id=tokenizer.pad_token_id
     )
+    # Logs are read line by line; a bar that rewrites its line does not belong there.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     return directory
