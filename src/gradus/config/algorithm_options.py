@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gradus.config.loss_options import ChoiceOption, NumberOption
 from gradus.config.option_checks import refused_options
@@ -21,6 +21,9 @@ class FlagOption:
     """Yes or no."""
 
     default: bool = False
+    text: str = ""
+    """What `true` does, in one sentence."""
+    kind: ClassVar[str] = "true or false"
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -32,6 +35,9 @@ class NamesOption:
     """A list of names."""
 
     default: tuple[str, ...] | None = None
+    text: str = ""
+    """What the names are, in one sentence."""
+    kind: ClassVar[str] = "list of names"
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -48,6 +54,13 @@ class TextOption:
 
     default: str | None = None
     contains: str = ""
+    text: str = ""
+    """What the text is, in one sentence."""
+
+    @property
+    def kind(self) -> str:
+        """What it takes, in words."""
+        return f"text with {self.contains}" if self.contains else "text"
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -63,6 +76,9 @@ class AlphasOption:
     """Roles of messages and the weight of each."""
 
     default: Mapping[str, float]
+    text: str = ""
+    """What the weights do, in one sentence."""
+    kind: ClassVar[str] = "table of role = weight, each at least 0"
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -81,6 +97,9 @@ class OptionalNumber:
     """A finite number; unset by default."""
 
     default: None = None
+    text: str = ""
+    """What it does, in one sentence."""
+    kind: ClassVar[str] = "number"
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -98,39 +117,69 @@ AlgorithmOption = (
 )
 
 _GRPO: Mapping[str, AlgorithmOption] = {
-    "scale_by_std": FlagOption(),
-    "leave_one_out": FlagOption(),
-    "length_penalty": FlagOption(),
+    "scale_by_std": FlagOption(text="Divide by the standard deviation of the group's rewards."),
+    "leave_one_out": FlagOption(text="Compare with the mean of the other episodes (RLOO)."),
+    "length_penalty": FlagOption(
+        text="Lower rewards with output, input and turns before the mean is taken."
+    ),
 }
 
 ALGORITHM_OPTIONS: Mapping[str, Mapping[str, AlgorithmOption]] = {
     "grpo": _GRPO,
     "max_rl": {},
-    "hierarchical_grpo": {"episode_agents": NamesOption(())},
+    "hierarchical_grpo": {
+        "episode_agents": NamesOption(
+            (), text="Agents that are compared within one episode instead of over the group."
+        )
+    },
     "rae": {
-        "momentum": NumberOption(0.95, least=0.0, below=1.0),
-        "order": ChoiceOption("update_first", ("update_first", "subtract_first")),
+        "momentum": NumberOption(
+            0.95, least=0.0, below=1.0, text="Share of a baseline that stays at each reward."
+        ),
+        "order": ChoiceOption(
+            "update_first",
+            ("update_first", "subtract_first"),
+            text="Whether a reward moves its baseline before or after it is compared.",
+        ),
         "key": ChoiceOption(
-            "environment/task/agent", ("environment/task/agent", "environment/agent")
+            "environment/task/agent",
+            ("environment/task/agent", "environment/agent"),
+            text="What has a baseline: each agent per task, or per source.",
         ),
     },
     "echo": {
-        "roles": AlphasOption({"tool": 0.1}),
-        "tool_names": NamesOption(),
-        "filter": TextOption(contains=":"),
-        "normalize": ChoiceOption("own", ("own", "batch")),
+        "roles": AlphasOption(
+            {"tool": 0.1}, text="Weight of the cross-entropy per role of an observed message."
+        ),
+        "tool_names": NamesOption(text="Tools whose messages count. None means all."),
+        "filter": TextOption(
+            contains=":",
+            text='"package.module:function" that says which messages or tokens count. None '
+            "means all.",
+        ),
+        "normalize": ChoiceOption(
+            "own",
+            ("own", "batch"),
+            text="Whether observations have their own denominator or share that of rl.",
+        ),
         **_GRPO,
     },
     "opd": {},
     "opsd": {
-        "demonstration": TextOption("answer"),
+        "demonstration": TextOption("answer", text="Field of the task that the policy is shown."),
         "hint": TextOption(
-            "This is a good answer to what follows: {demonstration}", contains="{demonstration}"
+            "This is a good answer to what follows: {demonstration}",
+            contains="{demonstration}",
+            text="The words around the demonstration.",
         ),
     },
-    "sft": {"min_reward": OptionalNumber()},
+    "sft": {
+        "min_reward": OptionalNumber(
+            text="Episodes with less are left out. None means that all train."
+        )
+    },
 }
-"""Registered name → its options; `docs/algorithms.md` says what they do."""
+"""Registered name → its options; their texts stand in the reference and in `--help`."""
 
 
 def algorithm_option_problems(

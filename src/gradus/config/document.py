@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from gradus.config.algorithm_options import ALGORITHM_OPTIONS
 from gradus.config.eval import EvalConfig
+from gradus.config.loss_options import LOSS_OPTIONS
+from gradus.config.option_checks import Option
+from gradus.config.plugin_options import CURRICULUM_OPTIONS, FILTER_OPTIONS
 from gradus.config.renames import RENAMES
 from gradus.config.run import RunConfig
 from gradus.config.schema import item_annotation, members, models, type_text
@@ -150,10 +154,51 @@ def _first_line(model: type[BaseModel]) -> str:
     return _one_line((model.__doc__ or "").split("\n\n")[0])
 
 
+PLUGINS: tuple[tuple[str, str, Mapping[str, Mapping[str, Option]]], ...] = (
+    ("trainer.loss.options", "loss", LOSS_OPTIONS),
+    ("orchestrator.train.algo.options", "algorithm", ALGORITHM_OPTIONS),
+    ("orchestrator.filters.N.options", "filter", FILTER_OPTIONS),
+    ("orchestrator.train.env.N.curriculum.options", "curriculum", CURRICULUM_OPTIONS),
+)
+"""Where options of a registered plug-in are written, its kind, and the declared options."""
+
+
+def option_sections(model: type[BaseModel]) -> list[Section]:
+    """The options of registered plug-ins that a command has, one section per kind.
+
+    An option that several plug-ins share with the same default is listed once.
+    """
+    return [
+        Section(
+            path=path,
+            text=f"Options of each registered {kind}, checked when the config is read.",
+            keys=tuple(_option_keys(registered)),
+        )
+        for path, kind, registered in PLUGINS
+        if path.split(".")[0] in model.model_fields and "orchestrator" in model.model_fields
+    ]
+
+
+def _option_keys(registered: Mapping[str, Mapping[str, Option]]) -> Iterator[Key]:
+    """Every distinct option with the plug-ins that take it."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    options: dict[tuple[str, str], Option] = {}
+    for plugin, declared in registered.items():
+        for name, option in declared.items():
+            place = (name, repr(option))
+            owners.setdefault(place, []).append(plugin)
+            options[place] = option
+    for place, option in options.items():
+        takers = owners[place]
+        of = "all" if len(takers) == len(registered) else ", ".join(f"`{it}`" for it in takers)
+        default = "None" if option.default is None else json.dumps(option.default)
+        yield Key(name=place[0], type=option.kind, default=default, text=f"({of}) {option.text}")
+
+
 def help_text(model: type[BaseModel], *, width: int) -> str:
     """The whole schema for a terminal, one block per section."""
     blocks = []
-    for section in sections(model):
+    for section in [*sections(model), *option_sections(model)]:
         prefix = f"{section.path}." if section.path else ""
         title = f"[{section.path}]" if section.path else "[top level]"
         lines = textwrap.wrap(f"{title} {section.text}", width)
@@ -209,7 +254,7 @@ def reference() -> str:
 def _chapter(title: str, model: type[BaseModel]) -> Iterator[str]:
     """All sections of one command."""
     yield f"## `{title}`\n"
-    for section in sections(model):
+    for section in [*sections(model), *option_sections(model)]:
         yield f"### `[{section.path}]`\n" if section.path else "### Top level\n"
         yield f"{section.text}\n"
         if section.keys:

@@ -12,6 +12,12 @@ from gradus.config.problems import Problem, nearest
 from gradus.config.schema import KeyPath
 
 
+def number_words(noun: str, bounds: Mapping[str, float | None]) -> str:
+    """A number and its range in words: "number above 0 and at most 1"."""
+    found = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
+    return f"{noun} {' and '.join(found)}" if found else noun
+
+
 @dataclass(frozen=True)
 class NumberOption:
     """A finite number between bounds."""
@@ -23,6 +29,14 @@ class NumberOption:
     most: float | None = None
     below: float | None = None
     """The value must be less."""
+    text: str = ""
+    """What it does, with its unit, in one sentence."""
+
+    @property
+    def kind(self) -> str:
+        """What it takes, in words."""
+        bounds = {"above": self.above, "at least": self.least, "at most": self.most}
+        return number_words("number", {**bounds, "below": self.below})
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -46,6 +60,13 @@ class ChoiceOption:
 
     default: str
     choices: tuple[str, ...]
+    text: str = ""
+    """What each choice does, in one sentence."""
+
+    @property
+    def kind(self) -> str:
+        """What it takes, in words."""
+        return " or ".join(f'"{choice}"' for choice in self.choices)
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -63,24 +84,55 @@ def _options(*, kl_coefficient: float, **own: Option) -> Mapping[str, Option]:
     """The options of one loss: its own, then those of every loss."""
     return {
         **own,
-        "kl_coefficient": NumberOption(kl_coefficient, least=0.0),
-        "entropy_coefficient": NumberOption(0.0, least=0.0),
-        "reference_kl_coefficient": NumberOption(0.0, least=0.0),
-        "importance_sampling": ChoiceOption("off", ("off", "truncated", "masked")),
-        "importance_level": ChoiceOption("token", ("token", "sequence", "sequence_mean")),
-        "importance_cap": NumberOption(2.0, above=1.0),
+        "kl_coefficient": NumberOption(
+            kl_coefficient,
+            least=0.0,
+            text="Pull towards the policy that sampled: weight of the squared log-ratio.",
+        ),
+        "entropy_coefficient": NumberOption(
+            0.0, least=0.0, text="Entropy bonus per token; the entropy carries gradient."
+        ),
+        "reference_kl_coefficient": NumberOption(
+            0.0,
+            least=0.0,
+            text="Pull towards the reference model, on the tokens that it scored.",
+        ),
+        "importance_sampling": ChoiceOption(
+            "off",
+            ("off", "truncated", "masked"),
+            text="Correction of the mismatch between trainer and engine: `truncated` caps the "
+            "ratio r at importance_cap, `masked` drops tokens with r outside [1/cap, cap].",
+        ),
+        "importance_level": ChoiceOption(
+            "token",
+            ("token", "sequence", "sequence_mean"),
+            text="What r is: the token's ratio, the product over its sequence, or the geometric "
+            "mean of the sequence.",
+        ),
+        "importance_cap": NumberOption(
+            2.0, above=1.0, text="The cap of importance_sampling, a ratio of probabilities."
+        ),
     }
 
 
 def _clip(low: float, high: float) -> dict[str, Option]:
     return {
-        "clip_low": NumberOption(low, above=0.0, most=1.0),
-        "clip_high": NumberOption(high, above=0.0),
+        "clip_low": NumberOption(
+            low, above=0.0, most=1.0, text="The ratio is clipped below 1 - clip_low."
+        ),
+        "clip_high": NumberOption(
+            high, above=0.0, text="The ratio is clipped above 1 + clip_high."
+        ),
     }
 
 
 def _threshold(default: float) -> Option:
-    return NumberOption(default, above=0.0, most=1.0)
+    return NumberOption(
+        default,
+        above=0.0,
+        most=1.0,
+        text="Change of a token's probability beyond which the token is dropped.",
+    )
 
 
 LOSS_OPTIONS: Mapping[str, Mapping[str, Option]] = {
@@ -88,10 +140,15 @@ LOSS_OPTIONS: Mapping[str, Mapping[str, Option]] = {
     "ipo": _options(kl_coefficient=1e-3, threshold=_threshold(0.1)),
     "ppo_clip": _options(kl_coefficient=0.0, **_clip(0.2, 0.2)),
     "dapo": _options(kl_coefficient=0.0, **_clip(0.2, 0.28)),
-    "cispo": _options(kl_coefficient=0.0, ratio_cap=NumberOption(5.0, least=1.0)),
+    "cispo": _options(
+        kl_coefficient=0.0,
+        ratio_cap=NumberOption(
+            5.0, least=1.0, text="Largest weight of a token, a ratio of probabilities."
+        ),
+    ),
     "gspo": _options(kl_coefficient=0.0, **_clip(3e-4, 4e-4)),
 }
-"""Registered name → its options; `docs/algorithms.md` says what they do."""
+"""Registered name → its options; their texts stand in the reference and in `--help`."""
 
 
 def option_problems(path: KeyPath, name: str, options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -10,7 +10,19 @@ from gradus.config.schema import KeyPath
 
 
 class Option(Protocol):
-    """An option that knows which values it takes."""
+    """An option that knows which values it takes, and what it means."""
+
+    @property
+    def default(self) -> Any:
+        """Its value when nothing is written; None when it is then absent or found out."""
+
+    @property
+    def text(self) -> str:
+        """What it does, with its unit, in one sentence for the reference."""
+
+    @property
+    def kind(self) -> str:
+        """What it takes, in words."""
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""

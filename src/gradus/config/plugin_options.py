@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.config.loss_options import NumberOption
+from gradus.config.loss_options import NumberOption, number_words
 from gradus.config.option_checks import refused_options
 from gradus.config.problems import Problem
 from gradus.config.schema import KeyPath
@@ -19,6 +19,13 @@ class CountOption:
     default: int | None
     """None means that it is found out."""
     least: int
+    text: str = ""
+    """What it does, with its unit, in one sentence."""
+
+    @property
+    def kind(self) -> str:
+        """What it takes, in words."""
+        return number_words("whole number", {"at least": self.least})
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
@@ -31,13 +38,23 @@ Options = Mapping[str, NumberOption | CountOption]
 
 FILTER_OPTIONS: Mapping[str, Options] = {
     "gibberish": {
-        "vocabulary_size": CountOption(None, least=1),
-        "token_id": CountOption(100_000, least=0),
-        "logprob_offset": NumberOption(2.0),
+        "vocabulary_size": CountOption(
+            None, least=1, text="V, in tokens. None means the model's vocabulary."
+        ),
+        "token_id": CountOption(
+            100_000, least=0, text="Only tokens with a larger id count as rare."
+        ),
+        "logprob_offset": NumberOption(
+            2.0, text="Nats below -ln V that the logprob of a rare token must lie."
+        ),
     },
     "repetition": {
-        "tokens": CountOption(3_000, least=1),
-        "probability": NumberOption(0.99, above=0.0, below=1.0),
+        "tokens": CountOption(
+            3_000, least=1, text="Length in tokens of a run that counts as repetition."
+        ),
+        "probability": NumberOption(
+            0.99, above=0.0, below=1.0, text="Each token of the run was sampled above it."
+        ),
     },
     "zero_advantage": {},
 }
@@ -45,10 +62,14 @@ FILTER_OPTIONS: Mapping[str, Options] = {
 
 CURRICULUM_OPTIONS: Mapping[str, Options] = {
     "difficulty": {
-        "easy_above": NumberOption(0.9),
-        "hard_below": NumberOption(0.1),
-        "easy_share": NumberOption(0.05, least=0.0, most=1.0),
-        "hard_share": NumberOption(0.1, least=0.0, most=1.0),
+        "easy_above": NumberOption(0.9, text="Mean reward above which a task is easy."),
+        "hard_below": NumberOption(0.1, text="Mean reward below which a task is hard."),
+        "easy_share": NumberOption(
+            0.05, least=0.0, most=1.0, text="Share of the groups drawn from the easy tasks."
+        ),
+        "hard_share": NumberOption(
+            0.1, least=0.0, most=1.0, text="Share of the groups drawn from the hard tasks."
+        ),
     },
     "uniform": {},
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config.document import help_text, reference, sections
+from gradus.config.document import PLUGINS, help_text, option_sections, reference, sections
 from gradus.config.overview import describe_run, describe_sft
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.config.run import RunConfig
@@ -178,3 +178,33 @@ def test_the_overview_notes_sampling_that_the_trainer_cannot_follow(
     notes = [line for line in lines if line.startswith("note: ")]
     assert len(notes) == (words is not None)
     assert words is None or words in notes[0]
+
+
+def test_every_option_of_a_plug_in_is_in_the_help_and_in_the_reference() -> None:
+    text, page = help_text(RunConfig, width=100), reference()
+    for path, _, registered in PLUGINS:
+        for options in registered.values():
+            for name, option in options.items():
+                assert f"--{path}.{name}".replace("_", "-") + f"  {option.kind}, " in text
+                assert f"| `{name}` | {option.kind} |" in page
+
+
+def test_every_option_of_a_plug_in_has_a_meaning() -> None:
+    silent = [
+        f"{kind} {plugin}.{name}"
+        for _, kind, registered in PLUGINS
+        for plugin, options in registered.items()
+        for name, option in options.items()
+        if not option.text
+    ]
+    assert silent == []
+
+
+def test_an_option_with_one_default_for_several_plug_ins_is_listed_once() -> None:
+    (losses, *_) = option_sections(RunConfig)
+    lows = [(key.default, key.text.split(")")[0]) for key in losses.keys if key.name == "clip_low"]
+    assert lows == [("0.2", "(`ppo_clip`, `dapo`"), ("0.0003", "(`gspo`")]
+
+
+def test_supervised_training_has_no_options_of_plug_ins() -> None:
+    assert option_sections(SftConfig) == []
