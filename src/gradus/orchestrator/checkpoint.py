@@ -35,6 +35,7 @@ from gradus.log import get_logger
 from gradus.orchestrator.episode_codec import PlayedState
 from gradus.orchestrator.filters import Verdict
 from gradus.orchestrator.journal import Journal, JournalEvent
+from gradus.plugins import describe, plain_state
 from gradus.run_dir import RunDirectory
 from gradus.wire.codec import decode, encode
 from gradus.wire.sample import Sample
@@ -126,10 +127,13 @@ class PendingSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The orchestrator at one moment, encoded."""
+    """The orchestrator at one moment, encoded: later changes of its pieces do not reach it."""
 
-    state: OrchestratorState
+    step: int
+    state: bytes
+    """`state.json`."""
     pending: bytes
+    """`pending.msgpack`."""
     sizes: asyncio.Future[dict[str, int]]
     """Known once the records of that moment are on disk."""
 
@@ -145,7 +149,7 @@ class SavedOrchestrator:
 def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
     """The orchestrator's part of a verified checkpoint; CorruptStateError names what is wrong."""
     folder = checkpoint.part(PART)
-    state = _read(folder / "state.json", lambda raw: _from_json(raw, OrchestratorState))
+    state = _read(folder / "state.json", decode_state)
     if state.format != FORMAT or state.step != checkpoint.step:
         raise CorruptStateError(
             f"{folder} holds step {state.step} in format {state.format}, expected step "
@@ -232,7 +236,7 @@ class CheckpointWriter:
 
         A full disk costs this checkpoint, not the run, until `max_failed_saves` in a row.
         """
-        version = snapshot.state.step
+        version = snapshot.step
         sizes = await snapshot.sizes
         async with self._committing:
             try:
@@ -247,7 +251,7 @@ class CheckpointWriter:
     def _write(self, version: int, snapshot: Snapshot, sizes: Mapping[str, int]) -> None:
         folder = self.checkpoints.staging(version) / PART
         self.files.make_folder(folder)
-        self.files.write(folder / "state.json", msgspec.json.encode(snapshot.state))
+        self.files.write(folder / "state.json", snapshot.state)
         self.files.write(folder / "pending.msgpack", snapshot.pending)
         self.files.write(folder / "sizes.json", msgspec.json.encode(sizes))
         self.checkpoints.commit(version, [TRAINER_PART, PART])
@@ -271,6 +275,23 @@ def build_writer(config: OrchestratorProcessConfig, journal: Journal) -> Checkpo
     )
 
 
+def take_states(pieces: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
+    """A copy of the state of every piece; ConfigError names a piece whose state is not JSON."""
+    return {
+        name: plain_state(describe(name, piece), piece.state()) for name, piece in pieces.items()
+    }
+
+
+def encode_state(state: OrchestratorState) -> bytes:
+    """`state.json`."""
+    return msgspec.json.encode(state)
+
+
+def decode_state(raw: bytes) -> OrchestratorState:
+    """What `encode_state` wrote."""
+    return msgspec.json.decode(raw, type=OrchestratorState)
+
+
 def encode_pending(batches: Sequence[SavedBatch], groups: Sequence[SavedGroup]) -> bytes:
     """`pending.msgpack`; later changes of the samples' groups do not reach it."""
     return encode(PendingSamples(list(batches), list(groups)))
@@ -283,7 +304,3 @@ def _read(path: Path, parse: Callable[[bytes], T]) -> T:
         raise CorruptStateError(f"{path} cannot be read: {error.strerror}") from error
     except (ProtocolError, msgspec.MsgspecError) as error:
         raise CorruptStateError(f"{path}: {error}") from error
-
-
-def _from_json(raw: bytes, kind: type[T]) -> T:
-    return msgspec.json.decode(raw, type=kind)

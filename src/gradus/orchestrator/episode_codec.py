@@ -5,11 +5,13 @@ Used by checkpoints and by replay. The bytes are msgpack of verifiers' own wire 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from pydantic import ValidationError
 from verifiers.v1.episode import WireEpisode
 
-from gradus.errors import CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.grading import PlayedEpisode
 from gradus.wire.policy import VersionSpan
@@ -37,7 +39,7 @@ def save_played(played: PlayedEpisode) -> PlayedState:
         id=played.id,
         group_id=played.group_id,
         versions=played.versions,
-        episode=None if played.episode is None else _encode(played.episode),
+        episode=None if played.episode is None else _encode(played.episode, played.id),
         failure=None if failure is None else (failure.kind, failure.message),
         seconds=played.seconds,
     )
@@ -55,9 +57,22 @@ def load_played(state: PlayedState) -> PlayedEpisode:
     )
 
 
-def _encode(episode: WireEpisode) -> bytes:
+def _encode(episode: WireEpisode, episode_id: str) -> bytes:
     record = episode.model_dump(mode="python", exclude=_COMPUTED)
-    return msgspec.msgpack.encode(record)
+    try:
+        return msgspec.msgpack.encode(record, enc_hook=_plain)
+    except (TypeError, UnicodeEncodeError, OverflowError) as error:
+        raise ConfigError(
+            f"episode {episode_id} cannot be recorded: {error}. An algorithm may write numbers, "
+            "text, and lists and dicts of them on an episode"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy that an algorithm left on a trace."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it holds a {type(value).__name__}")
 
 
 def _decode(raw: bytes, episode_id: str) -> WireEpisode:

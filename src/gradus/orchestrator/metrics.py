@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,17 @@ class EpisodeCounts:
                 self.lengths_tokens.append(played.numbers.length_tokens)
                 self.turns.append(played.numbers.num_turns)
                 self.num_truncated += played.numbers.is_truncated
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON values; a Counter does not survive `dataclasses.asdict`."""
+        return {
+            "rewards": list(self.rewards),
+            "lengths_tokens": list(self.lengths_tokens),
+            "turns": list(self.turns),
+            "num_truncated": self.num_truncated,
+            "num_cancelled": self.num_cancelled,
+            "errors": dict(self.errors),
+        }
 
     def merge(self, other: EpisodeCounts) -> None:
         """Add the counts of another source."""
@@ -125,11 +137,12 @@ class Tally:
 
     def state(self) -> dict[str, Any]:
         """What was counted since the last batch."""
-        episodes = {source: asdict(counts) for source, counts in self._episodes.items()}
         return {
-            "episodes": episodes,
+            "episodes": {source: counts.state() for source, counts in self._episodes.items()},
             "counts": dict(self._counts),
-            "numbers": {name: [mean.total, mean.weight] for name, mean in self._numbers.items()},
+            "numbers": {
+                name: [_saved(mean.total), mean.weight] for name, mean in self._numbers.items()
+            },
             "judged": self._judged,
             "kept": self._kept,
         }
@@ -137,7 +150,7 @@ class Tally:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`."""
         self._counts = Counter(state["counts"])
-        self._numbers = {name: Mean(*parts) for name, parts in state["numbers"].items()}
+        self._numbers = {name: Mean(*map(float, m)) for name, m in state["numbers"].items()}
         self._judged = int(state["judged"])
         self._kept = int(state["kept"])
         self._episodes = {
@@ -231,14 +244,20 @@ class StepRecords:
     def state(self) -> dict[str, Any]:
         """The unfinished records; clocks and the engine's counters begin anew."""
         return {
-            "open": {str(step): dict(metrics) for step, metrics in self._open.items()},
+            "open": {
+                str(step): {name: _saved(value) for name, value in metrics.items()}
+                for step, metrics in self._open.items()
+            },
             "finished": sorted(self._finished & self._open.keys()),
             "applied": sorted(self._applied & self._open.keys()),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`."""
-        self._open = {int(step): dict(metrics) for step, metrics in state["open"].items()}
+        self._open = {
+            int(step): {name: float(value) for name, value in metrics.items()}
+            for step, metrics in state["open"].items()
+        }
         self._finished = set(state["finished"])
         self._applied = set(state["applied"])
 
@@ -261,3 +280,8 @@ class StepRecords:
 def _mean(values: Iterable[float]) -> float:
     chosen = list(values)
     return sum(chosen) / len(chosen)
+
+
+def _saved(value: float) -> float | str:
+    """JSON has no number for what is not finite: a metric that is not becomes text, as "nan"."""
+    return float(value) if math.isfinite(value) else str(float(value))

@@ -18,7 +18,9 @@ from gradus.orchestrator.checkpoint import (
     Snapshot,
     Stateful,
     encode_pending,
+    encode_state,
     load_pieces,
+    take_states,
     with_name,
 )
 from gradus.orchestrator.draws import Draw, Draws
@@ -71,7 +73,7 @@ class Standing:
             open_groups=[OpenGroup(d.number, asdict(d.task)) for d in self._to_play_again()],
             cut_off=self.ledger.abandoned(),
             batcher=self.batcher.state(),
-            pieces={name: piece.state() for name, piece in self.pieces.items()},
+            pieces=take_states(self.pieces),
         )
         batches = [self._untrained[s] for s in sorted(self._untrained)]
         pending = encode_pending(
@@ -79,7 +81,7 @@ class Standing:
             [_save_group(self.groups[ready.id], ready) for ready in self.batcher.ready],
         )
         sizes = self.recorder.mark(partial(note_sizes, self.run_dir, step))
-        return Snapshot(state, pending, sizes)
+        return Snapshot(step, encode_state(state), pending, sizes)
 
     def restore(self, saved: SavedOrchestrator) -> list[SampleBatch]:
         """Stand as `saved` says; the batches that the trainer needs again."""

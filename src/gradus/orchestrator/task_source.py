@@ -10,6 +10,7 @@ from typing import Any
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.orchestrator.curriculum import build_curriculum
+from gradus.plugins import describe, plain_state
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,10 @@ class TaskSource:
                 name: [[task.pass_number, task.index, task.attempt] for task in tasks]
                 for name, tasks in self._returned.items()
             },
-            "curricula": {name: c.state() for name, c in self._curricula.items()},
+            "curricula": {
+                name: plain_state(f"{describe('curriculum', c)} of source {name!r}", c.state())
+                for name, c in self._curricula.items()
+            },
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:

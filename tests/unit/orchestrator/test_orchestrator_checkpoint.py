@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from gradus.checkpoints import Checkpoints
 from gradus.config.checkpoint import CheckpointConfig
-from gradus.errors import CorruptStateError, ProtocolError, StorageError
+from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
 from gradus.orchestrator.checkpoint import (
     FORMAT,
     CheckpointWriter,
@@ -23,9 +24,12 @@ from gradus.orchestrator.checkpoint import (
     PendingSamples,
     SavedOrchestrator,
     Snapshot,
+    decode_state,
     encode_pending,
+    encode_state,
     load_orchestrator,
     load_pieces,
+    take_states,
 )
 from gradus.orchestrator.concurrency import Load
 from gradus.orchestrator.draws import Draws
@@ -76,7 +80,7 @@ def state_of(step: int) -> OrchestratorState:
 async def snapshot_of(step: int) -> Snapshot:
     sizes: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
     sizes.set_result({"metrics.jsonl": 7})
-    return Snapshot(state_of(step), encode_pending([], []), sizes)
+    return Snapshot(step, encode_state(state_of(step)), encode_pending([], []), sizes)
 
 
 @pytest.fixture
@@ -113,6 +117,21 @@ def test_a_piece_that_the_run_does_not_have_is_named() -> None:
 def test_a_damaged_piece_is_named() -> None:
     with pytest.raises(CorruptStateError, match=r"state of tally .* damaged: KeyError: 'value'"):
         load_pieces({"tally": Piece()}, {"tally": {}})
+
+
+def test_a_state_is_copied_when_it_is_taken() -> None:
+    piece = Piece()
+    piece.value = {"rates": [0.5]}
+    taken = take_states({"algorithm words": piece})
+    piece.value["rates"].append(0.75)
+    assert taken == {"algorithm words": {"value": {"rates": [0.5]}}}
+
+
+def test_a_state_that_json_cannot_keep_names_its_piece() -> None:
+    piece = Piece()
+    piece.value = {"rates": [0.5, float("nan")]}
+    with pytest.raises(ConfigError, match=r"algorithm words .*:Piece holds nan at 'value.rates\[1"):
+        take_states({"algorithm words": piece})
 
 
 @pytest.mark.parametrize(
@@ -231,6 +250,21 @@ def test_episodes_that_failed_or_were_cancelled_come_back_too() -> None:
         assert load_played(save_played(played)) == played
 
 
+def test_numbers_of_numpy_that_an_algorithm_left_come_back_as_numbers() -> None:
+    episode = build_episode()
+    episode.traces[0].info["judge"] = {"score": np.float64(0.5), "votes": np.arange(2)}
+    loaded = load_played(save_played(PlayedEpisode("g1.0", "g1", VersionSpan(0, 0), episode)))
+    assert loaded.episode is not None
+    assert loaded.episode.traces[0].info["judge"] == {"score": 0.5, "votes": [0, 1]}
+
+
+def test_an_episode_that_cannot_be_written_is_named() -> None:
+    episode = build_episode()
+    episode.traces[0].info["judge"] = object()
+    with pytest.raises(ConfigError, match=r"episode g1\.0 cannot be recorded: it holds a object"):
+        save_played(PlayedEpisode("g1.0", "g1", VersionSpan(0, 0), episode))
+
+
 def test_an_episode_that_is_no_episode_is_corruption() -> None:
     saved = msgspec.structs.replace(
         save_played(PlayedEpisode("g1.0", "g1", VersionSpan(0, 0))), episode=b"\x80"
@@ -314,10 +348,20 @@ async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> Non
         full = Load(40, num_ended=0, running=40, waiting=0, kv_usage=0.875, preemptions=0)
         assert first._engine._controller.observe(full) == 32
         snapshot = first._standing.snapshot(1, max_steps=3)
-    saved = SavedOrchestrator(snapshot.state, decode(snapshot.pending, PendingSamples))
+    saved = SavedOrchestrator(
+        decode_state(snapshot.state), decode(snapshot.pending, PendingSamples)
+    )
     resumed, journal = rig.build(saved)
     with journal:
         assert resumed._scheduler.max_in_flight == 32
+
+
+async def test_unfinished_numbers_that_are_not_finite_survive_a_restart() -> None:
+    records = StepRecords(now=0.0)
+    records.shipped(0, {"loss/ratio/max": float("inf"), "batch/samples/sum": 2.0})
+    resumed = StepRecords(now=0.0)
+    resumed.load_state(msgspec.json.decode(msgspec.json.encode(records.state())))
+    assert resumed._open == {0: {"loss/ratio/max": float("inf"), "batch/samples/sum": 2.0}}
 
 
 async def test_a_complete_record_leaves_nothing_behind() -> None:

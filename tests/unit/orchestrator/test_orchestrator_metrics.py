@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gradus.orchestrator.episode_check import Failure
@@ -72,6 +73,17 @@ def test_episodes_that_were_given_up_are_counted_apart_from_errors() -> None:
     metrics = tally.take()
     assert metrics["episode/words/cancelled/sum"] == 1.0
     assert metrics["episode/error/share"] == 0.0
+
+
+def test_a_tally_with_failures_survives_a_restart() -> None:
+    tally = Tally()
+    group = group_of("words", [1.0, 0.5], failures=2)
+    group.numbers["baseline"] = float("inf")
+    tally.add_group(group)
+    tally.add_retried("words", "ProviderError")
+    resumed = Tally()
+    resumed.load_state(msgspec.json.decode(msgspec.json.encode(tally.state())))
+    assert resumed.take() == tally.take()
 
 
 @pytest.mark.parametrize("limit", ["max_turns", "context_length"])

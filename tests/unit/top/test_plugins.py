@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from gradus.errors import ConfigError
-from gradus.plugins import find_function, find_plugin
+from gradus.plugins import find_function, find_plugin, plain_state
 
 REGISTRY: dict[str, str | type] = {
     "fraction": "fractions:Fraction",
@@ -72,3 +74,45 @@ def test_an_unusable_function_says_what_is_wrong(path: str, message: str) -> Non
         find_function("echo filter", path)
     assert message in str(caught.value)
     assert f"echo filter {path!r}" in str(caught.value)
+
+
+def test_a_state_comes_back_in_plain_values() -> None:
+    state = {"rate": np.float64(0.5), "counts": np.arange(2), "order": (1, None, True, "a")}
+    assert plain_state("owner", state) == {
+        "rate": 0.5,
+        "counts": [0, 1],
+        "order": [1, None, True, "a"],
+    }
+    assert type(plain_state("owner", state)["rate"]) is float
+
+
+def test_a_state_is_a_copy() -> None:
+    state: dict[str, Any] = {"rates": {"a": [0.5]}}
+    taken = plain_state("owner", state)
+    state["rates"]["a"].append(1.0)
+    assert taken == {"rates": {"a": [0.5]}}
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"a": {"b": [1.0, float("nan")]}}, r"holds nan at 'a\.b\[1\]'"),
+        ({"a": np.array([float("inf")])}, r"holds inf at 'a\[0\]'"),
+        ({"a": {1: 2}}, "holds the key 1 at 'a', which is no text"),
+        ({1: 2}, "holds the key 1, which is no text"),
+        ({"a": {1, 2}}, "holds a set at 'a'"),
+        ({"a": object()}, "holds a object at 'a'"),
+        ({"a": "\ud800"}, "holds text that is not Unicode at 'a'"),
+        ([1], "gives list; it must give a dict"),
+    ],
+)
+def test_a_state_that_would_come_back_otherwise_is_refused(state: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"state\(\) of curriculum 'words' {problem}"):
+        plain_state("curriculum 'words'", state)
+
+
+def test_a_state_that_contains_itself_is_refused() -> None:
+    state: dict[str, Any] = {}
+    state["again"] = state
+    with pytest.raises(ConfigError, match="or contains itself"):
+        plain_state("curriculum 'words'", state)

@@ -58,7 +58,7 @@ class Algorithm(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a restart would lose, as JSON values."""
+        """What a restart would lose, as JSON values; see `Curriculum.state`."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -36,7 +36,11 @@ class Curriculum(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Everything a restart would lose, as JSON values."""
+        """Everything a restart would lose, as JSON values.
+
+        Copied at once. Numbers and arrays of numpy are converted; what JSON cannot give back (keys
+        that are not text, sets, numbers that are not finite) ends the run with an error.
+        """
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
