@@ -27,7 +27,7 @@ from gradus.run_dir import RunDirectory, file_digest, read_json
 
 logger = get_logger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Raised when an older gradus could not read what this one writes."""
 
 MANIFEST_NAME = "manifest.json"

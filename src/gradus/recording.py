@@ -139,6 +139,13 @@ def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
         return dict(zip([path.name for path in paths], pool.map(file_digest, paths), strict=True))
 
 
+def model_digest(folder: Path) -> str:
+    """One digest for the files of a model that decide what it computes, whatever they are called
+    on the way there."""
+    files = digest_files(folder, ["*.safetensors", "*.bin", "config.json"])
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
 def weights_digest(directory: Path) -> str | None:
     """One digest for the tensors of a published version, whatever run published it.
 

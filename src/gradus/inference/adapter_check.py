@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from gradus.errors import CorruptStateError
 from gradus.inference.weights_check import Shapes, WeightsCheck, check_finite, tensor_shapes
-from gradus.weights.manifest import verify
+from gradus.recording import model_digest
+from gradus.weights.manifest import BASE_FILE, verify
 
 ADAPTER_CONFIG = "adapter_config.json"
 _FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
@@ -20,7 +22,9 @@ def build_check(initial: Path | None, lora_rank: int | None) -> Callable[[Path, 
     """The check for versions of the model in `initial`: adapters of a rank, or whole weights."""
     if lora_rank is None:
         return WeightsCheck.of(initial)
-    return AdapterCheck(base=None if initial is None else tensor_shapes(initial), rank=lora_rank)
+    if initial is None:
+        return AdapterCheck(base=None, rank=lora_rank)
+    return AdapterCheck(base=tensor_shapes(initial), rank=lora_rank, base_folder=initial)
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,14 @@ class AdapterCheck:
     """Name and shape of the base model's tensors; None when it has no safetensors on disk."""
     rank: int
     """The rank that every factor must have."""
+    base_folder: Path | None = None
+    """Where the base model lies, to compare its digest. None means not to compare."""
 
     def __call__(self, directory: Path, digest: str) -> None:
         """CorruptStateError unless `directory` can be served."""
         verify(directory, digest)
         self._check_config(directory)
+        self._check_base(directory)
         factors = _factors(directory)
         for layer, shapes in factors.items():
             self._check_layer(directory, layer, shapes)
@@ -49,6 +56,23 @@ class AdapterCheck:
             raise CorruptStateError(f"{path} is no adapter config: {error!r}") from error
         if rank != self.rank:
             raise CorruptStateError(f"{path}: rank {rank}, but the engine serves {self.rank}")
+
+    def _check_base(self, directory: Path) -> None:
+        path = directory / BASE_FILE
+        try:
+            trained_beside = json.loads(path.read_bytes())["sha256"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptStateError(f"{path} names no base model: {error!r}") from error
+        if self._base_sha256 not in (None, trained_beside):
+            raise CorruptStateError(
+                f"{directory}: the adapter was trained beside another model than the one in "
+                f"{self.base_folder}; put that model back as the trainer loaded it"
+            )
+
+    @cached_property
+    def _base_sha256(self) -> str | None:
+        """Read once, at the first version: all files of the base."""
+        return None if self.base_folder is None else model_digest(self.base_folder)
 
     def _check_layer(self, directory: Path, layer: str, shapes: Shapes) -> None:
         if shapes.keys() != {"A", "B"}:

@@ -24,6 +24,8 @@ _REFUSED = re.compile(
     r"|sources\.[^.]+(\.(name|group_size|algo|curriculum|is_frozen)(\..+)?)?"
     r"|orchestrator\.groups_per_batch"
     r"|orchestrator\.train\.env\.[^.]+\.(id|taskset)(\..+)?"
+    r"|(sft|trainer)\.lora(\.(rank|alpha|target_modules)(\..+)?)?"
+    r"|(sft|trainer)\.optimizer\.type"
     r"|sft\.data\..+|sft\.batch_conversations"
 )
 """Keys that decide what the state in a checkpoint means."""

@@ -20,7 +20,13 @@ from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageE
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory
 from gradus.trainer.distributed import World
-from gradus.trainer.training_state import PART, Progress, Snapshot, TrainingState
+from gradus.trainer.training_state import (
+    PART,
+    Progress,
+    Snapshot,
+    TrainingState,
+    read_progress,
+)
 
 logger = get_logger(__name__)
 
@@ -160,7 +166,7 @@ class CheckpointSaver(Closing):
 
 def resume(state: TrainingState, checkpoints: Checkpoints, step: int) -> Progress:
     """Load checkpoint `step` into all ranks, after the first of them has verified every byte."""
-    state.world.first_rank_does(lambda: _verified(checkpoints, step))
+    state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
     progress = state.load(checkpoints.locate(step).part(PART))
     if progress.step != step:
         raise CorruptStateError(f"checkpoint {step} holds the trainer's state of {progress.step}")
@@ -168,8 +174,9 @@ def resume(state: TrainingState, checkpoints: Checkpoints, step: int) -> Progres
     return progress
 
 
-def _verified(checkpoints: Checkpoints, step: int) -> None:
-    checkpoints.load(step)
+def _verify(state: TrainingState, checkpoints: Checkpoints, step: int) -> None:
+    saved = read_progress(checkpoints.load(step).part(PART))
+    state.origin.refuse_other(saved.origin)
 
 
 def check_space(state: TrainingState, run_dir: RunDirectory, config: CheckpointConfig) -> None:

@@ -46,7 +46,7 @@ from gradus.trainer.step import GradientStep
 from gradus.trainer.tensors import check_trainable
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.trainer import learning_metrics, run_directory, serving_dtype
-from gradus.trainer.training_state import PART, TrainingState
+from gradus.trainer.training_state import PART, TrainingState, build_origin
 from gradus.trainer.validation import Validation
 from gradus.weights.base import Published
 from gradus.wire.packing import pack
@@ -148,6 +148,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     tokenizer = load_tokenizer(sft.model)
     model = load_model(sft.model, world.device)
     files = model_files(model, tokenizer, dtype)
+    origin = build_origin(sft.model, sft.compute_dtype, sft.lora, model=model, world=world)
     if sft.lora is not None:
         add_adapters(model, sft.lora, dtype)
     policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, sft.parallel)
@@ -178,7 +179,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         monitor=monitor,
         validation=_build_validation(sft, policy, world, encoder, held_out),
         versions=EvaluatedVersions.build(config, world, model, files, dtype),
-        saver=_build_saver(config, TrainingState(policy, optimizer, world), stream),
+        saver=_build_saver(config, TrainingState(policy, optimizer, world, origin), stream),
         meter=WorkMeter.build(model, world, dtype, sft.peak_teraflops),
     )
     if world.is_first:
@@ -188,7 +189,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     publisher = PolicyPublisher(model, world, dtype=dtype, weights=None)
     publisher.save(run_dir.model, files)
     if sft.lora is not None:
-        adapter = adapter_files(model, sft.lora, sft.model.name)
+        adapter = adapter_files(model, sft.lora, sft.model.name, origin.base_sha256)
         publisher.save_adapter(run_dir.adapter, adapter)
     if trainer.versions is not None:
         trainer.versions.finish()

@@ -43,7 +43,7 @@ from gradus.trainer.optimizer import PolicyOptimizer, Update
 from gradus.trainer.publish import PolicyPublisher, model_files
 from gradus.trainer.step import GradientStep, StepLoss
 from gradus.trainer.throughput import Stopwatch, WorkMeter
-from gradus.trainer.training_state import TrainingState
+from gradus.trainer.training_state import TrainingState, build_origin
 from gradus.transport.base import BatchReceiver
 from gradus.transport.build import build_receiver
 from gradus.weights.base import Published, WeightPublisher
@@ -182,11 +182,16 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     model = load_model(config.model, world.device)
     files = model_files(model, load_tokenizer(config.model), dtype)
     lora = config.trainer.lora
+    origin = build_origin(
+        config.model, config.trainer.compute_dtype, lora, model=model, world=world
+    )
     if lora is not None:
         add_adapters(model, lora, dtype)
     parallel = config.trainer.parallel
     policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, parallel)
-    adapter = {} if lora is None else adapter_files(model, lora, config.model.name)
+    adapter = (
+        {} if lora is None else adapter_files(model, lora, config.model.name, origin.base_sha256)
+    )
     optimizer = PolicyOptimizer(
         policy,
         config.trainer.optimizer,
@@ -194,7 +199,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
         max_skipped_steps=config.trainer.max_skipped_steps,
         world=world,
     )
-    state = TrainingState(policy, optimizer, world)
+    state = TrainingState(policy, optimizer, world, origin)
     trainer = Trainer(
         world=world,
         epoch=config.epoch,

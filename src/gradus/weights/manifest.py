@@ -15,6 +15,8 @@ import msgspec
 from gradus.errors import CorruptStateError
 
 MANIFEST_NAME = "manifest.json"
+BASE_FILE = "gradus_base.json"
+"""Beside an adapter: the digest of the model that it was trained beside."""
 _MAX_MANIFEST_BYTES = 4 << 20
 _BLOCK_BYTES = 1 << 20
 

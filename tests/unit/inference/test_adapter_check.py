@@ -14,7 +14,8 @@ from gradus.errors import CorruptStateError
 from gradus.inference.adapter_check import AdapterCheck, build_check
 from gradus.inference.weight_worker import WeightWorker, served_tensors
 from gradus.inference.weights_check import WeightsCheck
-from gradus.weights.manifest import build_manifest, file_entry, manifest_digest
+from gradus.recording import model_digest
+from gradus.weights.manifest import BASE_FILE, build_manifest, file_entry, manifest_digest
 
 pytestmark = pytest.mark.torch
 
@@ -30,12 +31,16 @@ def adapter(**changes: torch.Tensor | None) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def publish(directory: Path, tensors: Tensors, *, config: Any) -> str:
+def publish(
+    directory: Path, tensors: Tensors, *, config: Any, base_sha256: str | None = "0ff1ce"
+) -> str:
     """Write a version; returns its digest."""
     directory.mkdir(parents=True)
     save_file(tensors, directory / "adapter_model.safetensors")
     if config is not None:
         (directory / "adapter_config.json").write_text(json.dumps(config))
+    if base_sha256 is not None:
+        (directory / BASE_FILE).write_text(json.dumps({"sha256": base_sha256}))
     files = {path.name: file_entry(path) for path in directory.iterdir()}
     manifest = build_manifest(1, 1, files)
     (directory / "manifest.json").write_bytes(manifest.encode())
@@ -95,7 +100,9 @@ def test_the_check_follows_what_is_served(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({"q.weight": torch.ones(5, 3)}, tmp_path / "model.safetensors")
     assert isinstance(build_check(tmp_path, None), WeightsCheck)
-    assert build_check(tmp_path, 8) == AdapterCheck(base={"q.weight": (5, 3)}, rank=8)
+    assert build_check(tmp_path, 8) == AdapterCheck(
+        base={"q.weight": (5, 3)}, rank=8, base_folder=tmp_path
+    )
     assert build_check(None, 8) == AdapterCheck(base=None, rank=8)
 
 
@@ -141,3 +148,28 @@ def test_adapter_slots_are_told_among_the_served_tensors() -> None:
     layer.lora_b_stacked = (torch.zeros(1, 1, 5, 2),)
     names = [name for name, _ in served_tensors(torch.nn.ModuleDict({"q": layer}))]
     assert names == ["q.weight", "q.lora_a_stacked.0", "q.lora_b_stacked.0"]
+
+
+def base_model(folder: Path, value: float) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    tensors = {name: torch.full(shape, value) for name, shape in BASE.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_an_adapter_is_served_only_beside_the_model_that_it_was_trained_beside(
+    tmp_path: Path,
+) -> None:
+    base, rewritten = base_model(tmp_path / "base", 1.0), base_model(tmp_path / "other", 2.0)
+    version = tmp_path / "version"
+    digest = publish(version, adapter(), config={"r": 2}, base_sha256=model_digest(base))
+    build_check(base, 2)(version, digest)
+    with pytest.raises(CorruptStateError, match=r"another model than the one in .*other"):
+        build_check(rewritten, 2)(version, digest)
+
+
+def test_an_adapter_that_names_no_base_is_refused(tmp_path: Path) -> None:
+    digest = publish(tmp_path / "version", adapter(), config={"r": 2}, base_sha256=None)
+    with pytest.raises(CorruptStateError, match=r"gradus_base\.json names no base"):
+        AdapterCheck(base=BASE, rank=2)(tmp_path / "version", digest)

@@ -139,6 +139,8 @@ def write_configs(run_dir: RunDirectory) -> None:
             {"orchestrator": {"train": {"env": [{"id": "reverse-text", "taskset": {"n": 3}}]}}},
             r"train\.env\.reverse-text\.taskset",
         ),
+        ({"trainer": {"lora": {}}}, r"trainer\.lora\.alpha was None and is 32"),
+        ({"trainer": {"optimizer": {"type": "sgd"}}}, r"trainer\.optimizer\.type was 'adamw'"),
     ],
 )
 def test_changes_that_the_state_does_not_survive_are_refused_by_name(

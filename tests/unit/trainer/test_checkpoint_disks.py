@@ -13,14 +13,16 @@ from gradus.durable import DurableFiles
 from gradus.errors import StorageError
 from gradus.testing.checkpoints import new_run
 from gradus.trainer.shards import Piece, box_of
-from gradus.trainer.training_state import Progress, Snapshot
+from gradus.trainer.training_state import Origin, Progress, Snapshot
 
 pytestmark = pytest.mark.torch
+
+ORIGIN = Origin(model={"name": "tiny"}, compute_dtype="float32")
 
 
 def snapshot(step: int, num_bytes: int) -> Snapshot:
     values = torch.full((num_bytes // 4,), float(step))
-    return Snapshot(Progress(step, 1, {}), {"w": Piece(box_of(values), values)})
+    return Snapshot(Progress(step, 1, {}, ORIGIN), {"w": Piece(box_of(values), values)})
 
 
 def save(checkpoints: Checkpoints, step: int, num_bytes: int) -> None:

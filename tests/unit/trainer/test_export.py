@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.cli.main import main
@@ -39,7 +40,6 @@ def trained_run(root: Path, model: Path, **options: Any) -> Path:
         **options,
     )
     config = SftProcessConfig(run_dir=str(root), epoch=0, sft=sft)
-    write_json(root / "config/trainer.json", config.model_dump(mode="json"))
     run(config)
     return root
 
@@ -90,14 +90,27 @@ def test_a_place_that_takes_no_directory_is_named(tmp_path: Path, tiny_model: Pa
         export(root, tmp_path / "file/out")
 
 
-def test_a_run_of_another_config_is_named(tmp_path: Path, tiny_model: Path) -> None:
-    root = trained_run(tmp_path / "run", tiny_model)
-    path = root / "config/trainer.json"
-    config = json.loads(path.read_text())
-    config["sft"]["of_another_gradus"] = 1
-    path.write_text(json.dumps(config))
-    with pytest.raises(CorruptStateError, match=r"trainer\.json .*of_another_gradus"):
+def test_the_checkpoint_says_what_it_needs_whatever_became_of_the_config(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    root = trained_run(tmp_path / "run", tiny_model, lora=LoraConfig(rank=4, alpha=8))
+    config = {"run_dir": str(root), "epoch": 0, "sft": {"lora": {"rank": 4, "alpha": 80}}}
+    write_json(root / "config/trainer.json", config)
+    export(root, tmp_path / "out")
+    final = load_file(root / "model/model.safetensors")
+    exported = load_file(tmp_path / "out/model.safetensors")
+    assert [name for name in final if not torch.equal(final[name], exported[name])] == []
+
+
+def test_adapters_are_not_merged_into_another_model(tmp_path: Path, tiny_model: Path) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "base"))
+    root = trained_run(tmp_path / "run", model, lora=LoraConfig(rank=4))
+    weights = load_file(model / "model.safetensors")
+    rewritten = {name: tensor + 1 for name, tensor in weights.items()}
+    save_file(rewritten, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="not the one that the adapters"):
         export(root, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:

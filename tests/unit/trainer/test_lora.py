@@ -79,7 +79,7 @@ def logits_of(model: Any) -> Tensor:
 
 def save(policy: PolicyModel, world: World, root: Path, base: Path) -> None:
     publisher = PolicyPublisher(policy.model, world, dtype=torch.float32, weights=None)
-    publisher.save_adapter(root / "adapter", adapter_files(policy.model, LORA, str(base)))
+    publisher.save_adapter(root / "adapter", adapter_files(policy.model, LORA, str(base), None))
     publisher.save(root / "model", {"config.json": (base / "config.json").read_bytes()})
 
 
@@ -212,7 +212,8 @@ def test_an_adapter_of_a_tied_model_merges_without_its_head(world: World, tmp_pa
 
 
 def test_the_adapter_says_what_a_reader_must_know(build_lora: Build) -> None:
-    files = adapter_files(build_lora().model, LORA, "some/model")
+    files = adapter_files(build_lora().model, LORA, "some/model", "0ff1ce")
+    assert json.loads(files["gradus_base.json"]) == {"sha256": "0ff1ce"}
     settings = json.loads(files["adapter_config.json"])
     assert (settings["r"], settings["lora_alpha"], settings["bias"]) == (4, 8, "none")
     assert settings["base_model_name_or_path"] == "some/model"

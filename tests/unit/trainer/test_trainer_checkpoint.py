@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gradus.checkpoints import Checkpoints
 from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.lora import ServedLoraConfig
+from gradus.config.lora import LoraConfig, ServedLoraConfig
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.process import TrainerProcessConfig
@@ -24,10 +26,19 @@ from gradus.testing.builders import build_sample
 from gradus.testing.checkpoints import FaultyFiles, new_run
 from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, resume
 from gradus.trainer.distributed import World
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer import PolicyOptimizer
 from gradus.trainer.trainer import run
-from gradus.trainer.training_state import TrainingState, read_progress
+from gradus.trainer.training_state import (
+    Origin,
+    TrainingState,
+    build_origin,
+    load_weights,
+    read_progress,
+)
 from gradus.transport.build import build_sender
 from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
 from gradus.wire.micro_batch import Batch
@@ -39,6 +50,7 @@ pytestmark = pytest.mark.torch
 BuildPolicy = Callable[[torch.dtype], PolicyModel]
 RunTrainer = Callable[[TrainerProcessConfig], None]
 ADAMW = AdamWConfig(lr=1e-3)
+ORIGIN = Origin(model={"name": "tiny"}, compute_dtype="float32")
 
 
 class SlowFiles(DurableFiles):
@@ -71,7 +83,7 @@ def build_state(
 ) -> TrainingState:
     policy = build_policy(torch.float32)
     rule = PolicyOptimizer(policy, optimizer, max_steps=10, max_skipped_steps=5, world=world)
-    return TrainingState(policy, rule, world)
+    return TrainingState(policy, rule, world, ORIGIN)
 
 
 def train(state: TrainingState, steps: range) -> None:
@@ -261,12 +273,79 @@ def test_a_checkpoint_of_another_optimizer_is_refused(
     build_policy: BuildPolicy, world: World, run_dir: RunDirectory
 ) -> None:
     checkpoints = Checkpoints(run_dir, 1)
-    state = build_state(build_policy, world)
+    state = build_state(build_policy, world, SgdConfig(lr=1e-3))
     state.snapshot(3, {}).write(checkpoints.staging(3), 0, DurableFiles())
     checkpoints.commit(3, ["trainer"])
-    other = build_state(build_policy, world, SgdConfig(lr=1e-3, momentum=0.9))
-    with pytest.raises(ConfigError, match="momentum_buffer"):
+    other = build_state(build_policy, world)
+    with pytest.raises(ConfigError, match="holds no"):
         resume(other, checkpoints, 3)
+
+
+@pytest.mark.parametrize("now", [SgdConfig(lr=1e-3), SgdConfig(lr=1e-3, momentum=0.9)])
+def test_moments_that_the_optimizer_does_not_use_are_not_dropped_in_silence(
+    build_policy: BuildPolicy, world: World, run_dir: RunDirectory, now: OptimizerConfig
+) -> None:
+    checkpoints = Checkpoints(run_dir, 1)
+    build_state(build_policy, world).snapshot(3, {}).write(
+        checkpoints.staging(3), 0, DurableFiles()
+    )
+    checkpoints.commit(3, ["trainer"])
+    with pytest.raises(ConfigError, match=r"also holds .*exp_avg"):
+        resume(build_state(build_policy, world, now), checkpoints, 3)
+
+
+def build_adapters(tiny_model: Path, world: World, **options: Any) -> TrainingState:
+    lora = LoraConfig(rank=4, **options)
+    model = load_model(ModelConfig(name=str(tiny_model)), world.device)
+    origin = build_origin(
+        ModelConfig(name=str(tiny_model)), "float32", lora, model=model, world=world
+    )
+    add_adapters(model, lora, torch.float32)
+    policy = shard_model(PolicyModel(model), world.mesh, torch.float32)
+    rule = PolicyOptimizer(policy, ADAMW, max_steps=10, max_skipped_steps=5, world=world)
+    return TrainingState(policy, rule, world, origin)
+
+
+@pytest.fixture
+def saved_adapters(tmp_path: Path, tiny_model: Path, world: World, run_dir: RunDirectory) -> Path:
+    """A copy of the tiny model, beside which adapters with alpha 8 were trained and saved."""
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    checkpoints = Checkpoints(run_dir, 1)
+    snapshot = build_adapters(model, world, alpha=8).snapshot(3, {})
+    snapshot.write(checkpoints.staging(3), 0, DurableFiles())
+    checkpoints.commit(3, ["trainer"])
+    return model
+
+
+def test_adapters_that_the_config_no_longer_names_are_not_dropped_in_silence(
+    saved_adapters: Path, world: World, run_dir: RunDirectory
+) -> None:
+    state = build_adapters(saved_adapters, world, alpha=8, target_modules=["q_proj", "v_proj"])
+    with pytest.raises(ConfigError, match=r"also holds .*lora_A.* in its weights"):
+        resume(state, Checkpoints(run_dir, 2), 3)
+    part = Checkpoints(run_dir, 2).load(3).part("trainer")
+    with pytest.raises(ConfigError, match=r"also holds .*lora_A"):
+        load_weights(state.policy, part)
+
+
+def test_another_alpha_would_scale_what_was_learned(
+    saved_adapters: Path, world: World, run_dir: RunDirectory
+) -> None:
+    state = build_adapters(saved_adapters, world, alpha=80)
+    with pytest.raises(ConfigError, match=r"lora\.alpha was 8 .* is 80; resume with 8"):
+        resume(state, Checkpoints(run_dir, 2), 3)
+
+
+def test_adapters_go_on_only_beside_the_model_that_they_were_trained_beside(
+    saved_adapters: Path, world: World, run_dir: RunDirectory
+) -> None:
+    resume(build_adapters(saved_adapters, world, alpha=8), Checkpoints(run_dir, 2), 3)
+    weights = load_file(saved_adapters / "model.safetensors")
+    rewritten = {name: tensor + 1 for name, tensor in weights.items()}
+    save_file(rewritten, saved_adapters / "model.safetensors", metadata={"format": "pt"})
+    state = build_adapters(saved_adapters, world, alpha=8)
+    with pytest.raises(ConfigError, match="not the one that the adapters"):
+        resume(state, Checkpoints(run_dir, 2), 3)
 
 
 def test_a_disk_without_room_for_one_checkpoint_is_refused_at_the_start(

@@ -10,15 +10,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from gradus.config.lora import LoraConfig
 from gradus.errors import ConfigError
+from gradus.recording import model_digest
+from gradus.weights.manifest import BASE_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_STEM = "adapter_model"
@@ -105,10 +109,22 @@ def adapter_tensors(
                 yield f"base_model.model.{name}.{factor}.weight", tensor
 
 
-def adapter_files(model: PreTrainedModel, config: LoraConfig, base_model: str) -> dict[str, bytes]:
-    """PEFT's config, which stands beside the adapter's tensors; `base_model` is its name or path.
+def base_digest(model: PreTrainedModel) -> str:
+    """SHA-256 of the files from which the frozen weights came; reads all of them."""
+    name = model.config.name_or_path
+    assert name, "the model was not loaded from files"
+    config = cached_file(name, "config.json", local_files_only=True)
+    assert config is not None, "cached_file raises for a required file"
+    return model_digest(Path(config).parent)
 
-    vLLM fuses q, k, v and gate, up itself: it wants PEFT's separate names.
+
+def adapter_files(
+    model: PreTrainedModel, config: LoraConfig, base_model: str, base_sha256: str | None
+) -> dict[str, bytes]:
+    """PEFT's config, which stands beside the adapter's tensors, and the digest of its base.
+
+    `base_model` is the base's name or path; ranks that write nothing know no digest. vLLM
+    fuses q, k, v and gate, up itself: it wants PEFT's separate names.
     """
     leaves = sorted({name.rpartition(".")[2] for name in adapted_layers(model)})
     settings = {
@@ -124,7 +140,10 @@ def adapter_files(model: PreTrainedModel, config: LoraConfig, base_model: str) -
         "modules_to_save": None,
         "target_modules": leaves,
     }
-    return {ADAPTER_CONFIG: json.dumps(settings, indent=1).encode()}
+    return {
+        ADAPTER_CONFIG: json.dumps(settings, indent=1).encode(),
+        BASE_FILE: json.dumps({"sha256": base_sha256}).encode(),
+    }
 
 
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
