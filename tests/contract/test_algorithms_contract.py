@@ -197,6 +197,9 @@ def test_the_options_are_those_that_the_config_knows(name: str) -> None:
         ("echo", {"roles": {"tools": 0.1}}),
         ("echo", {"roles": {"tool": -0.1}}),
         ("opsd", {"hint": "no place for it"}),
+        ("grpo", {"length_weights": {"tokens": 0.1}}),
+        ("grpo", {"length_weights": {"turns": -0.1}}),
+        ("grpo", {"overlong_limit_tokens": 0}),
     ],
 )
 def test_what_the_algorithm_refuses_the_config_refuses_before_anything_starts(

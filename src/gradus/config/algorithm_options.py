@@ -13,7 +13,9 @@ from gradus.config.schema import KeyPath
 
 ROLES = ("system", "user", "tool", "assistant")
 """Roles of messages, for `echo`."""
-_ALPHA = NumberOption(0.1, least=0.0)
+LENGTH_PARTS = ("output", "input", "turns")
+"""Parts of the length penalty of `grpo`."""
+_WEIGHT = NumberOption(0.1, least=0.0)
 
 
 @dataclass(frozen=True)
@@ -72,23 +74,31 @@ class TextOption:
 
 
 @dataclass(frozen=True)
-class AlphasOption:
-    """Roles of messages and the weight of each."""
+class WeightsOption:
+    """A few names and the weight of each."""
 
     default: Mapping[str, float]
+    what: str
+    """What the names are of, in one word."""
+    names: tuple[str, ...]
     text: str = ""
     """What the weights do, in one sentence."""
-    kind: ClassVar[str] = "table of role = weight, each at least 0"
+
+    @property
+    def kind(self) -> str:
+        """For the reference."""
+        return f"table of {self.what} = weight, each at least 0"
 
     def refusal(self, value: Any) -> str | None:
         """Why `value` cannot be used; None when it can."""
         if not isinstance(value, Mapping):
-            return "must map roles to weights, e.g. {tool = 0.1}"
-        for role, alpha in value.items():
-            if role not in ROLES:
-                return f"names the role {role!r}; use {', '.join(ROLES)}"
-            if refusal := _ALPHA.refusal(alpha):
-                return f"gives {role} the weight {alpha!r}, which {refusal}"
+            example = next(iter(self.default))
+            return f"must map {self.what}s to weights, e.g. {{{example} = 0.1}}"
+        for name, weight in value.items():
+            if name not in self.names:
+                return f"names the {self.what} {name!r}; use {', '.join(self.names)}"
+            if refusal := _WEIGHT.refusal(weight):
+                return f"gives {name} the weight {weight!r}, which {refusal}"
         return None
 
 
@@ -106,14 +116,30 @@ class OptionalNumber:
         return NumberOption(0.0).refusal(value)
 
 
+@dataclass(frozen=True)
+class OptionalCount:
+    """A whole number of 1 or more; unset by default."""
+
+    default: None = None
+    text: str = ""
+    """What it does, in one sentence."""
+    kind: ClassVar[str] = "whole number, 1 or more"
+
+    def refusal(self, value: Any) -> str | None:
+        """Why `value` cannot be used; None when it can."""
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        return None if is_count else "must be a whole number of 1 or more"
+
+
 AlgorithmOption = (
     NumberOption
     | ChoiceOption
     | FlagOption
     | NamesOption
     | TextOption
-    | AlphasOption
+    | WeightsOption
     | OptionalNumber
+    | OptionalCount
 )
 
 _GRPO: Mapping[str, AlgorithmOption] = {
@@ -121,6 +147,19 @@ _GRPO: Mapping[str, AlgorithmOption] = {
     "leave_one_out": FlagOption(text="Compare with the mean of the other episodes (RLOO)."),
     "length_penalty": FlagOption(
         text="Lower rewards with output, input and turns before the mean is taken."
+    ),
+    "length_weights": WeightsOption(
+        {"output": 0.25, "input": 0.1, "turns": 0.1},
+        "part",
+        LENGTH_PARTS,
+        text="Weights of the length penalty, as shares of the size of the group's mean reward; a "
+        "part that is left out weighs 0.",
+    ),
+    "overlong_limit_tokens": OptionalCount(
+        text="Lower rewards by up to 1 as the sampled tokens come near this limit. None means off.",
+    ),
+    "overlong_cache_tokens": OptionalCount(
+        text="Tokens before the limit from which on it costs. None means a fifth of the limit.",
     ),
 }
 
@@ -148,8 +187,11 @@ ALGORITHM_OPTIONS: Mapping[str, Mapping[str, AlgorithmOption]] = {
         ),
     },
     "echo": {
-        "roles": AlphasOption(
-            {"tool": 0.1}, text="Weight of the cross-entropy per role of an observed message."
+        "roles": WeightsOption(
+            {"tool": 0.1},
+            "role",
+            ROLES,
+            text="Weight of the cross-entropy per role of an observed message.",
         ),
         "tool_names": NamesOption(text="Tools whose messages count. None means all."),
         "filter": TextOption(

@@ -73,6 +73,8 @@ def _check_reward(trace: WireTrace) -> Failure | None:
             return Failure(
                 "invalid_reward", f"reward {name!r} is {reward.score}, weight {reward.weight}"
             )
+    if not math.isfinite(trace.reward):
+        return Failure("invalid_reward", f"the sum of all rewards is {trace.reward}")
     return None
 
 

@@ -6,8 +6,9 @@ Of one task with n episodes of which c were solved, for k of them drawn without 
     pass@k   1 - C(n-c, k) / C(n, k)   at least one of the k is solved (Chen et al. 2021)
     pass^k   C(c, k) / C(n, k)         all of the k are solved (Yao et al. 2024, tau-bench)
 
-Both are unbiased, and only defined for rewards of 0 or 1. An episode with an error has no reward;
-it counts in the error share and nowhere else, so a broken endpoint does not look like a bad model.
+Both are unbiased, and only defined for rewards of 0 or 1, up to rounding. An episode with an error
+has no reward; it counts in the error share and nowhere else, so a broken endpoint does not look
+like a bad model.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb, fsum
+
+from gradus.orchestrator.rounding import are_equal
 
 _Estimate = Callable[[int, int, int], float]
 
@@ -112,7 +115,7 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
             rewards[score.task].append(score.reward)
     finished = [score for score in ended if score.reward is not None]
     errors = Counter(score.error or "unknown" for score in ended if score.reward is None)
-    is_binary = all(score.reward in (0.0, 1.0) for score in finished)
+    is_binary = all(_is_zero_or_one(score.reward) for score in finished)
     groups = list(rewards.values()) if is_binary else []
     return EnvironmentResult(
         num_episodes=len(ended),
@@ -131,8 +134,12 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
 
 def combine(results: Sequence[EnvironmentResult]) -> EnvironmentResult:
     """All environments as one: avg, pass@k and pass^k are means over environments, each counting
-    alike however many tasks it has; the other numbers are over all episodes."""
-    known = [result for result in results if result.avg is not None]
+    alike however many tasks it has; the other numbers are over all episodes.
+
+    An environment in which every episode failed has no mean, so that all together have none.
+    """
+    begun = [result for result in results if result.num_episodes]
+    known = [] if any(result.avg is None for result in begun) else begun
     errors: Counter[str] = Counter()
     for result in results:
         errors.update(result.errors)
@@ -170,6 +177,10 @@ def metrics(result: EnvironmentResult, prefix: str) -> dict[str, float]:
         **{f"error/{kind}/sum": float(count) for kind, count in result.errors.items()},
     }
     return {f"{prefix}/{name}": value for name, value in named.items() if value is not None}
+
+
+def _is_zero_or_one(reward: float | None) -> bool:
+    return reward is not None and (are_equal([reward, 0.0]) or are_equal([reward, 1.0]))
 
 
 def _by_k(

@@ -6,8 +6,9 @@ flags it, so that one sees on a run what it would drop. Verdicts stand in the ep
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 from gradus.config.orchestrator import FilterConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
+from gradus.orchestrator.rounding import tolerance
 from gradus.plugins import find_plugin
 from gradus.wire.sample import BoolArray, Sample
 
@@ -49,10 +51,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class ActiveFilter:
-    """A filter and whether its verdict counts."""
+    """A filter, the name of its verdicts, and whether they count."""
 
     filter: Filter
     is_enforced: bool
+    name: str
+    """The filter's, with a number behind it when several filters have that name."""
 
     def judge(self, sample: Sample) -> Verdict:
         """The verdict on one sample."""
@@ -71,10 +75,12 @@ class ZeroAdvantage:
     name = "zero_advantage"
 
     def keeps(self, sample: Sample) -> bool:
-        """False when no token has credit."""
+        """False when no token has credit, or only what rounding left of it."""
         for loss, weights in sample.loss_weights.items():
-            credit = weights if loss != "rl" else weights * sample.advantages
-            if bool(np.any(credit)):
+            credit, least = weights, 0.0
+            if loss == "rl":
+                credit, least = weights * sample.advantages, tolerance(sample.reward)
+            if bool(np.any(np.abs(credit) > least)):
                 return True
         return False
 
@@ -159,18 +165,26 @@ def build_filters(
                 _miss_vocabulary(config)
                 continue
             options[VOCABULARY_OPTION] = vocabulary_size
-        active.append(ActiveFilter(_build(kind, config, options), config.enforce))
+        built = _build(kind, config, options)
+        name = _free_name(built.name, {other.name for other in active})
+        active.append(ActiveFilter(built, config.enforce, name))
     return active
 
 
 def judge(filters: Sequence[ActiveFilter], sample: Sample) -> dict[str, Verdict]:
     """Name of each filter → its verdict on the sample."""
-    return {active.filter.name: active.judge(sample) for active in filters}
+    return {active.name: active.judge(sample) for active in filters}
 
 
 def dropped_by(verdicts: Mapping[str, Verdict]) -> str | None:
     """Name of the first filter that drops the sample; None when it may train."""
     return next((name for name, verdict in verdicts.items() if verdict is Verdict.DROP), None)
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """`name`, or the first of `name_2`, `name_3`, … that is free."""
+    numbered = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
+    return next(free for free in numbered if free not in taken)
 
 
 def _build(kind: type, config: FilterConfig, options: Mapping[str, Any]) -> Filter:

@@ -14,6 +14,7 @@ from gradus.orchestrator.algorithms.credit import (
     centre_leave_one_out,
     divide_by_std,
     penalise_length,
+    penalise_overlong,
 )
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.testing.episodes import build_episode, build_group, build_message, build_trace
@@ -147,3 +148,73 @@ def test_an_unknown_option_is_an_error_that_names_it() -> None:
 def test_an_algorithm_of_your_own_is_found_by_its_path() -> None:
     path = "gradus.orchestrator.algorithms.group_relative:GroupRelative"
     assert isinstance(build_algorithm(AlgorithmConfig(type=path)), GroupRelative)
+
+
+ROUNDED = [0.1 + 0.2, 0.3, 0.3, 0.3]
+"""Equal, as sums of weighted parts are."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale_by_std": True}, {"leave_one_out": True}, {"length_penalty": True}],
+)
+def test_rewards_that_differ_by_rounding_alone_train_nothing(options: dict) -> None:
+    episodes = build_group(ROUNDED)
+    GroupRelative(**options).score_group(episodes, CONTEXT)
+    assert advantages_of(episodes) == [0.0] * 4
+
+
+def test_parts_that_cancel_leave_no_advantage_either() -> None:
+    rewards = np.array([0.1 + 0.2 - 0.3, 0.0])
+    assert divide_by_std(centre(rewards), rewards).tolist() == [0.0, 0.0]
+
+
+def test_rewards_that_differ_by_little_still_train() -> None:
+    rewards = np.array([1e-6, 2e-6])
+    assert divide_by_std(centre(rewards), rewards).tolist() == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("reward", [1.0, -1.0])
+def test_a_longer_reply_never_gains_by_the_length_penalty(reward: float) -> None:
+    episodes = [
+        build_episode([build_trace(reward=reward, turns=1)]),
+        build_episode([build_trace(reward=reward, turns=3)]),
+    ]
+    GroupRelative(length_penalty=True).score_group(episodes, CONTEXT)
+    short, long = advantages_of(episodes)
+    assert short > 0 > long
+
+
+def test_each_part_of_the_length_penalty_has_its_own_weight() -> None:
+    lengths = {"output_tokens": [100, 50], "input_tokens": [10, 20], "turns": [1, 4]}
+    found = penalise_length(
+        np.array([2.0, 2.0]), **lengths, weights={"output": 0.0, "input": 0.5, "turns": 1.0}
+    )
+    assert found.tolist() == pytest.approx([2 - 2 * (0.25 + 0.25), 2 - 2 * (0.5 + 1.0)])
+
+
+def test_a_part_of_the_length_penalty_that_is_not_named_weighs_nothing() -> None:
+    episodes = [
+        build_episode([build_trace(reward=1.0, turns=1)]),
+        build_episode([build_trace(reward=1.0, turns=2)]),
+    ]
+    GroupRelative(length_penalty=True, length_weights={"turns": 0.5}).score_group(episodes, CONTEXT)
+    assert advantages_of(episodes) == pytest.approx([0.125, -0.125])
+
+
+def test_an_overlong_reply_pays_more_the_nearer_it_comes_to_the_limit() -> None:
+    found = penalise_overlong(
+        np.ones(5), output_tokens=[10, 80, 90, 100, 200], limit_tokens=100, cache_tokens=20
+    )
+    assert found.tolist() == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.0])
+
+
+def test_grpo_punishes_what_comes_near_the_limit() -> None:
+    """4 and 12 sampled tokens; from 8 on it costs, at 12 it costs 1."""
+    episodes = [
+        build_episode([build_trace(reward=1.0, turns=1)]),
+        build_episode([build_trace(reward=1.0, turns=3)]),
+    ]
+    algorithm = GroupRelative(overlong_limit_tokens=12, overlong_cache_tokens=4)
+    algorithm.score_group(episodes, CONTEXT)
+    assert advantages_of(episodes) == pytest.approx([0.5, -0.5])

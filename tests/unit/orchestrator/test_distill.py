@@ -178,3 +178,9 @@ def test_the_common_prefix(first: list[int], second: list[int], length: int) -> 
 def test_only_distilling_algorithms_ask_a_model() -> None:
     asking = {name for name in ALGORITHMS if needs_reference(AlgorithmConfig(type=name))}
     assert asking == {"opd", "opsd", "sft"}
+
+
+async def test_a_reward_that_reaches_the_bar_up_to_rounding_is_an_example() -> None:
+    episode = build_episode([build_trace(reward=0.1 + 0.2 + 0.7 - 1e-16)])
+    await FrozenSampler(reference=NumberedScorer(), min_reward=1.0).score_episode(episode, CONTEXT)
+    assert build_samples(episode, ORIGIN)

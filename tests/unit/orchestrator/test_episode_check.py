@@ -125,3 +125,12 @@ def test_a_quarantined_turn_is_no_failure() -> None:
     trace = build_trace(turns=2)
     trace.info["quarantined_turns"] = [0]
     assert find_failure(build_episode([trace])) is None
+
+
+def test_rewards_whose_sum_is_not_finite_fail_the_episode() -> None:
+    trace = build_trace()
+    part = type(trace.rewards["reward"])
+    trace.rewards = {"a": part(score=1e308), "b": part(score=1e308)}
+    failure = find_failure(build_episode([trace]))
+    assert failure is not None
+    assert (failure.kind, "inf" in failure.message) == ("invalid_reward", True)

@@ -153,3 +153,24 @@ def test_metrics_carry_their_k_and_the_kind_of_each_error() -> None:
     assert found["eval/words/pass^2"] == 0.0
     assert found["eval/words/error/ProviderError/sum"] == 1.0
     assert found["eval/words/error/share"] == 0.25
+
+
+def test_a_reward_that_is_one_up_to_rounding_counts_as_solved() -> None:
+    result = evaluate(scores_of([0.9999999999999999, 1e-17]), group_size=2)
+    assert result.pass_at == {1: 0.5, 2: 1.0}
+
+
+def test_an_environment_in_which_all_failed_makes_the_overall_mean_unknown() -> None:
+    """0.5 over both must not become 1.0 because the worse one broke."""
+    good, broken = (
+        evaluate(scores_of([1.0]), group_size=1),
+        evaluate(scores_of([None]), group_size=1),
+    )
+    total = combine([good, broken])
+    assert (total.avg, total.pass_at, total.pass_all) == (None, {}, {})
+    assert total.error_share == 0.5
+
+
+def test_an_environment_of_which_nothing_ended_yet_is_left_out() -> None:
+    good, waiting = evaluate(scores_of([1.0]), group_size=1), evaluate([], group_size=1)
+    assert combine([good, waiting]).avg == 1.0

@@ -197,3 +197,20 @@ def test_a_model_that_is_not_here_has_no_known_vocabulary(name: str) -> None:
 def test_a_torn_config_has_no_known_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert read_vocabulary_size(ModelConfig(name=str(tmp_path))) is None
+
+
+def test_what_rounding_left_of_an_advantage_is_no_gradient() -> None:
+    """A user's own r - mean(r) of rewards that are equal up to rounding."""
+    sample = build_sample(advantage=0.1 + 0.2 - 0.3)
+    assert not ZeroAdvantage().keeps(sample)
+
+
+def test_two_filters_of_one_type_keep_both_verdicts() -> None:
+    configs = [
+        FilterConfig(type="repetition", enforce=True, options={"tokens": 3}),
+        FilterConfig(type="repetition", enforce=False, options={"tokens": 100}),
+    ]
+    filters = build_filters(configs, vocabulary_size=V)
+    verdicts = judge(filters, with_probabilities((9, 0.999)))
+    assert verdicts == {"repetition": Verdict.DROP, "repetition_2": Verdict.KEEP}
+    assert dropped_by(verdicts) == "repetition"

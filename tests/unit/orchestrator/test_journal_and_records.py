@@ -24,7 +24,7 @@ from gradus.orchestrator.task_source import TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.policy import VersionSpan
 
-GRADING = Grading(GroupRelative(), [ActiveFilter(ZeroAdvantage(), is_enforced=True)], 1.0, 64)
+GRADING = Grading(GroupRelative(), [ActiveFilter(ZeroAdvantage(), True, "zero_advantage")], 1.0, 64)
 
 
 def group_of(*results: WireEpisode | Failure | None) -> Group:

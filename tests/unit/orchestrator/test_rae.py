@@ -152,3 +152,19 @@ def test_the_baselines_of_another_key_are_refused(state: dict[str, object]) -> N
 def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RoleAdvantageEstimation(**options)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_a_failed_trace_whose_reward_is_not_finite_moves_no_baseline(reward: float) -> None:
+    algorithm = RoleAdvantageEstimation(momentum=0.5)
+    failed = build_episode([build_trace(reward=reward, error="ProviderError")])
+    scored(algorithm, build_group([1.0]), failed=[failed])
+    assert baseline(algorithm) == pytest.approx(0.5)
+    assert scored(algorithm, build_group([1.0])) == pytest.approx([0.25])
+
+
+def test_a_stored_baseline_that_is_not_finite_is_refused() -> None:
+    rows = [["poker", "deal-1", "first", float("nan")]]
+    state = {"key": "environment/task/agent", "baselines": rows}
+    with pytest.raises(CorruptStateError, match=r"'first'.*is not finite"):
+        RoleAdvantageEstimation().load_state(state)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradus.orchestrator.rounding import are_equal
+
 Floats = NDArray[np.float64]
+
+LENGTH_WEIGHTS: Mapping[str, float] = {"output": 0.25, "input": 0.1, "turns": 0.1}
+"""What sampled tokens, fed tokens and turns weigh in the length penalty."""
 
 
 def centre(rewards: Floats) -> Floats:
-    """r_i - mean(r); exactly zero when all are equal, so that rounding never trains anything.
+    """r_i - mean(r); exactly zero when all are equal up to rounding, which must train nothing.
 
     >>> centre(np.array([1.0, 0.0])).tolist()
     [0.5, -0.5]
     """
-    if rewards.size == 0 or rewards.max() == rewards.min():
+    if are_equal(rewards.tolist()):
         return np.zeros_like(rewards)
     return np.asarray(rewards - rewards.mean())
 
@@ -29,8 +34,8 @@ def centre_leave_one_out(rewards: Floats) -> Floats:
 
 
 def divide_by_std(advantages: Floats, rewards: Floats) -> Floats:
-    """A_i / std(r), the population's; zero where the rewards do not differ."""
-    if rewards.size == 0 or rewards.max() == rewards.min():
+    """A_i / std(r), the population's; zero where the rewards differ by rounding alone."""
+    if are_equal(rewards.tolist()):
         return np.zeros_like(advantages)
     return np.asarray(advantages / rewards.std())
 
@@ -48,16 +53,32 @@ def penalise_length(
     output_tokens: Sequence[int],
     input_tokens: Sequence[int],
     turns: Sequence[int],
+    weights: Mapping[str, float] = LENGTH_WEIGHTS,
 ) -> Floats:
-    """r_i - mean(r)·(0.25·out_i/max out + 0.1·in_i/max in + 0.1·turns_i/max turns)."""
+    """r_i - |mean(r)|·(w_output·out_i/max out + w_input·in_i/max in + w_turns·turns_i/max turns).
+
+    The size of the mean, not the mean: a group with a negative one must not gain by length.
+    """
     if rewards.size == 0:
         return rewards
     share = (
-        0.25 * _share_of_largest(output_tokens)
-        + 0.1 * _share_of_largest(input_tokens)
-        + 0.1 * _share_of_largest(turns)
+        weights["output"] * _share_of_largest(output_tokens)
+        + weights["input"] * _share_of_largest(input_tokens)
+        + weights["turns"] * _share_of_largest(turns)
     )
-    return np.asarray(rewards - rewards.mean() * share)
+    return np.asarray(rewards - abs(rewards.mean()) * share)
+
+
+def penalise_overlong(
+    rewards: Floats, *, output_tokens: Sequence[int], limit_tokens: int, cache_tokens: int
+) -> Floats:
+    """DAPO's soft punishment: nothing until `cache_tokens` before the limit, from there down to -1.
+
+    r_i - min(1, max(0, (out_i - (limit - cache)) / cache)), arXiv 2503.14476, equation 13.
+    """
+    lengths = np.asarray(output_tokens, dtype=np.float64)
+    excess = (lengths - (limit_tokens - cache_tokens)) / cache_tokens
+    return np.asarray(rewards - np.clip(excess, 0.0, 1.0))
 
 
 def _share_of_largest(counts: Sequence[int]) -> Floats:

@@ -16,6 +16,7 @@ from verifiers.v1.trace import Branch, WireTrace
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
 from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.rounding import is_at_least
 from gradus.orchestrator.untokenized import Tokenizes, tokenize_trace
 
 NO_DEMONSTRATION = "no_demonstration"
@@ -149,7 +150,7 @@ class FrozenSampler:
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
         """Weigh every sampled token 1."""
         for trace in trainable_traces([episode]):
-            if self._min_reward is None or trace.reward >= self._min_reward:
+            if self._min_reward is None or is_at_least(trace.reward, self._min_reward):
                 for node in sampled_nodes(trace.nodes):
                     weigh_sampled(node, "ce")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
+from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import (
     CreditContext,
     assign_advantage,
@@ -16,12 +18,14 @@ from gradus.orchestrator.algorithms.base import (
     trainable_traces,
 )
 from gradus.orchestrator.algorithms.credit import (
+    LENGTH_WEIGHTS,
     Floats,
     centre,
     centre_leave_one_out,
     divide_by_mean,
     divide_by_std,
     penalise_length,
+    penalise_overlong,
 )
 
 
@@ -37,12 +41,21 @@ class GroupRelative:
         scale_by_std: bool = False,
         leave_one_out: bool = False,
         length_penalty: bool = False,
+        length_weights: Mapping[str, float] = LENGTH_WEIGHTS,
+        overlong_limit_tokens: int | None = None,
+        overlong_cache_tokens: int | None = None,
     ) -> None:
         """`scale_by_std` divides by the group's standard deviation; `leave_one_out` compares with
-        the others only; `length_penalty` makes long traces of a good group pay."""
+        the others only; `length_penalty` makes long traces pay, `length_weights` says how much for
+        `output`, `input` and `turns` (a name that is left out weighs 0). With
+        `overlong_limit_tokens` a trace pays up to 1 as its sampled tokens come within
+        `overlong_cache_tokens` (a fifth of the limit) of it."""
         self._scale_by_std = scale_by_std
         self._leave_one_out = leave_one_out
         self._length_penalty = length_penalty
+        self._length_weights = _checked_weights(length_weights)
+        self._limit_tokens = overlong_limit_tokens
+        self._cache_tokens = _checked_cache(overlong_limit_tokens, overlong_cache_tokens)
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
         """One episode alone has no baseline."""
@@ -67,6 +80,14 @@ class GroupRelative:
                 output_tokens=[num_sampled_tokens(trace) for trace in traces],
                 input_tokens=[trace.num_input_tokens for trace in traces],
                 turns=[trace.num_turns for trace in traces],
+                weights=self._length_weights,
+            )
+        if self._limit_tokens is not None:
+            rewards = penalise_overlong(
+                rewards,
+                output_tokens=[num_sampled_tokens(trace) for trace in traces],
+                limit_tokens=self._limit_tokens,
+                cache_tokens=self._cache_tokens,
             )
         advantages = centre_leave_one_out(rewards) if self._leave_one_out else centre(rewards)
         return divide_by_std(advantages, rewards) if self._scale_by_std else advantages
@@ -106,3 +127,32 @@ def assign_advantages(traces: Sequence[WireTrace], advantages: Floats) -> None:
     """Each trace gets its advantage on all its sampled tokens."""
     for trace, advantage in zip(traces, advantages.tolist(), strict=True):
         assign_advantage(trace, advantage)
+
+
+def _checked_weights(weights: Mapping[str, float]) -> dict[str, float]:
+    """One weight per part; ConfigError for other names and for what is no weight."""
+    for name, weight in weights.items():
+        if name not in LENGTH_WEIGHTS:
+            raise ConfigError(
+                f"grpo: length_weights names {name!r}; use {', '.join(LENGTH_WEIGHTS)}"
+            )
+        if not math.isfinite(weight) or weight < 0:
+            raise ConfigError(f"grpo: length_weights.{name} = {weight} must be 0 or more")
+    return {name: float(weights.get(name, 0.0)) for name in LENGTH_WEIGHTS}
+
+
+def _checked_cache(limit_tokens: int | None, cache_tokens: int | None) -> int:
+    """Tokens before the limit from which on a trace pays; a fifth of the limit when not given."""
+    if limit_tokens is None:
+        if cache_tokens is not None:
+            raise ConfigError(
+                f"grpo: overlong_cache_tokens = {cache_tokens} needs overlong_limit_tokens"
+            )
+        return 0
+    chosen = max(limit_tokens // 5, 1) if cache_tokens is None else cache_tokens
+    if not 0 < chosen <= limit_tokens:
+        raise ConfigError(
+            f"grpo: overlong_cache_tokens = {chosen} must lie between 1 and "
+            f"overlong_limit_tokens = {limit_tokens}"
+        )
+    return chosen

@@ -6,6 +6,7 @@ depend on each other, so peers of one episode or group are no baseline; a runnin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -53,8 +54,8 @@ class RoleAdvantageEstimation:
         """Trace by trace, in the order of their starts: move the baseline of its agent, and write
         the advantage.
 
-        Traces that failed and were rewarded all the same, usually with 0, move the baseline too.
-        EnvironmentFailure when a finished trace has no reward.
+        Traces that failed and were rewarded all the same, usually with 0, move the baseline too,
+        unless that reward is not finite. EnvironmentFailure when a finished trace has no reward.
         """
         finished = {id(episode) for episode in episodes}
         for episode in context.played or [*episodes, *context.failed]:
@@ -76,7 +77,10 @@ class RoleAdvantageEstimation:
                 f"rae: the stored baselines are per {key!r}, this run keeps them per "
                 f"{self._key!r}; resume with the same `key`"
             )
-        self._baselines = {tuple(row[:-1]): float(row[-1]) for row in rows}
+        baselines: dict[Baseline, float] = {tuple(row[:-1]): float(row[-1]) for row in rows}
+        if wrong := [key for key, value in baselines.items() if not math.isfinite(value)]:
+            raise CorruptStateError(f"rae: the stored baseline of {wrong[0]} is not finite")
+        self._baselines = baselines
 
     def _credit(self, trace: WireTrace, context: CreditContext) -> None:
         if not is_rewarded(trace):
@@ -101,8 +105,9 @@ class RoleAdvantageEstimation:
 
 
 def is_rewarded(trace: WireTrace) -> bool:
-    """Whether scoring ran and gave every named reward."""
-    return bool(trace.rewards) and all(reward is not None for reward in trace.rewards.values())
+    """Whether scoring ran and gave every named reward a finite number."""
+    is_scored = bool(trace.rewards) and all(r is not None for r in trace.rewards.values())
+    return is_scored and math.isfinite(trace.reward)
 
 
 def _trained(episode: WireEpisode) -> list[WireTrace]:

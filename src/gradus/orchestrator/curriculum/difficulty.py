@@ -13,6 +13,7 @@ from typing import Any
 from gradus.errors import ConfigError
 from gradus.orchestrator.curriculum.base import TaskDraw
 from gradus.orchestrator.curriculum.uniform import shuffled
+from gradus.orchestrator.rounding import is_at_least
 
 EASY = "easy"
 NORMAL = "normal"
@@ -119,9 +120,9 @@ class Difficulty:
         return chosen
 
     def _pool_of(self, rate: float) -> str:
-        if rate >= self._easy_above:
+        if is_at_least(rate, self._easy_above):
             return EASY
-        return HARD if rate <= self._hard_below else NORMAL
+        return HARD if is_at_least(self._hard_below, rate) else NORMAL
 
 
 def _check(easy_above: float, hard_below: float, easy_share: float, hard_share: float) -> None:
