@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
 
 
@@ -27,6 +29,19 @@ def configure_logging(process: str, *, level: int = logging.INFO) -> None:
     root.setLevel(level)
     for noisy in ("httpx", "httpcore", "openai", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def end_quietly() -> None:
+    """Close stderr behind Python's own last word; call it before other exit handlers register.
+
+    Compiled libraries list there what they did not free, dozens of lines behind the story.
+    """
+    atexit.register(_close_stderr)
+
+
+def _close_stderr() -> None:
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -21,7 +21,7 @@ from typing import Any
 
 from gradus.death_watch import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, watch_death_pipe
 from gradus.errors import DeadlineError, ExitCode, ProcessError
-from gradus.log_tail import last_cause, last_lines, last_rank_exit_code
+from gradus.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
 from gradus.process_table import (
     ProcessEntry,
     carries_mark,
@@ -47,6 +47,8 @@ __all__ = [
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
+SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that others send; any other one says that the process itself went wrong."""
 RESTART_WAIT_SECONDS = 1.0
 """Before the first restart of a child; doubled with each further one."""
 
@@ -81,6 +83,8 @@ class Child:
     """Monotonic seconds."""
     death_pipe: int
     """Our end of the child's death pipe."""
+    log_start: int = 0
+    """Size of its log when it started; before it lies what earlier launches wrote."""
 
     @property
     def pid(self) -> int:
@@ -109,18 +113,22 @@ class ChildFailed(ProcessError):
     """A child ended although it should run; carries its exit code and the end of its log."""
 
     def __init__(self, child: Child, exit_code: int) -> None:
-        spec = child.spec
-        how = f"ended with exit code {exit_code}" if exit_code >= 0 else _killed_by(-exit_code)
-        cause = last_cause(spec.log)
-        super().__init__(
-            f"{spec.name} {how} after {child.seconds():.1f} s"
-            f"{f': {cause}' if cause else ''} (log: {spec.log})"
-        )
-        self.log_tail = last_lines(spec.log)
+        spec, since = child.spec, child.log_start
         # torchrun itself always ends with 1; the class of the failure is the rank's.
-        code = last_rank_exit_code(spec.log) if exit_code == 1 else exit_code
-        known = {int(known) for known in ExitCode} - {0}
-        self.exit_code = ExitCode(code) if code in known else ExitCode.INTERNAL
+        rank_code = last_rank_exit_code(spec.log, since=since) if exit_code == 1 else None
+        code = exit_code if rank_code is None else rank_code
+        if code < 0:
+            who = spec.name if rank_code is None else f"a rank of {spec.name}"
+            how, cause = (
+                f"{who} was killed by {_signal_name(-code)}",
+                _cause_of_signal(child, -code),
+            )
+        else:
+            how = f"{spec.name} ended with exit code {code}"
+            cause = find_cause(spec.log, since=since) or "it gave no reason"
+        super().__init__(f"{how} after {child.seconds():.1f} s: {cause} (log: {spec.log})")
+        self.log_tail = last_lines(spec.log, since=since)
+        self.exit_code = _class_of(code)
 
 
 class ChildNotReady(DeadlineError):
@@ -132,7 +140,7 @@ class ChildNotReady(DeadlineError):
             f"{spec.name} is not ready after {timeout_seconds:g} s; "
             f"see {spec.log} or raise launch.ready_timeout_seconds"
         )
-        self.log_tail = last_lines(spec.log)
+        self.log_tail = last_lines(spec.log, since=child.log_start)
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,7 @@ class Supervisor:
             DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
             LAUNCH_VARIABLE: self._mark,
         }
+        log_start = _size_of(spec.log)
         try:
             process = _spawn(spec, env, read_end)
         except BaseException:
@@ -192,7 +201,7 @@ class Supervisor:
             os.close(read_end)
         entry = read_process(process.pid)
         start_time = entry.start_time if entry else 0
-        child = Child(spec, process, start_time, time.monotonic(), write_end)
+        child = Child(spec, process, start_time, time.monotonic(), write_end, log_start)
         self.children.append(child)
         self._write_registry(self.children)
         return child
@@ -424,11 +433,36 @@ def _ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:
     return content if isinstance(content, dict) else {}
 
 
-def _killed_by(number: int) -> str:
+def _size_of(log: Path) -> int:
     try:
-        return f"was killed by {signal.Signals(number).name}"
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
     except ValueError:
-        return f"was killed by signal {number}"
+        return f"signal {number}"
+
+
+def _cause_of_signal(child: Child, number: int) -> str:
+    """Its log cannot tell why a process was killed, only why it crashed."""
+    if number == signal.SIGKILL:
+        return "out of memory (see `dmesg`), or killed by a person or a scheduler"
+    if number in SIGNALS_FROM_OUTSIDE:
+        return "a person, a scheduler or another program sent it"
+    crash = find_crash(child.spec.log, since=child.log_start)
+    return crash or "it crashed in compiled code; its log may show where"
+
+
+def _class_of(code: int) -> ExitCode:
+    """What the launcher ends with; a process that others killed may be tried again as it was."""
+    if -code in SIGNALS_FROM_OUTSIDE:
+        return ExitCode.TRY_AGAIN
+    known = {int(known) for known in ExitCode} - {0}
+    return ExitCode(code) if code in known else ExitCode.INTERNAL
 
 
 def _signal_process(pid: int, number: signal.Signals) -> None:

@@ -152,6 +152,17 @@ def test_an_error_of_the_disk_is_no_bug_of_gradus(
     assert "report it" not in shown
 
 
+def test_a_write_that_names_no_file_blames_the_full_disk_and_not_the_folder_of_the_process(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left") as caught:
+        (small_disk / "x").write_bytes(bytes(4096))
+    assert caught.value.filename is None
+    assert command_line.disk_to_blame(caught.value, ["@", str(small_disk)]) == small_disk
+
+
 def test_a_read_only_output_dir_is_refused_by_name_before_anything_starts(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,41 @@ def test_a_signal_is_named(
     assert f"server was killed by {words} after" in str(ChildFailed(child, exit_code))
 
 
+def test_a_kill_is_no_line_of_the_log_and_may_be_tried_again(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = supervisor.start(spec(tmp_path, "print('1 INFO trainer: step 3 done')"))
+    wait_until(lambda: child.exit_code() == 0)
+    error = ChildFailed(child, -signal.SIGKILL)
+    assert "step 3" not in str(error)
+    assert "out of memory (see `dmesg`), or killed by a person or a scheduler" in str(error)
+    assert error.exit_code is ExitCode.TRY_AGAIN
+    assert ChildFailed(child, -signal.SIGSEGV).exit_code is ExitCode.INTERNAL
+
+
+def test_the_kill_of_a_rank_is_told_although_torchrun_ends_with_one(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    report = "gradus trainer: rank 0 has left\n  exitcode  : -9 (pid: 3)\n====="
+    child = supervisor.start(spec(tmp_path, f"print({report!r})", name="trainer"))
+    wait_until(lambda: child.exit_code() == 0)
+    error = ChildFailed(child, 1)
+    assert "a rank of trainer was killed by SIGKILL" in str(error)
+    assert "====" not in str(error)
+    assert error.exit_code is ExitCode.TRY_AGAIN
+
+
+def test_the_cause_of_an_earlier_launch_is_not_told_again(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    first = supervisor.start(spec(tmp_path, "print('gradus server: port 80 is in use')"))
+    wait_until(lambda: first.exit_code() == 0)
+    second = supervisor.start(spec(tmp_path, "pass"))
+    error = ChildFailed(second, 3)
+    assert "it gave no reason" in str(error)
+    assert error.log_tail == []
+
+
 def test_orphans_that_were_given_to_us_are_reaped(supervisor: Supervisor, tmp_path: Path) -> None:
     child = supervisor.start(spec(tmp_path, "pass"))
     stranger = subprocess.Popen([sys.executable, "-c", "pass"])
@@ -367,7 +402,8 @@ def test_after_the_last_restart_the_failure_ends_the_launch_with_its_log(
     assert child.spec.restarts == 2
     with pytest.raises(ChildFailed, match="ended with exit code 70") as caught:
         restart_until(supervisor, lambda: False)
-    assert caught.value.log_tail.count("out of boxes") == 3
+    assert caught.value.log_tail == ["out of boxes"]
+    assert child.spec.log.read_text().count("out of boxes") == 3
 
 
 def test_a_child_that_was_never_ready_is_not_started_anew(

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import gradus
-from gradus.durable import DISK_ERRORS, storage_error
+from gradus.durable import DISK_ERRORS, free_bytes, storage_error
 from gradus.errors import ConfigError, ExitCode, GradusError
 
 INTERRUPTED = 130
@@ -93,10 +94,10 @@ def run_command(name: str, words: Sequence[str]) -> int:
         return ExitCode.DONE
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            _complain(name, str(storage_error(error, Path(error.filename or os.getcwd()))))
+            _complain(name, str(storage_error(error, disk_to_blame(error, words))))
             return ExitCode.TRY_AGAIN
         traceback.print_exc()
-        _complain(name, f"internal error: {type(error).__name__}: {error}. Please report it")
+        _complain(name, f"internal error: {first_line(error)}. Please report it")
         return ExitCode.INTERNAL
 
 
@@ -130,6 +131,31 @@ def _complain(name: str, message: str) -> None:
     for line in message.splitlines() or [""]:
         safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
         print(f"gradus {name}: {safe}", file=sys.stderr, flush=True)
+
+
+def disk_to_blame(error: OSError, words: Sequence[str] = ()) -> Path:
+    """The file that the error names; else the place with the least room among those in use.
+
+    A write to an open file names none. In use are the folder of the process, the one of temporary
+    files, shared memory, and every path on the command line (for a role: its config in the run).
+    """
+    if error.filename:
+        return Path(os.fsdecode(error.filename))
+    on_line = [Path(word) for word in words if os.sep in word]
+    places = [Path.cwd(), Path(tempfile.gettempdir()), Path("/dev/shm"), *on_line]
+    rooms = {place: free_bytes(place) for place in places if place.exists()}
+    known = {place: room for place, room in rooms.items() if room is not None}
+    return min(known, key=known.__getitem__, default=Path.cwd())
+
+
+def first_line(error: Exception) -> str:
+    """Type and first line of an error; the rest stands in its traceback.
+
+    >>> first_line(ValueError("\\nno room\\nat all"))
+    'ValueError: no room'
+    """
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def leave(code: int) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from gradus.cli.options import print_help, wants_help
 from gradus.config.base import StrictConfig
 from gradus.config.load import load_config
-from gradus.log import configure_logging
+from gradus.log import configure_logging, end_quietly
 
 Config = TypeVar("Config", bound=StrictConfig)
 
@@ -39,6 +39,7 @@ def run_role(role: Role[Config], words: Sequence[str]) -> int:
 
     from gradus.supervise import watch_death_pipe
 
+    end_quietly()
     watch_death_pipe()
     # The interpreter's last collection walks every imported module: a second or more per process.
     atexit.register(gc.freeze)

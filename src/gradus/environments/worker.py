@@ -7,7 +7,7 @@ import gc
 import os
 
 from gradus.environments import compat
-from gradus.log import configure_logging
+from gradus.log import configure_logging, end_quietly
 
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 """An episode allocates about twelve thousand tracked objects and leaves few cycles; the collector's
@@ -19,6 +19,7 @@ def prepare_worker(name: str) -> None:
 
     Log lines go to stderr, marked with the source and the pid.
     """
+    end_quietly()
     configure_logging(f"env_{name}[{os.getpid()}]")
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)

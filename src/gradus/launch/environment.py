@@ -32,6 +32,8 @@ _DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # A helper of multiprocessing speaks after the process has ended; see gradus.log.end_quietly.
+    "PYTHONWARNINGS": "ignore:resource_tracker",
 }
 
 

@@ -106,6 +106,15 @@ def test_a_mistake_of_ours_shows_its_traceback_and_says_so(
     assert shown.splitlines()[-1].startswith("gradus rl: internal error: KeyError: 'lost'")
 
 
+def test_the_last_line_of_a_mistake_names_it_also_when_its_message_has_several_lines(
+    fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(raising(ValueError("\nno room\nfor it\n")))
+    main(["rl"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "gradus rl: internal error: ValueError: no room. Please report it"
+
+
 def test_an_interrupt_ends_with_130(
     fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -54,3 +56,16 @@ def test_chatty_libraries_are_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     get_logger("gradus.test").info("state changed")
     assert "HTTP Request" not in (printed := capsys.readouterr().err)
     assert "state changed" in printed
+
+
+def test_what_libraries_say_behind_the_end_stays_out_of_the_log() -> None:
+    program = (
+        "import atexit, os, sys\n"
+        "from gradus.log import end_quietly\n"
+        "atexit.register(os.write, 2, b'leaked\\n')\n"
+        "end_quietly()\n"
+        "atexit.register(os.write, 2, b'own last word\\n')\n"
+        "sys.stderr.write('story\\n')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ended.stderr == b"story\nown last word\n"
