@@ -123,7 +123,7 @@ class Bench:
             epoch=0,
             name="bench",
             pool=StaticPoolConfig(num_workers=case.num_workers),
-            verifiers={"taskset": {"id": "reverse-text", "num_tasks": 256}, "agent": seat},
+            verifiers={"taskset": {"id": "gradus-reverse-text", "num_tasks": 256}, "agent": seat},
         )
         path = f"{self._uv.parent}{os.pathsep}{os.environ['PATH']}"
         environment = RunningEnvironment(config, variables={"PATH": path})

@@ -31,7 +31,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from gradus.testing.tiny_model import build_tiny_model
-from reverse_text.words import WORDS
+from gradus_reverse_text.words import WORDS
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,6 @@ TEACHER_DISTANCE = Measure("loss `ref_kl`, nats per token", metric("loss/ref_kl/
 IMITATION = Measure("loss `ce`, nats per token", metric("loss/ce/nll/mean"))
 EVALUATED = Measure(
     "mean reward, evaluated before and after",
-    metric("eval/reverse-text/avg@2"),
+    metric("eval/gradus-reverse-text/avg@2"),
     steps_per_value=EDGE_STEPS,
 )

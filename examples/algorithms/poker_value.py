@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kuhn_poker.game import BET, CARDS, DEALS, PASS, Game, observation
+from gradus_kuhn_poker.game import BET, CARDS, DEALS, PASS, Game, observation
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Any
 
 from gradus.orchestrator.algorithms.distill import DEFAULT_HINT
 from gradus.testing.tiny_model import build_tiny_model
-from kuhn_poker import game
-from reverse_text.words import generate_texts
-from word_lookup import entries
+from gradus_kuhn_poker import game
+from gradus_reverse_text.words import generate_texts
+from gradus_word_lookup import entries
 
 Row = dict[str, Any]
 

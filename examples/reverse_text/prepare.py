@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradus.testing.tiny_model import build_tiny_model
-from reverse_text.words import generate_texts
+from gradus_reverse_text.words import generate_texts
 
 MIN_WORDS, MAX_WORDS = 2, 3
 NUM_CONVERSATIONS = 19_200

@@ -71,13 +71,13 @@ def test_verifiers_accepts_the_environment_config_of_a_single_seat() -> None:
     from verifiers.v1.utils.loaders import resolve_env_config
 
     source = {
-        "id": "reverse-text",
+        "id": "gradus-reverse-text",
         "max_turns": 2,
         "max_total_tokens": 100,
         "timeout": {"setup_seconds": None, "agent_seconds": 5.0},
     }
     config = resolve_env_config(environment_process(source).verifiers)
-    assert config.taskset.id == "reverse-text"
+    assert config.taskset.id == "gradus-reverse-text"
     assert config.timeout.episode == 900.0
     assert config.agent.harness.id == "gradus_chat"
     assert config.agent.runtime.type == "subprocess"
@@ -94,7 +94,7 @@ def test_another_model_is_not_asked_for_the_prefix_cache_of_the_policy() -> None
     judge = {"model": "big", "base_url": "http://localhost:1/v1", "sampling": {"temperature": 0.1}}
     source = {
         "id": "agentic-judge",
-        "taskset": {"id": "reverse-text"},
+        "taskset": {"id": "gradus-reverse-text"},
         "agents": {"solver": {}, "judge": judge},
     }
     config = resolve_env_config(environment_process(source).verifiers)
@@ -121,11 +121,11 @@ def test_verifiers_accepts_the_environment_config_of_several_roles() -> None:
     }
     source = {
         "id": "agentic-judge",
-        "taskset": {"id": "reverse-text"},
+        "taskset": {"id": "gradus-reverse-text"},
         "agents": {"solver": {}, "judge": judge},
     }
     config = resolve_env_config(environment_process(source).verifiers)
-    assert (config.id, config.taskset.id) == ("agentic-judge", "reverse-text")
+    assert (config.id, config.taskset.id) == ("agentic-judge", "gradus-reverse-text")
     assert config.solver.harness.id == "gradus_chat"
     assert config.judge.harness.id == "null"
     assert config.judge.client.base_url == "http://localhost:1/v1"

@@ -26,7 +26,7 @@ from gradus.testing.engine_script import Reply, Status
 from gradus.testing.environment_process import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.policy import VersionSpan
-from word_lookup.entries import TOOL, build_entries
+from gradus_word_lookup.entries import TOOL, build_entries
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -239,7 +239,7 @@ async def test_a_conversation_with_a_simulated_user(
 async def test_a_game_of_two_seats_gives_each_player_a_trace_and_zero_sum_rewards(
     tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    config = {"taskset": {"id": "kuhn-poker"}}
+    config = {"taskset": {"id": "gradus-kuhn-poker"}}
     with start(tmp_path, config, seats=("first", "second")) as environment:
         assert (await environment.ask(method="info"))["result"]["agents"] == {
             "first": True,
@@ -268,7 +268,7 @@ async def test_outputs_of_a_real_tool_become_observations_of_echo(
 ) -> None:
     answer = build_entries()["c"]
     call = '<tool_call>\n{"name": "dict_get", "arguments": {"k": "c"}}\n</tool_call>'
-    with start(tmp_path, {"taskset": {"id": "word-lookup"}}) as environment:
+    with start(tmp_path, {"taskset": {"id": "gradus-word-lookup"}}) as environment:
         async with (
             ScriptedEngine(reply=script(tokenizer, call, answer), data_token=TOKEN) as engine,
             playing(environment, model, engine) as play,

@@ -28,7 +28,7 @@ name = "policy"
 [sampling]
 max_completion_tokens = 12
 [[env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 num_tasks = {num_tasks}
 group_size = {group_size}
 pool = {{ type = "static", num_workers = 1 }}
@@ -100,7 +100,7 @@ def test_an_evaluation_that_is_killed_twice_has_every_episode_once(
     assert set(kept) <= set(lines_of(results)), "what was played is not played again"
     names = [standing["episode"] for standing in read_standings(results)]
     assert sorted(names) == sorted(
-        f"reverse-text/{task}/{replica}"
+        f"gradus-reverse-text/{task}/{replica}"
         for task in range(NUM_TASKS)
         for replica in range(GROUP_SIZE)
     )

@@ -261,7 +261,7 @@ groups_per_batch = 2
 [orchestrator.train.sampling]
 max_completion_tokens = 24
 [[orchestrator.train.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 group_size = 4
 pool = {{ type = "static", num_workers = 1 }}
 [trainer.optimizer]

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from gradus.testing.commands import finish, processes_of, records, start
 from gradus.testing.waiting import wait_until
-from reverse_text.words import generate_texts
+from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -51,7 +51,7 @@ groups_per_batch = {groups}
 temperature = 0.7
 max_completion_tokens = 24
 [[orchestrator.train.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 group_size = {size}
 pool = {{ type = "static", num_workers = 1 }}
 [trainer]
@@ -112,7 +112,7 @@ def test_each_step_has_one_record_with_the_promised_numbers(run: tuple[Path, str
     promised = {
         "time",
         "episode/reward/mean",
-        "episode/reverse-text/reward/mean",
+        "episode/gradus-reverse-text/reward/mean",
         "sample/staleness/max",
         "loss/mismatch_kl/mean",
         "loss/entropy/mean",
@@ -160,7 +160,7 @@ def test_training_changed_the_weights(run: tuple[Path, str], workspace: Path) ->
 
 def test_a_person_sees_each_process_each_step_and_the_results(run: tuple[Path, str]) -> None:
     run_dir, printed = run
-    for process in ("inference", "env_reverse-text", "trainer", "orchestrator"):
+    for process in ("inference", "env_gradus-reverse-text", "trainer", "orchestrator"):
         assert any(line.startswith(process) and "ready in" in line for line in printed.splitlines())
     assert all(f"step {step}/{NUM_STEPS}" in printed for step in range(1, NUM_STEPS + 1))
     assert str(run_dir) in printed.splitlines()[-1]

@@ -41,7 +41,7 @@ max_staleness = 0
 [orchestrator.train.sampling]
 max_completion_tokens = 16
 [[orchestrator.train.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 group_size = 4
 pool = {{ type = "static", num_workers = 1 }}
 [trainer]

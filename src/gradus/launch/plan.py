@@ -49,7 +49,7 @@ class LaunchPlan:
     """Processes in starting order.
 
     >>> [[spec.name for spec in stage] for stage in plan.stages]
-    [['inference', 'env_reverse-text'], ['trainer', 'orchestrator']]
+    [['inference', 'env_gradus-reverse-text'], ['trainer', 'orchestrator']]
     """
 
     configs: Mapping[str, StrictConfig]

@@ -17,7 +17,7 @@ max_steps = 20
 [model]
 name = "someone/tiny"
 [[orchestrator.train.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 """
 """The shortest config of an RL run that works: everything else has a default."""
 
@@ -36,7 +36,7 @@ def build_run_values(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     base = {
         "max_steps": 20,
         "model": {"name": "someone/tiny"},
-        "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
+        "orchestrator": {"train": {"env": [{"id": "gradus-reverse-text"}]}},
     }
     for layer in (base, changes or {}):
         merged.add(layer, dotted)

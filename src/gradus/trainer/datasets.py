@@ -15,7 +15,7 @@ def load_hub_rows(name: str, split: str) -> list[Mapping[str, Any]]:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{name!r} is no file, and reading it from the hub needs the package 'datasets': "
-            "pip install 'gradus[data]'"
+            "pip install 'gradus-rl[data]'"
         ) from error
     try:
         return list(datasets.load_dataset(name, split=split))

@@ -28,7 +28,7 @@ name = "someone/model"
 [sampling]
 temperature = 0
 [[env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 num_tasks = 5
 """
 
@@ -138,11 +138,11 @@ def test_resume_needs_a_name(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["@", "run.toml"], "env_reverse-text"),
-        (["rl", "@", "run.toml"], "env_reverse-text"),
+        (["@", "run.toml"], "env_gradus-reverse-text"),
+        (["rl", "@", "run.toml"], "env_gradus-reverse-text"),
         (["@", "sft.toml"], "conversations from someone/conversations"),
         (["sft", "@", "sft.toml"], "conversations from someone/conversations"),
-        (["@", "eval.toml"], "5 tasks of reverse-text x 1 (greedy)"),
+        (["@", "eval.toml"], "5 tasks of gradus-reverse-text x 1 (greedy)"),
         (["eval", "@", "eval.toml", "--sampling.temperature", "0.5"], "(temperature 0.5)"),
         (["eval", "@", "eval.toml", "--base-url", "http://x/v1"], "someone/model, http://x/v1"),
     ],
@@ -188,7 +188,7 @@ def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[s
 def role_configs() -> dict[str, StrictConfig]:
     """Subcommand → a config as the launcher writes it."""
     run = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=4)
-    env = [{"id": "reverse-text"}]
+    env = [{"id": "gradus-reverse-text"}]
     evaluation = EvalConfig.model_validate({"model": {"name": "someone/tiny"}, "env": env})
     config = build_sft_config({"eval": {"env": env}})
     sft = resolve_sft(config, run_dir=Path("runs/x"), epoch=4)
@@ -214,7 +214,7 @@ def role_configs() -> dict[str, StrictConfig]:
 
 ENTRIES = {
     "inference": ("gradus.inference.server", "run", "inference"),
-    "env-server": ("gradus.environments.process", "serve", "env_reverse-text"),
+    "env-server": ("gradus.environments.process", "serve", "env_gradus-reverse-text"),
     "trainer": ("gradus.trainer.trainer", "run", "trainer"),
     "sft-trainer": ("gradus.trainer.sft", "run", "trainer"),
     "bench-rank": ("gradus.trainer.bench", "run", "trainer"),

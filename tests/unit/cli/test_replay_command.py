@@ -28,7 +28,7 @@ def write_journal(run_dir: RunDirectory) -> None:
         journal.write(
             JournalEvent.GROUP_OPENED,
             group="g000000",
-            source="reverse-text",
+            source="gradus-reverse-text",
             index=0,
             key="a",
             pass_number=0,

@@ -71,7 +71,7 @@ def test_a_file_can_be_json(tmp_path: Path) -> None:
             {
                 "max_steps": 3,
                 "model": {"name": "someone/tiny", "tokenizer": None},
-                "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
+                "orchestrator": {"train": {"env": [{"id": "gradus-reverse-text"}]}},
             }
         )
     )
@@ -130,7 +130,7 @@ def test_one_entry_of_a_list_is_reached_by_its_place(base: str) -> None:
         *("--orchestrator.train.env.1.ratio", "2"),
     ).orchestrator.train.env
     assert [(source.id, source.group_size, source.ratio) for source in sources] == [
-        ("reverse-text", 4, 1.0),
+        ("gradus-reverse-text", 4, 1.0),
         ("wordle", 8, 2.0),
     ]
 

@@ -29,7 +29,7 @@ def problems(changes: dict[str, Any] | None = None) -> list[str]:
 
 
 def with_env(**source: Any) -> dict[str, Any]:
-    return {"orchestrator": {"train": {"env": [{"id": "reverse-text", **source}]}}}
+    return {"orchestrator": {"train": {"env": [{"id": "gradus-reverse-text", **source}]}}}
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_plugins_that_ship_with_verifiers_are_known() -> None:
 
 
 def test_an_id_of_the_hub_is_found_by_its_name() -> None:
-    assert plugin_module("someone/Reverse-Text@1.2") == "reverse_text"
-    assert has_plugin("someone/reverse-text@1.2", (BUILTIN_TASKSETS,))
+    assert plugin_module("someone/Gradus-Reverse-Text@1.2") == "gradus_reverse_text"
+    assert has_plugin("someone/gradus-reverse-text@1.2", (BUILTIN_TASKSETS,))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def resolve(changes: dict[str, Any] | None = None) -> ProcessConfigs:
 
 
 def with_env(*sources: dict[str, Any], **train: Any) -> dict[str, Any]:
-    entries = [{"id": "reverse-text", **source} for source in sources]
+    entries = [{"id": "gradus-reverse-text", **source} for source in sources]
     return {"orchestrator": {"train": {"env": entries, **train}}}
 
 
@@ -40,7 +40,7 @@ def only_source(changes: dict[str, Any]) -> SourceConfig:
 
 
 def verifiers(**source: Any) -> dict[str, Any]:
-    values = {"id": "reverse-text", **source}
+    values = {"id": "gradus-reverse-text", **source}
     return verifiers_config(TrainEnvironmentConfig.model_validate(values))
 
 
@@ -110,7 +110,7 @@ def test_a_source_is_complete_without_any_setting() -> None:
     source = only_source(with_env({}))
     assert None not in source.sampling.model_dump().values()
     assert source.algo.type == "grpo"
-    assert source.name == "reverse-text"
+    assert source.name == "gradus-reverse-text"
 
 
 def test_a_source_may_have_its_own_algorithm() -> None:
@@ -127,7 +127,7 @@ def test_variables_go_to_the_launcher_and_into_no_file() -> None:
         assert "canary" not in config.model_dump_json()
     assert configs.env_vars == {
         "inference": {"MY_KEY": "canary"},
-        "env_reverse-text": {"MY_KEY": "canary"},
+        "env_gradus-reverse-text": {"MY_KEY": "canary"},
         "trainer": {"MY_KEY": "canary"},
         "orchestrator": {"MY_KEY": "canary"},
     }
@@ -149,7 +149,7 @@ def test_a_single_seat_gets_the_settings_of_the_source() -> None:
         timeout={"setup_seconds": 1.0, "agent_seconds": 2.0, "episode_seconds": 9.0},
     )
     assert config == {
-        "taskset": {"id": "reverse-text", "split": "train"},
+        "taskset": {"id": "gradus-reverse-text", "split": "train"},
         "timeout": {"episode": 9.0, "finalize": 60.0},
         "agent": {
             "harness": {"id": "gradus_chat"},
@@ -169,8 +169,8 @@ def test_another_harness_is_passed_on_with_its_settings() -> None:
 
 
 def test_an_environment_can_play_another_taskset() -> None:
-    config = verifiers(id="best-of-n", taskset={"id": "reverse-text"})
-    assert (config["id"], config["taskset"]) == ("best-of-n", {"id": "reverse-text"})
+    config = verifiers(id="best-of-n", taskset={"id": "gradus-reverse-text"})
+    assert (config["id"], config["taskset"]) == ("best-of-n", {"id": "gradus-reverse-text"})
 
 
 def test_each_role_is_a_seat_that_inherits_from_the_source() -> None:
@@ -216,12 +216,12 @@ def test_process_configs_are_json() -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({}, "reverse-text--tiny--0123abcd"),
+        ({}, "gradus-reverse-text--tiny--0123abcd"),
         ({"name": "mine"}, "mine"),
-        ({"model": {"name": "runs/x/model"}}, "reverse-text--model--0123abcd"),
-        ({"model": {"name": "org/big model"}}, "reverse-text--big-model--0123abcd"),
+        ({"model": {"name": "runs/x/model"}}, "gradus-reverse-text--model--0123abcd"),
+        ({"model": {"name": "org/big model"}}, "gradus-reverse-text--big-model--0123abcd"),
         (with_env({"name": "a"}, {"name": "b"}), "a_b--tiny--0123abcd"),
-        ({"model": {"name": "/"}}, "reverse-text--x--0123abcd"),
+        ({"model": {"name": "/"}}, "gradus-reverse-text--x--0123abcd"),
     ],
 )
 def test_name_of_a_run(changes: dict[str, Any], name: str) -> None:
@@ -291,7 +291,7 @@ def test_without_retries_of_an_agent_verifiers_keeps_its_own_default() -> None:
     assert "retries" not in verifiers_config(source)["agent"]
 
 
-EVALUATED = {"env": [{"id": "reverse-text", "num_tasks": 5, "group_size": 4}]}
+EVALUATED = {"env": [{"id": "gradus-reverse-text", "num_tasks": 5, "group_size": 4}]}
 
 
 def resolve_evaluated(**changes: Any) -> Any:
@@ -304,7 +304,7 @@ def resolve_evaluated(**changes: Any) -> Any:
 def test_an_evaluated_environment_has_a_process_of_its_own_beside_the_same_train_source() -> None:
     configs = resolve_evaluated()
     names = list(configs.by_process())
-    assert names[1:3] == ["env_reverse-text", "eval_reverse-text"]
+    assert names[1:3] == ["env_gradus-reverse-text", "eval_gradus-reverse-text"]
     assert [config.purpose for config in configs.environments] == ["train", "eval"]
 
 
@@ -316,10 +316,10 @@ def test_an_evaluated_environment_inherits_what_training_samples_with() -> None:
 
 
 def test_secrets_of_an_evaluated_environment_stay_out_of_the_process_configs() -> None:
-    env = [{"id": "reverse-text", "env_vars": {"MY_KEY": "canary"}}]
+    env = [{"id": "gradus-reverse-text", "env_vars": {"MY_KEY": "canary"}}]
     configs = resolve_evaluated(eval={"env": env})
     assert "canary" not in "".join(c.model_dump_json() for c in configs.by_process().values())
-    assert configs.env_vars["eval_reverse-text"] == {"MY_KEY": "canary"}
+    assert configs.env_vars["eval_gradus-reverse-text"] == {"MY_KEY": "canary"}
 
 
 def test_the_version_that_waits_for_an_evaluation_stays_on_disk() -> None:
@@ -352,8 +352,8 @@ def test_a_judge_and_roles_of_other_models_do_not_train_unless_asked(
 
 def test_the_environment_process_knows_what_learns_from_its_episodes() -> None:
     judged = {"id": "debate", "algo": {"type": "rae"}, "agents": {"first": {}, "judge": {}}}
-    measured = {"interval_steps": 1, "env": [{"id": "reverse-text", "num_tasks": 2}]}
-    train = {"env": [{"id": "reverse-text"}, judged]}
+    measured = {"interval_steps": 1, "env": [{"id": "gradus-reverse-text", "num_tasks": 2}]}
+    train = {"env": [{"id": "gradus-reverse-text"}, judged]}
     config = build_run_config({"orchestrator": {"train": train, "eval": measured}})
     plain, debate, evaluated = resolve_run(config, run_dir=Path("r"), epoch=1).environments
     assert plain.algo == config.orchestrator.train.algo

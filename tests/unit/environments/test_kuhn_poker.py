@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from kuhn_poker.environment import (
+from gradus_kuhn_poker.environment import (
     KuhnPokerConfig,
     KuhnPokerEnv,
     KuhnPokerEnvConfig,
     KuhnPokerTaskset,
 )
-from kuhn_poker.game import DEALS, Game, demonstrations, observation
+from gradus_kuhn_poker.game import DEALS, Game, demonstrations, observation
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_demonstrations_are_legal_repeatable_and_poor() -> None:
 
 
 def test_the_six_deals_come_in_turn() -> None:
-    taskset = KuhnPokerTaskset(KuhnPokerConfig(id="kuhn-poker", num_tasks=8))
+    taskset = KuhnPokerTaskset(KuhnPokerConfig(id="gradus-kuhn-poker", num_tasks=8))
     assert [task.data.deal for task in taskset] == [*DEALS, *DEALS[:2]]
 
 
@@ -107,7 +107,7 @@ async def play(deal: str, first: list[str | None], second: list[str | None]) -> 
 
         return SimpleNamespace(interaction=interaction)
 
-    config = KuhnPokerEnvConfig.model_validate({"taskset": {"id": "kuhn-poker"}})
+    config = KuhnPokerEnvConfig.model_validate({"taskset": {"id": "gradus-kuhn-poker"}})
     task = SimpleNamespace(data=SimpleNamespace(deal=deal))
     agents: Any = SimpleNamespace(first=agent(talks[0]), second=agent(talks[1]))
     environment = object.__new__(KuhnPokerEnv)

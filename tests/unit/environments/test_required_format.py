@@ -1,4 +1,4 @@
-"""The taskset required-format: its questions, and what each part of the reward pays for."""
+"""The taskset gradus-required-format: its questions, and what each part of the reward pays for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from required_format.questions import build_questions
-from required_format.taskset import (
+from gradus_required_format.questions import build_questions
+from gradus_required_format.taskset import (
     RequiredFormatConfig,
     RequiredFormatTaskset,
     has_answer,
@@ -20,7 +20,7 @@ from required_format.taskset import (
 
 
 def tasks(**config: Any) -> list[Any]:
-    return list(RequiredFormatTaskset(RequiredFormatConfig(id="required-format", **config)))
+    return list(RequiredFormatTaskset(RequiredFormatConfig(id="gradus-required-format", **config)))
 
 
 def test_every_question_comes_once_with_a_lowercase_answer() -> None:
@@ -95,9 +95,9 @@ async def test_only_the_bare_right_word_gets_everything() -> None:
 
 
 def test_the_package_names_its_taskset_for_verifiers() -> None:
-    import required_format
+    import gradus_required_format
 
-    assert required_format.__all__ == ["RequiredFormatTaskset"]
-    assert required_format.RequiredFormatTaskset is RequiredFormatTaskset
+    assert gradus_required_format.__all__ == ["RequiredFormatTaskset"]
+    assert gradus_required_format.RequiredFormatTaskset is RequiredFormatTaskset
     with pytest.raises(AttributeError, match="nothing"):
-        _ = required_format.nothing
+        _ = gradus_required_format.nothing

@@ -1,4 +1,4 @@
-"""The taskset reverse-text: its words, its stored texts, its reward."""
+"""The taskset gradus-reverse-text: its words, its stored texts, its reward."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset, similarity
-from reverse_text.words import WORDS, generate_texts, split_of
+from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset, similarity
+from gradus_reverse_text.words import WORDS, generate_texts, split_of
 
 
 def prompts(**config: Any) -> list[str]:
-    tasks = ReverseTextTaskset(ReverseTextConfig(id="reverse-text", **config))
+    tasks = ReverseTextTaskset(ReverseTextConfig(id="gradus-reverse-text", **config))
     return [task.data.prompt for task in tasks]
 
 
@@ -55,7 +55,7 @@ def test_more_texts_than_there_are_is_an_error() -> None:
 
 
 def test_the_words_can_be_imported_without_verifiers() -> None:
-    program = "import sys, reverse_text.words; print('verifiers' in sys.modules)"
+    program = "import sys, gradus_reverse_text.words; print('verifiers' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
@@ -63,13 +63,13 @@ def test_the_words_can_be_imported_without_verifiers() -> None:
 
 
 def test_verifiers_finds_the_taskset_by_its_id() -> None:
-    assert vf.taskset_config_type("reverse-text") is ReverseTextConfig
+    assert vf.taskset_config_type("gradus-reverse-text") is ReverseTextConfig
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
-        __import__("reverse_text").Other  # noqa: B018
+        __import__("gradus_reverse_text").Other  # noqa: B018
 
 
 def test_tasks_carry_the_text_and_its_reverse() -> None:
-    config = ReverseTextConfig(id="reverse-text", num_tasks=3, instruction="Reverse it.")
+    config = ReverseTextConfig(id="gradus-reverse-text", num_tasks=3, instruction="Reverse it.")
     tasks = list(ReverseTextTaskset(config))
     assert [task.data.idx for task in tasks] == [0, 1, 2]
     assert tasks[0].data.answer == tasks[0].data.prompt[::-1]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
-from reverse_text.texts import HUB_DATASET
+from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
+from gradus_reverse_text.texts import HUB_DATASET
 
 datasets = pytest.importorskip("datasets")
 

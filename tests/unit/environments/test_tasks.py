@@ -110,7 +110,7 @@ def test_settings_that_the_environment_does_not_know_are_refused() -> None:
 
 def test_a_data_set_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match="could not load its tasks: FileNotFoundError"):
-        load(id="reverse-text", source="file", path=str(tmp_path / "none.jsonl"))
+        load(id="gradus-reverse-text", source="file", path=str(tmp_path / "none.jsonl"))
 
 
 def test_an_empty_data_set_is_refused() -> None:
@@ -150,5 +150,5 @@ def test_a_single_seat_is_an_agent() -> None:
 
 def test_both_seats_of_a_game_are_agents() -> None:
     seat = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}}
-    config = {"taskset": {"id": "kuhn-poker"}, "first": seat, "second": seat}
+    config = {"taskset": {"id": "gradus-kuhn-poker"}, "first": seat, "second": seat}
     assert load_tasks("here", config).agents == {"first": True, "second": True}

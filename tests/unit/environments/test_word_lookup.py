@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from verifiers.v1.types import ToolMessage
 
-from word_lookup.entries import build_entries, demonstrations, is_value
-from word_lookup.taskset import (
+from gradus_word_lookup.entries import build_entries, demonstrations, is_value
+from gradus_word_lookup.taskset import (
     Dictionary,
     DictionaryConfig,
     WordLookupConfig,
@@ -19,7 +19,7 @@ from word_lookup.taskset import (
 
 
 def build_tasks(**dictionary: Any) -> list[WordLookupTask]:
-    config = WordLookupConfig.model_validate({"id": "word-lookup", "dictionary": dictionary})
+    config = WordLookupConfig.model_validate({"id": "gradus-word-lookup", "dictionary": dictionary})
     return list(WordLookupTaskset(config))
 
 

@@ -16,7 +16,7 @@ import pytest
 from gradus.config.load import load_config
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
-from reverse_text.words import split_of
+from gradus_reverse_text.words import split_of
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "reverse_text"
 

@@ -150,7 +150,7 @@ def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
 
 
 def command(tmp_path: Path, base_url: str, *words: str) -> list[str]:
-    env = {"id": "reverse-text", "num_tasks": 6, "group_size": 2}
+    env = {"id": "gradus-reverse-text", "num_tasks": 6, "group_size": 2}
     pool = {"type": "static", "num_workers": 1}
     return [
         *(sys.executable, "-m", "gradus.cli.main", "eval", "--base-url", base_url),
@@ -198,7 +198,7 @@ async def test_killed_in_the_middle_and_resumed_every_episode_is_there_once(
     assert resumed.returncode == 0, output
     lines = [json.loads(line)["gradus"] for line in episodes.read_text().splitlines()]
     assert sorted(line["episode"] for line in lines) == sorted(
-        f"reverse-text/{task}/{replica}" for task in range(6) for replica in range(2)
+        f"gradus-reverse-text/{task}/{replica}" for task in range(6) for replica in range(2)
     )
     results = json.loads((tmp_path / "mine" / "results.json").read_text())
     assert results["overall"]["num_episodes"] == 12

@@ -44,7 +44,7 @@ async def test_a_teacher_that_serves_the_model_is_accepted() -> None:
 async def test_a_teacher_that_is_not_there_is_named_with_its_source() -> None:
     async with ScriptedEngine() as engine:
         config = taught(engine.base_url)
-    words = r"source 'reverse-text', algo\.reference: .* cannot be reached .*; start the endpoint"
+    words = r"source 'gradus-reverse-text', algo\.reference: .* cannot be reached .*; start the end"
     with pytest.raises(ProcessError, match=words):
         await check(config, KEY)
 

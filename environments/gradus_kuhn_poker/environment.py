@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import verifiers.v1 as vf
 from pydantic import Field
 
-from kuhn_poker.game import BET, DEALS, PASS, Game, is_clear, is_mistake, observation
+from gradus_kuhn_poker.game import BET, DEALS, PASS, Game, is_clear, is_mistake, observation
 
 SEATS = ("first", "second")
 

@@ -11,8 +11,8 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from reverse_text.texts import HUB_DATASET, read_file, read_hub
-from reverse_text.words import Split, generate_texts, split_of
+from gradus_reverse_text.texts import HUB_DATASET, read_file, read_hub
+from gradus_reverse_text.words import Split, generate_texts, split_of
 
 DEFAULT_NUM_WORD_TASKS = 1000
 

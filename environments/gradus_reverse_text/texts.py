@@ -48,5 +48,5 @@ def _datasets() -> ModuleType:
     except ModuleNotFoundError as error:
         raise ValueError(
             "source = 'hub' needs the package `datasets`; install gradus with its extra: "
-            "pip install 'gradus[data]'"
+            "pip install 'gradus-rl[data]'"
         ) from error

@@ -1,6 +1,6 @@
 """Answer short questions in a required format: one lowercase word and nothing else.
 
-`required_format.questions` can be imported without verifiers, so the taskset itself is loaded on
+Its module `questions` can be imported without verifiers, so the taskset itself is loaded on
 first use.
 """
 
@@ -14,5 +14,5 @@ __all__ = ["RequiredFormatTaskset"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("required_format.taskset"), name)
+        return getattr(importlib.import_module("gradus_required_format.taskset"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

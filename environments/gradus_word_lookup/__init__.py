@@ -1,6 +1,6 @@
 """Look a word up with a tool, and answer with what the tool says.
 
-`word_lookup.entries` can be imported without verifiers, so the taskset is loaded on first use.
+Its module `entries` can be imported without verifiers, so the taskset is loaded on first use.
 """
 
 from __future__ import annotations
@@ -13,5 +13,5 @@ __all__ = ["WordLookupTaskset"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("word_lookup.taskset"), name)
+        return getattr(importlib.import_module("gradus_word_lookup.taskset"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """Reverse a text: the reply is compared with the reversed prompt, character by character.
 
-`reverse_text.words` and `reverse_text.texts` can be imported without verifiers, so the taskset
+Its modules `words` and `texts` can be imported without verifiers, so the taskset
 itself is loaded on first use.
 """
 
@@ -14,5 +14,5 @@ __all__ = ["ReverseTextTaskset"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("reverse_text.taskset"), name)
+        return getattr(importlib.import_module("gradus_reverse_text.taskset"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import verifiers.v1 as vf
 from pydantic import Field
 
-from required_format.questions import build_questions
+from gradus_required_format.questions import build_questions
 
 INSTRUCTION = "Answer with one lowercase word."
 

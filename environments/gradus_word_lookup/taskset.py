@@ -8,7 +8,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 from verifiers.v1.types import content_text
 
-from word_lookup.entries import NUM_ENTRIES, build_entries
+from gradus_word_lookup.entries import NUM_ENTRIES, build_entries
 
 
 class DictionaryConfig(vf.SharedToolsetConfig):
