@@ -22,12 +22,16 @@ import numpy as np
 
 from gradus.errors import ConfigError
 from gradus.log import get_logger
-from gradus.trainer.conversations import Conversation, Message, PlainText
+from gradus.trainer.conversations import Conversation, Message, PlainText, text_part
 from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
 
 logger = get_logger(__name__)
 
+_PROBE = "gradusprobe"
+"""A word that no template writes by itself."""
+_OWN_KEYS = frozenset({"content", "tool_calls", "reasoning_content"})
+"""What of a message is its own text."""
 _KEPT_TOKENS = 1 << 26
 """Encoded tokens that are kept for the next pass, about 1 GiB; the others are encoded again."""
 
@@ -42,6 +46,8 @@ class ConversationEncoder:
         """`stop_token_ids` end a turn beside the tokenizer's end token; see `stop_tokens_of`."""
         self._tokenizer = tokenizer
         self._stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
+        self._begin = _begin_of_text(tokenizer)
+        self._shown: dict[tuple[str, bool], bool] = {}
 
     def encode(self, conversation: Conversation | PlainText) -> list[Sample]:
         """The samples of a conversation; none when it holds nothing to learn."""
@@ -60,6 +66,8 @@ class ConversationEncoder:
     def _encode_text(self, text: PlainText) -> Sample:
         prompt = self._tokens(text.id, text.prompt)
         token_ids = self._tokens(text.id, text.prompt + text.completion)
+        if prompt[: len(self._begin)] != self._begin:
+            prompt, token_ids = self._begin + prompt, self._begin + token_ids
         if self._tokenizer.eos_token_id is not None:
             token_ids = [*token_ids, self._tokenizer.eos_token_id]
         branch = _Branch()
@@ -68,16 +76,38 @@ class ConversationEncoder:
 
     def _message_span(self, conversation: Conversation, number: int) -> tuple[list[int], int]:
         """Tokens up to and with message `number`, and where its own tokens begin."""
+        whole = self._render(conversation, conversation.messages[: number + 1])
+        token_ids = self._tokens(conversation.id, whole)
+        header = whole[: self._header_length(conversation, number, whole)]
+        return token_ids, _common_prefix(self._tokens(conversation.id, header), token_ids)
+
+    def _header_length(self, conversation: Conversation, number: int, whole: str) -> int:
+        """Characters of `whole` before what message `number` itself adds."""
         message = conversation.messages[number]
         before = conversation.messages[:number]
-        whole = self._render(conversation, [*before, message])
-        if message["role"] == "assistant" and before:
-            header = self._render(conversation, before, add_generation_prompt=True)
-        else:
-            # No prompt asks for this role: its header is what another content leaves in common.
-            empty = {**message, "content": "", "tool_calls": None}
-            header = self._render(conversation, [*before, empty])
-        return whole, _common_prefix(header, whole)
+        if message["role"] != "assistant" or not before:
+            # No prompt asks for this role.
+            return self._in_common_with_another(conversation, number, whole)
+        prompt = self._render(conversation, before, add_generation_prompt=True)
+        if whole.startswith(prompt):
+            return len(prompt)
+        plain = self._render(conversation, before)
+        if whole.startswith(plain):
+            return _common_prefix(prompt, whole)
+        # The template writes the message before in another way once it is not the last (Qwen3):
+        # only the header itself can be looked up.
+        limit = self._in_common_with_another(conversation, number, whole)
+        header = prompt[len(plain) :] if prompt.startswith(plain) else ""
+        begin = whole.rfind(header, 0, limit) if header else -1
+        return limit if begin < 0 else begin + len(header)
+
+    def _in_common_with_another(self, conversation: Conversation, number: int, whole: str) -> int:
+        """Characters that `whole` shares with the same messages but another content at the end."""
+        message = conversation.messages[number]
+        text = "b" if _text_of(message.get("content")).lstrip().startswith("a") else "a"
+        other = {key: value for key, value in message.items() if key not in _OWN_KEYS}
+        messages = [*conversation.messages[:number], {**other, "content": text}]
+        return _common_prefix(self._render(conversation, messages), whole)
 
     def _end_of_turn(self, token_ids: Sequence[int], start: int) -> int:
         """Behind the first of the last stop tokens; what the template adds there nobody samples."""
@@ -95,10 +125,10 @@ class ConversationEncoder:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = False,
-    ) -> list[int]:
+    ) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
-                [self._with_arguments(message) for message in messages],
+            text: str = self._tokenizer.apply_chat_template(
+                [self._as_expected(message) for message in messages],
                 tools=conversation.tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -107,13 +137,40 @@ class ConversationEncoder:
             raise ConfigError(
                 f"{conversation.id}: the chat template refuses these messages ({error})"
             ) from error
-        return self._tokens(conversation.id, text)
+        return text
 
-    def _with_arguments(self, message: Message) -> Message:
-        """The message with the arguments of its calls as the template wants them."""
-        if not message.get("tool_calls") or not self._writes_arguments:
-            return message
-        return {**message, "tool_calls": [_with_objects(call) for call in message["tool_calls"]]}
+    def _as_expected(self, message: Message) -> Message:
+        """The message with its content, and the arguments of its calls, in the form that the
+        template writes; in another it would leave the text out without a word."""
+        changed = dict(message)
+        content, role = message.get("content"), message["role"]
+        if isinstance(content, list) and not self._shows(role, as_parts=True):
+            # As engines join parts for such a template.
+            changed["content"] = "\n".join(part["text"] for part in content)
+        elif isinstance(content, str) and not self._shows(role, as_parts=False):
+            is_shown = self._shows(role, as_parts=True)
+            changed["content"] = [text_part(content)] if is_shown else content
+        if message.get("tool_calls") and self._writes_arguments:
+            changed["tool_calls"] = [_with_objects(call) for call in message["tool_calls"]]
+        return changed
+
+    def _shows(self, role: str, *, as_parts: bool) -> bool:
+        """Whether the template writes the content of a role when it is given as parts, or as a
+        string."""
+        if (role, as_parts) in self._shown:
+            return self._shown[role, as_parts]
+
+        def message(role: str, text: str) -> Message:
+            return {"role": role, "content": [text_part(text)] if as_parts else text}
+
+        user, asked = message("user", "a"), message(role, _PROBE)
+        messages = {"user": [asked], "system": [asked, user]}.get(role, [user, asked])
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except (jinja2.TemplateError, ValueError, TypeError):
+            text = ""
+        self._shown[role, as_parts] = _PROBE in text
+        return self._shown[role, as_parts]
 
     @cached_property
     def _writes_arguments(self) -> bool:
@@ -287,6 +344,19 @@ def learnable_samples(
     return [] if any(len(sample) > max_tokens for sample in samples) else samples
 
 
+def _begin_of_text(tokenizer: Any) -> list[int]:
+    """The token that this tokenizer puts before bare text, as engines do; templates write it."""
+    begin = tokenizer.bos_token_id
+    return [begin] if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else []
+
+
+def _text_of(content: Any) -> str:
+    """Content as one string, whatever its form."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content or ""
+
+
 def _with_objects(call: Any) -> Any:
     """A call with its arguments parsed; as it is when they are no JSON text."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
@@ -299,7 +369,7 @@ def _with_objects(call: Any) -> Any:
     return {**call, "function": parsed} if "function" in call else parsed
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of tokens that both begin with."""
+def _common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Number of tokens or characters that both begin with."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 from gradus.errors import ConfigError
 
 Message = Mapping[str, Any]
+
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+_SWAPPED = ("completion", "prompt")
+_ROLE = {"prompt": "user", "completion": "assistant"}
 
 
 @dataclass(frozen=True)
@@ -41,51 +46,116 @@ def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | Pla
     """
     if not isinstance(row, Mapping):
         raise ConfigError(f"{place}: a {type(row).__name__} is no conversation; use an object")
-    tools = row.get("tools") or None
+    tools = _tools(place, row.get("tools"))
     if row.get("messages") is not None:
         messages = _messages(place, row["messages"])
-        return Conversation(place, messages, _with_roles(messages, roles, start=0), tools)
+        return Conversation(place, messages, _learned(place, messages, roles, start=0), tools)
     prompt, completion = row.get("prompt"), row.get("completion")
     if prompt is None or completion is None:
         raise ConfigError(
-            f"{place}: has the keys {sorted(row)}; use 'messages', or 'prompt' and 'completion'"
+            f"{place}: has the keys {sorted(map(str, row))}; use 'messages', or 'prompt' and "
+            "'completion'"
         )
     if isinstance(prompt, str) and isinstance(completion, str):
         return PlainText(place, prompt, completion)
+    if isinstance(prompt, str) or isinstance(completion, str):
+        text, other = ("prompt", "completion") if isinstance(prompt, str) else _SWAPPED
+        raise ConfigError(
+            f"{place}: {text!r} is text and {other!r} is messages; write both as text, or {text!r} "
+            f'as [{{"role": "{_ROLE[text]}", "content": "…"}}]'
+        )
     context = _messages(place, prompt)
     messages = context + _messages(place, completion)
-    return Conversation(place, messages, _with_roles(messages, roles, start=len(context)), tools)
+    learned = _learned(place, messages, roles, start=len(context))
+    return Conversation(place, messages, learned, tools)
+
+
+def text_part(text: str) -> dict[str, str]:
+    """One part of a message's content."""
+    return {"type": "text", "text": text}
 
 
 def _messages(place: str, value: Any) -> list[Message]:
+    """The messages with content as a string or as parts, and calls as objects."""
+    value = _parsed(place, "messages", value)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise ConfigError(f"{place}: messages must be a list with at least one message")
-    for number, message in enumerate(value):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ConfigError(f"{place}: message {number} has no 'role'")
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise ConfigError(f"{place}: message {number} has neither 'content' nor 'tool_calls'")
-        if not _is_text(message.get("content") or ""):
-            raise ConfigError(
-                f"{place}: message {number} has content that is not text; use a string, or a list "
-                "of parts of the type 'text'"
-            )
-    return [dict(message) for message in value]
+    return [_message(f"{place}: message {number}", one) for number, one in enumerate(value)]
 
 
-def _is_text(content: Any) -> bool:
-    """Whether a template finds nothing but text; most would leave out a picture without a word."""
-    if not isinstance(content, list):
-        return isinstance(content, str)
-    return all(
-        isinstance(part, str) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
-        for part in content
+def _message(place: str, message: Any) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ConfigError(f"{place} has no 'role'")
+    calls = _parsed(place, "tool_calls", message.get("tool_calls")) or None
+    if message.get("content") is None and not calls:
+        raise ConfigError(f"{place} has neither 'content' nor 'tool_calls'")
+    if calls is not None and not _is_list_of_objects(calls):
+        raise ConfigError(f"{place}: tool_calls must be a list of objects, or one as JSON text")
+    found = {**message, "content": message_content(place, message.get("content"))}
+    return found | {"tool_calls": calls} if "tool_calls" in message else found
+
+
+def message_content(place: str, content: Any) -> str | list[dict[str, str]] | None:
+    """Text, or parts of text; a template would leave a picture out without a word."""
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [_text_of_part(part) for part in content]
+        if None not in texts:
+            return [text_part(text) for text in texts if text is not None]
+    raise ConfigError(
+        f"{place} has content that is not text; use a string, or a list of parts of the type 'text'"
     )
 
 
-def _with_roles(
-    messages: Sequence[Message], roles: frozenset[str], *, start: int
+def _text_of_part(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    is_text = isinstance(part, Mapping) and part.get("type", "text") in _TEXT_TYPES
+    text = part.get("text") if is_text else None
+    return text if isinstance(text, str) else None
+
+
+def _tools(place: str, value: Any) -> list[Any] | None:
+    """Function schemas, also where a data set keeps them as JSON text."""
+    tools = _parsed(place, "tools", value)
+    if isinstance(tools, list):
+        tools = [_parsed(place, f"tools[{number}]", tool) for number, tool in enumerate(tools)]
+    if not tools:
+        return None
+    if not _is_list_of_objects(tools):
+        raise ConfigError(f"{place}: tools must be a list of function schemas, or one as JSON text")
+    return list(tools)
+
+
+def _parsed(place: str, key: str, value: Any) -> Any:
+    """The value that JSON text holds; data sets with one type per column keep nested ones so."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except ValueError as error:
+        raise ConfigError(
+            f"{place}: {key} is text, but no JSON ({error}); write a list, or one as JSON text"
+        ) from error
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(member, Mapping) for member in value)
+
+
+def _learned(
+    place: str, messages: Sequence[Message], roles: frozenset[str], *, start: int
 ) -> tuple[int, ...]:
+    """Indices of the messages of `roles` whose `weight` is not 0."""
+    for number, message in enumerate(messages):
+        if message.get("weight") not in (None, 0, 1):
+            raise ConfigError(
+                f"{place}: message {number} has weight {message['weight']!r}; use 0 to leave it "
+                "out of the loss, or 1"
+            )
     return tuple(
-        number for number in range(start, len(messages)) if messages[number]["role"] in roles
+        number
+        for number in range(start, len(messages))
+        if messages[number]["role"] in roles and messages[number].get("weight") != 0
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.trainer.conversations import Conversation, Message
+from gradus.trainer.conversations import Conversation, Message, message_content
 
 _STEP = re.compile(r"step_(\d+)")
 
@@ -47,7 +47,7 @@ def record_conversations(
         return [
             Conversation(f"{place} {trace['id']}/{number}", messages, learned, _tools(trace))
             for trace in traces
-            for number, (messages, learned) in enumerate(_branches(trace["nodes"], roles))
+            for number, (messages, learned) in enumerate(_branches(place, trace["nodes"], roles))
             if learned
         ]
     except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -67,7 +67,7 @@ def _is_wanted(trace: Mapping[str, Any], min_reward: float | None) -> bool:
 
 
 def _branches(
-    nodes: Sequence[Mapping[str, Any]], roles: frozenset[str]
+    place: str, nodes: Sequence[Mapping[str, Any]], roles: frozenset[str]
 ) -> Iterator[tuple[list[Message], tuple[int, ...]]]:
     """Messages from the root to each leaf, and the positions of those to learn."""
     parents = {node.get("parent") for node in nodes}
@@ -76,7 +76,7 @@ def _branches(
         if leaf in parents:
             continue
         path = _path_to(nodes, leaf)
-        messages = [_message(nodes[number]["message"]) for number in path]
+        messages = [_message(place, nodes[number]["message"]) for number in path]
         learned = tuple(
             position
             for position, number in enumerate(path)
@@ -99,10 +99,10 @@ def _path_to(nodes: Sequence[Mapping[str, Any]], leaf: int) -> list[int]:
     return path[::-1]
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(place: str, message: Mapping[str, Any]) -> Message:
     """A message as chat templates expect it."""
     kept = {key: value for key, value in message.items() if value not in (None, [])}
-    kept.setdefault("content", "")
+    kept["content"] = message_content(place, kept.get("content", ""))
     if "tool_calls" in kept:
         kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
     return kept

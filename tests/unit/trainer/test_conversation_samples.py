@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.errors import ConfigError
@@ -251,3 +252,68 @@ def test_of_two_stop_tokens_the_first_ends_the_turn(tokenizer: Any, tiny_model: 
     stops = twice.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     [sample] = ConversationEncoder(twice, stops).encode(conversation(USER, REPLY))
     assert learned_text(tokenizer, sample) == "hi<|im_end|>"
+
+
+LAST_IS_SPECIAL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Like Qwen3's: only the last reply has a block for its thoughts."""
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+
+
+@pytest.mark.parametrize("first", [{**REPLY, "content": "abc"}, CALL])
+def test_of_two_replies_in_a_row_each_learns_only_itself(
+    tiny_model: Path, first: dict[str, Any]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = LAST_IS_SPECIAL
+    samples = ConversationEncoder(tokenizer).encode(conversation(USER, first, REPLY))
+    own = "abc" if first is not CALL else "<tool_call>add</tool_call>"
+    block = "<think>\n\n</think>\n\n"
+    assert [learned_text(tokenizer, sample) for sample in samples] == [
+        f"{block}{own}<|im_end|>",
+        f"{block}hi<|im_end|>",
+    ]
+
+
+TEXT_ONLY = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% endif %}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+PARTS_ONLY = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [TEXT_ONLY, PARTS_ONLY])
+@pytest.mark.parametrize("is_parts", [True, False])
+def test_no_content_vanishes_whatever_form_a_template_wants(
+    tiny_model: Path, template: str, is_parts: bool
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = template
+    messages = [SYSTEM, USER, REPLY]
+    if is_parts:
+        messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(*messages))
+    text = "<system>be brief<|im_end|><user>say hi<|im_end|><assistant>hi<|im_end|>"
+    assert tokenizer.decode(sample.token_ids) == text
+    assert learned_text(tokenizer, sample) == "hi<|im_end|>"
+
+
+@pytest.mark.parametrize("prompt", ["ab", "<|im_start|>ab"])
+def test_plain_text_begins_as_the_tokenizer_begins_a_text(tiny_model: Path, prompt: str) -> None:
+    """Llama, Gemma and Mistral were never trained on a text without its first token."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model, bos_token="<|im_start|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", tokenizer.bos_token_id)]
+    )
+    [sample] = ConversationEncoder(tokenizer).encode(PlainText("row", prompt, "c"))
+    assert tokenizer.decode(sample.token_ids) == "<|im_start|>abc<|im_end|>"
+    assert learned_text(tokenizer, sample) == "c<|im_end|>"

@@ -50,11 +50,18 @@ def test_tools_travel_with_the_conversation() -> None:
         ([USER], "no conversation"),
         ({"text": "hi"}, "'messages', or 'prompt' and 'completion'"),
         ({"messages": []}, "at least one"),
-        ({"messages": "hi"}, "must be a list"),
+        ({"messages": "hi"}, "messages is text, but no JSON"),
+        ({"messages": {}}, "must be a list"),
         ({"messages": [{"content": "hi"}]}, "no 'role'"),
         ({"messages": [{"role": "user"}]}, "neither"),
         ({"prompt": "hi"}, "has the keys"),
-        ({"prompt": [USER], "completion": "yo"}, "must be a list"),
+        ({"prompt": [USER], "completion": "yo"}, "'completion' is text and 'prompt' is mess.*assi"),
+        ({"prompt": "hi", "completion": [REPLY]}, "'prompt' is text and 'completion' is .*user"),
+        ({"messages": [USER, {**REPLY, "weight": 0.5}]}, "message 1 has weight 0.5; use 0"),
+        ({"messages": [USER, REPLY], "tools": "add"}, "tools is text, but no JSON"),
+        ({"messages": [USER, REPLY], "tools": {"name": "add"}}, "tools must be a list"),
+        ({"messages": [USER, {**REPLY, "tool_calls": "add"}]}, "message 1: tool_calls is text"),
+        ({"messages": [USER, {**REPLY, "tool_calls": [1]}]}, "message 1: tool_calls must be a"),
     ],
 )
 def test_a_wrong_row_is_refused_with_its_place(row: Any, message: str) -> None:
@@ -101,9 +108,29 @@ def test_content_that_is_not_text_is_refused(content: Any) -> None:
 
 
 def test_content_may_be_parts_of_text() -> None:
-    parts = ["hi", {"type": "text", "text": "there"}]
+    parts = ["hi", {"type": "text", "text": "there"}, {"type": "input_text", "text": "you"}]
     row = {"messages": [{"role": "user", "content": parts}, REPLY]}
-    assert parse_row("here", row, ROLES).messages[0]["content"] == parts
+    found = parse_row("here", row, ROLES)
+    assert isinstance(found, Conversation)
+    texts = [{"type": "text", "text": text} for text in ("hi", "there", "you")]
+    assert found.messages[0]["content"] == texts
+
+
+def test_a_message_of_weight_zero_is_not_learned() -> None:
+    row = {"messages": [USER, {**REPLY, "weight": 0}, USER, {**REPLY, "weight": 1}]}
+    found = parse_row("here", row, ROLES)
+    assert isinstance(found, Conversation)
+    assert found.learned == (3,)
+
+
+def test_tools_and_calls_may_be_json_text() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": json.dumps([call])}
+    for tools in (json.dumps([{"name": "add"}]), [json.dumps({"name": "add"})]):
+        found = parse_row("here", {"messages": [USER, message], "tools": tools}, ROLES)
+        assert isinstance(found, Conversation)
+        assert found.tools == [{"name": "add"}]
+        assert found.messages[1]["tool_calls"] == [call]
 
 
 def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:

@@ -123,3 +123,12 @@ def test_a_conversation_is_no_record() -> None:
     assert is_record(record())
     assert not is_record({"messages": [], "gradus": {}})
     assert not is_record([])
+
+
+def test_content_of_records_is_text_or_refused() -> None:
+    parts: Any = [{"type": "text", "text": "q"}]
+    [found] = conversations(record(trace(node(parts), node("a", 0, sampled=True))))
+    assert found.messages[0]["content"] == parts
+    picture: Any = [{"type": "image_url", "image_url": {"url": "cat.png"}}]
+    with pytest.raises(ConfigError, match="here has content that is not text"):
+        conversations(record(trace(node(picture), node("a", 0, sampled=True))))
