@@ -10,8 +10,9 @@ the id is any bytes that the client chose, both payloads are msgpack maps.
               {"ok": false, "error": "what is wrong and what to do"}
 
 Results: `info` {"num_tasks": int or null (endless), "taskset": id, "agents": {name: whether the
-environment lets it train}}; `task` {"task_data": {...},
-"key": str}; `health` {"healthy": bool, "reason": str or null, "num_workers": int}.
+environment lets it train}, "tools": whether the policy is offered tools}; `task`
+{"task_data": {...}, "key": str}; `health` {"healthy": bool, "reason": str or null,
+"num_workers": int}.
 
 A message that is none of these is answered with an error where it can be, and never ends the
 socket. `REQUEST_METHODS` lists the methods.
@@ -66,6 +67,10 @@ class Tasks(Protocol):
     def agents(self) -> Mapping[str, bool]:
         """Agents of an episode → whether the environment lets them train."""
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the policy is offered tools."""
+
     async def task(self, index: int) -> dict[str, Any]:
         """`task_data` and `key` of one task; GradusError outside the range."""
 
@@ -116,6 +121,7 @@ class TaskServer:
                 "num_tasks": self._tasks.num_tasks,
                 "taskset": self._tasks.taskset_id,
                 "agents": self._tasks.agents,
+                "tools": self._tasks.offers_tools,
             }
         if request.method == "health":
             return self._health()

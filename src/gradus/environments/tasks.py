@@ -26,11 +26,17 @@ class TaskIndex:
     """Owns the tasks of one taskset: all of a finite one, a window of an endless one."""
 
     def __init__(
-        self, taskset: vf.Taskset[Any, Any], agents: Mapping[str, bool] | None = None
+        self,
+        taskset: vf.Taskset[Any, Any],
+        agents: Mapping[str, bool] | None = None,
+        *,
+        offers_tools: bool = False,
     ) -> None:
         self.taskset_id: str = taskset.config.id
         self.agents = dict(agents or {})
         """Agents of an episode → whether the environment lets them train."""
+        self.offers_tools = offers_tools
+        """Whether the policy is offered tools."""
         self._taskset = taskset
         self._all = list(taskset) if taskset.bounded else None
         self._iterator: Iterator[vf.Task[Any, Any, Any]] = iter(())
@@ -105,7 +111,9 @@ def load_tasks(source: str, verifiers_config: Mapping[str, Any]) -> TaskIndex:
             "leave the source out"
         ) from error
     try:
-        index = TaskIndex(environment.taskset, standing(environment))
+        index = TaskIndex(
+            environment.taskset, standing(environment), offers_tools=offers_tools(environment)
+        )
     except Exception as error:
         raise EnvironmentFailure(
             f"{name} could not load its tasks: {_origin(error)}. Check the source's `taskset` "
@@ -138,6 +146,26 @@ def standing(environment: vf.Env[Any]) -> dict[str, bool]:
     finally:
         setup.close()
     return {name: bool(seat.trainable) for name, seat in seats.items()}
+
+
+def offers_tools(environment: vf.Env[Any]) -> bool:
+    """Whether a model that plays here is offered tools, by the taskset or by its harness.
+
+    A harness that runs code and speaks to tool servers brings tools of its own; those that only run
+    code read it from the text. Seats of other models do not count: their endpoint reads the calls.
+    """
+    taskset = environment.taskset
+    policy = [
+        name
+        for name, agent in agent_config_fields(environment.config).items()
+        if agent.client is None
+    ]
+    if policy and (
+        type(taskset).task_type().toolsets(taskset.config.task) or taskset.toolsets(taskset.config)
+    ):
+        return True
+    harnesses = [environment._harnesses[name] for name in policy]
+    return any(harness.EXECUTES_CODE and harness.SUPPORTS_MCP for harness in harnesses)
 
 
 def _missing_module(name: str, error: ModuleNotFoundError) -> ConfigError:

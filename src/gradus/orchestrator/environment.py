@@ -6,9 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from pydantic import TypeAdapter, ValidationError
-from renderers import RendererConfig
-from renderers.base import MODEL_RENDERER_MAP
+from pydantic import ValidationError
 from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve.client import EnvClient
@@ -26,6 +24,7 @@ from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
 from gradus.orchestrator.peers import EnvironmentReady, read_ready, wait_for_exit
+from gradus.orchestrator.renderer import known_renderer
 from gradus.orchestrator.task_client import Task, TaskClient, TaskSetInfo
 from gradus.run_dir import RunDirectory
 from gradus.wire.inference import SERVED_MODEL_NAME
@@ -230,11 +229,14 @@ def find_environment(
 def build_settings(
     source: SourceConfig | EvaluationSourceConfig, model: ModelConfig, base_url: str
 ) -> EpisodeSettings:
-    """How the episodes of `source` reach the policy at `base_url`; refuses unknown renderers."""
+    """How the episodes of `source` reach the policy at `base_url`; refuses unknown renderers.
+
+    `model` is the one that `settle_renderer` returned; otherwise each worker chooses by name.
+    """
     client = TrainClientConfig(
         base_url=base_url,
         api_key_var=INFERENCE_TOKEN_VARIABLE,
-        renderer=_renderer(model),
+        renderer=known_renderer(model),
         renderer_model_name=model.tokenizer or model.name,
     )
     return EpisodeSettings(client, source.sampling, source.timeout.episode_seconds)
@@ -251,30 +253,6 @@ def build_endpoint_settings(
         model=model,
         has_cache_salt=False,
     )
-
-
-def warn_of_default_renderer(model: ModelConfig) -> None:
-    """Say once what a model without a renderer of its own loses."""
-    name = model.tokenizer or model.name
-    if model.renderer != "auto" or name in MODEL_RENDERER_MAP:
-        return
-    log.warning(
-        "model %r has no renderer of its own, so its chat template is used: tool calls and "
-        "reasoning are not parsed, and a conversation whose template rewrites earlier turns splits "
-        "into several samples. Set model.renderer to the renderer of its family, e.g. 'qwen3'",
-        name,
-    )
-
-
-def _renderer(model: ModelConfig) -> Any:
-    if model.renderer == "auto":
-        return None
-    try:
-        return TypeAdapter(RendererConfig).validate_python({"name": model.renderer})
-    except ValidationError as error:
-        raise ConfigError(
-            f"model.renderer = {model.renderer!r} is not usable: {_one_line(error)}"
-        ) from error
 
 
 def _refused_request(error: Exception) -> Failure:

@@ -43,6 +43,7 @@ from gradus.orchestrator.evaluation_metrics import EnvironmentResult, EpisodeSco
 from gradus.orchestrator.failures import first_cause
 from gradus.orchestrator.parts import open_evaluated
 from gradus.orchestrator.peers import InferenceReady, read_ready
+from gradus.orchestrator.renderer import settle_renderer
 from gradus.run_dir import RunDirectory, read_json, write_json
 
 log = get_logger(__name__)
@@ -62,6 +63,8 @@ async def _run(config: EvaluatorProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
     check_epoch(run_dir, config.epoch)
     keep_identity(run_dir.root / "evaluation.json", config.identity)
+    if config.base_url is None:
+        config = config.model_copy(update={"model": await settle_renderer(config.model)})
     async with AsyncExitStack() as stack:
         sources = [await _open(config, source, run_dir, stack) for source in config.sources]
         ready = {"pid": os.getpid(), "epoch": config.epoch}
@@ -77,7 +80,8 @@ async def _open(
 ) -> EvaluationSource:
     address = find_environment(run_dir, source, "eval")
     client = EnvironmentClient(source.name, address, _settings(config, source, run_dir))
-    return await open_evaluated(source, client, stack)
+    served = config.model if config.base_url is None else None
+    return await open_evaluated(source, client, stack, model=served)
 
 
 def _settings(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gradus.config.error_policy import ErrorPolicyConfig
+from gradus.config.model import ModelConfig
 from gradus.config.process import (
     EvaluationSourceConfig,
     OrchestratorProcessConfig,
@@ -31,7 +32,6 @@ from gradus.orchestrator.environment import (
     EpisodeSettings,
     build_settings,
     find_environment,
-    warn_of_default_renderer,
 )
 from gradus.orchestrator.error_policy import ErrorPolicy, ListedErrors, build_error_policy
 from gradus.orchestrator.evaluation_episodes import EvaluationSource, count_tasks
@@ -43,6 +43,7 @@ from gradus.orchestrator.policy import InferencePool, PolicyPool
 from gradus.orchestrator.record import EpisodeWriter
 from gradus.orchestrator.recording import NoRecording, Recording, open_recording
 from gradus.orchestrator.reference import ReferenceModel, open_reference
+from gradus.orchestrator.renderer import check_tools, settle_renderer
 from gradus.orchestrator.restarts import RestartedEnvironment
 from gradus.orchestrator.seats import check_seats
 from gradus.orchestrator.stop_tokens import read_stop_token_ids
@@ -106,7 +107,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
                 f"inference at {policy.base_url} serves version {policy.version}; "
                 "a run starts with version 0, so restart inference"
             )
-        warn_of_default_renderer(config.model)
+        config = config.model_copy(update={"model": await settle_renderer(config.model)})
         sources = {
             source.name: await _open_source(config, source, policy.base_url, stack)
             for source in config.sources
@@ -156,6 +157,7 @@ async def _open_source(
     )
     stack.push_async_callback(environment.close)
     info = await environment.info()
+    check_tools(source.name, config.model, offers_tools=info.tools)
     if info.agents and info.num_tasks != 0:
         check_seats(source, info.agents, (await environment.task(0)).task_data)
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
@@ -195,17 +197,27 @@ async def open_served(
         build_settings(source, config.model, base_url),
         restart_seconds=config.environment_restart_seconds if is_restarted else 0.0,
     )
-    return await open_evaluated(source, environment, stack)
+    return await open_evaluated(source, environment, stack, model=config.model)
 
 
 async def open_evaluated(
-    source: EvaluationSourceConfig, environment: Environment, stack: AsyncExitStack
+    source: EvaluationSourceConfig,
+    environment: Environment,
+    stack: AsyncExitStack,
+    *,
+    model: ModelConfig | None,
 ) -> EvaluationSource:
-    """An evaluated environment with its number of tasks; `stack` closes its client."""
+    """An evaluated environment with its number of tasks; `stack` closes its client.
+
+    `model` is the policy with its renderer; None when an endpoint renders.
+    """
     stack.push_async_callback(environment.close)
+    info = await environment.info()
+    if model is not None:
+        check_tools(source.name, model, offers_tools=info.tools)
     return EvaluationSource(
         name=source.name,
-        num_tasks=count_tasks(source, await environment.info()),
+        num_tasks=count_tasks(source, info),
         group_size=source.group_size,
         environment=environment,
         state_columns=source.state_columns,

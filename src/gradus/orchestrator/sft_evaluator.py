@@ -26,13 +26,13 @@ from gradus.lease import check_epoch
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.environment import warn_of_default_renderer
 from gradus.orchestrator.evaluation_episodes import warn_of_graded_rewards, watched
 from gradus.orchestrator.evaluator import keep_identity
 from gradus.orchestrator.failures import first_cause
 from gradus.orchestrator.measurement import Measurement
 from gradus.orchestrator.parts import open_served
 from gradus.orchestrator.policy import InferencePool, PolicyPool
+from gradus.orchestrator.renderer import settle_renderer
 from gradus.run_dir import RunDirectory, read_json, write_json
 from gradus.transport.build import build_sender
 from gradus.wire.events import Event, PolicyPublished, TrainerDone
@@ -52,7 +52,7 @@ async def _run(config: SftEvaluatorProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
     check_epoch(run_dir, config.epoch)
     keep_identity(run_dir.root / "evaluation.json", config.identity)
-    warn_of_default_renderer(config.model)
+    config = config.model_copy(update={"model": await settle_renderer(config.model)})
     async with AsyncExitStack() as stack:
         policy = await InferencePool.connect(
             run_dir,

@@ -29,6 +29,8 @@ class TaskSetInfo(msgspec.Struct, frozen=True):
     taskset: str
     agents: dict[str, bool] = {}
     """Agents of an episode → whether the environment lets them train."""
+    tools: bool = False
+    """Whether the policy is offered tools."""
 
 
 class Task(msgspec.Struct, frozen=True):

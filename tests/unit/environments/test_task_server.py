@@ -22,6 +22,7 @@ class FakeTasks:
     taskset_id = "fake"
     num_tasks = 3
     agents: ClassVar[dict[str, bool]] = {"agent": True}
+    offers_tools = False
 
     async def task(self, index: int) -> dict[str, Any]:
         if index == 3:
@@ -58,7 +59,12 @@ async def test_the_three_methods_answer(tmp_path: Path) -> None:
     async with serving(tmp_path) as address:
         assert await ask(address, method="info") == {
             "ok": True,
-            "result": {"num_tasks": 3, "taskset": "fake", "agents": {"agent": True}},
+            "result": {
+                "num_tasks": 3,
+                "taskset": "fake",
+                "agents": {"agent": True},
+                "tools": False,
+            },
         }
         assert await ask(address, method="task", index=1) == {
             "ok": True,

@@ -26,7 +26,6 @@ from gradus.orchestrator.environment import (
     EnvironmentClient,
     build_settings,
     find_environment,
-    warn_of_default_renderer,
 )
 from gradus.orchestrator.episode_check import EpisodeFailed
 from gradus.orchestrator.task_client import Task, TaskClient
@@ -307,21 +306,21 @@ def test_an_unknown_renderer_is_refused_by_name() -> None:
         build_settings(build_source(), ModelConfig(name="tiny", renderer="nonsense"), "http://x")
 
 
-@pytest.mark.parametrize(
-    ("model", "num_warnings"),
-    [
-        (ModelConfig(name="runs/warm-up/model"), 1),
-        (ModelConfig(name="runs/warm-up/model", renderer="qwen3"), 0),
-        (ModelConfig(name="runs/warm-up/model", tokenizer="Qwen/Qwen3-0.6B"), 0),
-    ],
-)
-def test_a_model_without_a_renderer_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture, model: ModelConfig, num_warnings: int
-) -> None:
-    warn_of_default_renderer(model)
-    assert len(caplog.records) == num_warnings
-
-
 def test_renderer_auto_leaves_the_choice_to_the_model() -> None:
     settings = build_settings(build_source(), ModelConfig(name="tiny"), "http://x")
     assert settings.client.renderer is None
+
+
+def test_settings_of_a_renderer_reach_the_worker() -> None:
+    table = {"name": "qwen3", "enable_thinking": False, "thinking_retention": "all"}
+    settings = build_settings(build_source(), ModelConfig(name="tiny", renderer=table), "http://x")
+    assert settings.client.renderer.model_dump(exclude_defaults=True) == {
+        "enable_thinking": False,
+        "thinking_retention": "all",
+    }
+
+
+def test_a_setting_that_the_renderer_does_not_take_is_refused_by_name() -> None:
+    model = ModelConfig(name="tiny", renderer={"name": "qwen3", "enable_thinkin": False})
+    with pytest.raises(ConfigError, match=r"model\.renderer .*enable_thinkin: Extra inputs"):
+        build_settings(build_source(), model, "http://x")

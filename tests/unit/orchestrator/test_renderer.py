@@ -1,0 +1,99 @@
+"""The renderer of the policy: by name, from the chat template, and what it means for tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.model import ModelConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.renderer import (
+    check_tools,
+    find_renderer,
+    known_renderer,
+    reads_tool_calls,
+    settle_renderer,
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from gradus.testing.tiny_model import build_tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    build_tiny_tokenizer(folder)
+    return folder
+
+
+def with_template(tiny: Path, folder: Path, template: str | None) -> str:
+    """A copy of the tokenizer with another chat template; None takes it away."""
+    for path in tiny.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    config: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_name_on_the_hub_is_enough() -> None:
+    assert known_renderer(ModelConfig(name="Qwen/Qwen3-0.6B")) == {"name": "qwen3"}
+    other = ModelConfig(name="runs/warm-up/model", tokenizer="Qwen/Qwen3-0.6B")
+    assert known_renderer(other) == {"name": "qwen3"}
+
+
+def test_settings_without_a_name_are_those_of_the_known_renderer() -> None:
+    model = ModelConfig(name="Qwen/Qwen3-0.6B", renderer={"enable_thinking": False})
+    assert known_renderer(model) == {"name": "qwen3", "enable_thinking": False}
+
+
+@pytest.mark.torch
+def test_a_folder_with_a_known_template_gets_the_renderer_of_its_family(tiny: Path) -> None:
+    assert find_renderer(str(tiny)) == {"name": "qwen3"}
+
+
+@pytest.mark.torch
+def test_a_template_of_no_known_model_is_asked_itself(tiny: Path, tmp_path: Path) -> None:
+    chatml = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% endfor %}"
+    assert find_renderer(with_template(tiny, tmp_path, chatml)) == {"name": "default"}
+
+
+@pytest.mark.torch
+def test_a_model_without_a_chat_template_is_refused(tiny: Path, tmp_path: Path) -> None:
+    name = with_template(tiny, tmp_path, None)
+    with pytest.raises(ConfigError, match="has no chat template, so no prompt can be written"):
+        find_renderer(name)
+
+
+@pytest.mark.torch
+async def test_the_run_settles_the_renderer_without_loading_a_tokenizer_itself(tiny: Path) -> None:
+    settled = await settle_renderer(ModelConfig(name=str(tiny), renderer="auto"))
+    assert settled.renderer == {"name": "qwen3"}
+
+
+@pytest.mark.torch
+async def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the tokenizer of .* cannot be loaded"):
+        await settle_renderer(ModelConfig(name=str(tmp_path)))
+
+
+async def test_a_renderer_that_is_written_is_taken() -> None:
+    settled = await settle_renderer(ModelConfig(name="nowhere", renderer="qwen3"))
+    assert settled.renderer == {"name": "qwen3"}
+
+
+def test_tools_are_refused_where_no_call_would_be_read() -> None:
+    model = ModelConfig(name="tiny", renderer="default")
+    with pytest.raises(ConfigError, match=r"source 'words' offers tools, but no renderer reads"):
+        check_tools("words", model, offers_tools=True)
+    check_tools("words", model, offers_tools=False)
+
+
+def test_the_chat_template_with_a_parser_reads_tool_calls() -> None:
+    assert reads_tool_calls({"name": "default", "tool_parser": "qwen3"})
+    assert not reads_tool_calls({"name": "default"})
