@@ -11,7 +11,7 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Error, WireTrace
 
-from gradus.orchestrator.algorithms.base import trainable_traces
+from gradus.orchestrator.algorithms.base import LARGEST_REWARD, trainable_traces
 from gradus.orchestrator.failures import EpisodeFailed as EpisodeFailed
 from gradus.orchestrator.failures import Failure as Failure
 from gradus.wire.episode import CONTEXT_FULL
@@ -19,6 +19,11 @@ from gradus.wire.episode import CONTEXT_FULL
 QUARANTINED_TURNS = "quarantined_turns"
 """Key in a trace's `info` under which an environment lists the turns that it could not read, by
 their number among the sampled turns of the trace, from 0."""
+
+
+LARGEST_TOKEN_ID = 2**31 - 1
+LOWEST_LOGPROB = -1e30
+"""In nats. Lower ones are not finite in float32."""
 
 
 def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure | None:
@@ -73,8 +78,9 @@ def _check_reward(trace: WireTrace) -> Failure | None:
             return Failure(
                 "invalid_reward", f"reward {name!r} is {reward.score}, weight {reward.weight}"
             )
-    if not math.isfinite(trace.reward):
-        return Failure("invalid_reward", f"the sum of all rewards is {trace.reward}")
+    if not abs(trace.reward) <= LARGEST_REWARD:
+        text = f"the rewards add up to {trace.reward:g}; credit is float32, use at most"
+        return Failure("invalid_reward", f"{text} {LARGEST_REWARD:g}")
     return None
 
 
@@ -106,8 +112,10 @@ def _node_problem(node: MessageNode) -> str | None:
     sampled = node.mask.count(True)
     if sampled != len(node.logprobs):
         return f"{sampled} sampled tokens have {len(node.logprobs)} logprobs"
-    if not all(map(math.isfinite, node.logprobs)):
+    if not all(LOWEST_LOGPROB < logprob < -LOWEST_LOGPROB for logprob in node.logprobs):
         return "a logprob is not finite"
     if node.token_ids and min(node.token_ids) < 0:
         return "a token id is negative"
+    if node.token_ids and max(node.token_ids) > LARGEST_TOKEN_ID:
+        return f"token id {max(node.token_ids)} is larger than any vocabulary"
     return None

@@ -46,8 +46,10 @@ RetryListener = Callable[[RunningEpisode, Failure], None]
 """Called with the episode as its next attempt will be, and with what went wrong before."""
 
 
-def episode_seed(run_seed: int, episode_id: str) -> int:
-    """The sampling seed of an episode: the same in every run of that seed, also after a resume.
+def episode_seed(run_seed: int, episode_id: str, retry: int = 0) -> int:
+    """The sampling seed of an attempt: the same in every run of that seed, also after a resume.
+
+    Each retry has its own: with the same seed it would sample the reply that failed once more.
 
     31 bits, because some engines read it as a signed integer of 32. Each request of the episode
     gets a seed made of this one and of its prompt, in the environment's worker.
@@ -55,7 +57,8 @@ def episode_seed(run_seed: int, episode_id: str) -> int:
     >>> episode_seed(0, "g000000.0") == episode_seed(0, "g000000.1")
     False
     """
-    digest = hashlib.sha256(f"{run_seed}/{episode_id}".encode()).digest()
+    attempt = f"{episode_id}/{retry}" if retry else episode_id
+    digest = hashlib.sha256(f"{run_seed}/{attempt}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
 
 
@@ -135,9 +138,8 @@ class EpisodePlayer:
         group = episode.group
         source = self._sources[group.source]
         try:
-            result = await source.environment.run(
-                group.task, version=episode.version, seed=episode_seed(self._seed, episode.id)
-            )
+            seed = episode_seed(self._seed, episode.id, episode.retry)
+            result = await source.environment.run(group.task, version=episode.version, seed=seed)
             failure = await _find_failure_or_score(result, source, group)
         except EpisodeFailed as failed:
             return self._ended(episode, failure=failed.failure)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import Error, Reward
 
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure
-from gradus.testing.episodes import build_episode, build_message, build_trace
+from gradus.testing.episodes import MISHAPS, build_episode, build_message, build_trace
 
 
 def kind_of(episode: WireEpisode) -> str | None:
@@ -87,6 +88,10 @@ def spoil_token(episode: WireEpisode) -> None:
     episode.traces[0].nodes[0].token_ids[0] = -1
 
 
+def enlarge_token(episode: WireEpisode) -> None:
+    episode.traces[0].nodes[0].token_ids[0] = 1 << 31
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
@@ -94,6 +99,7 @@ def spoil_token(episode: WireEpisode) -> None:
         (shorten_mask, "5 tokens have 4 mask values"),
         (spoil_logprob, "a logprob is not finite"),
         (spoil_token, "a token id is negative"),
+        (enlarge_token, "token id 2147483648 is larger than any vocabulary"),
     ],
 )
 def test_ragged_or_impossible_tokens_are_refused_never_padded(
@@ -109,6 +115,11 @@ def test_ragged_or_impossible_tokens_are_refused_never_padded(
 
 def test_a_failure_tells_its_kind_first() -> None:
     assert str(EpisodeFailed(Failure("ProviderError", "refused"))) == "ProviderError: refused"
+
+
+@pytest.mark.parametrize(("name", "mishap"), MISHAPS.items())
+def test_every_mishap_is_a_failure_except_long_and_cut_episodes(name: str, mishap: Any) -> None:
+    assert (kind_of(mishap(3)) is None) == (name in {"truncated", "huge"})
 
 
 @pytest.mark.parametrize("numbers", [[1], [-1], ["0"], [True], 0, None])

@@ -67,6 +67,8 @@ async def test_a_provider_error_is_tried_again_and_the_episode_trains(build_rig:
     assert metrics["episode/words/retried/ProviderError/sum"] == 2.0
     assert metrics["episode/error/share"] == 0.0
     assert metrics["batch/samples/sum"] == 4.0
+    seeds = {call.seed for call in environment.calls}
+    assert len(seeds) == len(environment.calls)
 
 
 async def test_an_error_inside_the_episode_is_judged_like_one_outside(build_rig: Any) -> None:

@@ -291,6 +291,12 @@ def test_seeds_differ_by_episode_and_run_and_fit_any_engine() -> None:
     assert all(0 <= seed < 1 << 31 for seed in seeds)
 
 
+def test_a_retry_samples_from_another_seed() -> None:
+    seeds = [episode_seed(0, "g000001.0", retry) for retry in range(3)]
+    assert len(set(seeds)) == 3
+    assert seeds[0] == episode_seed(0, "g000001.0")
+
+
 def test_a_restored_ledger_counts_neither_open_nor_lost_episodes_twice() -> None:
     ledger = GroupLedger(slots=3)
     for group in ("done", "open", "given up"):

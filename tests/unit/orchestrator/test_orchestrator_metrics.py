@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.episode_check import Failure, find_failure
 from gradus.orchestrator.filters import Verdict
-from gradus.orchestrator.grading import Group, PlayedEpisode
+from gradus.orchestrator.grading import Group, PlayedEpisode, give_up
 from gradus.orchestrator.metrics import StepRecords, Tally, batch_metrics
 from gradus.orchestrator.policy import AppliedPolicy
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer
 from gradus.testing.builders import build_sample
-from gradus.testing.episodes import build_episode, build_trace
+from gradus.testing.episodes import FailureProfile, build_episode, build_trace
 from gradus.wire.inference import EngineStatus
 from gradus.wire.policy import VersionSpan
 
@@ -84,6 +86,32 @@ def test_a_tally_with_failures_survives_a_restart() -> None:
     resumed = Tally()
     resumed.load_state(msgspec.json.decode(msgspec.json.encode(tally.state())))
     assert resumed.take() == tally.take()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds=st.lists(st.integers(0, 1 << 31), max_size=12), cut=st.integers(0, 12))
+def test_a_restart_changes_no_metric_whatever_went_wrong(seeds: list[int], cut: int) -> None:
+    straight, resumed = Tally(), Tally()
+    for number, seed in enumerate(seeds):
+        if number == cut:
+            stored = msgspec.json.encode(resumed.state())
+            resumed = Tally()
+            resumed.load_state(msgspec.json.decode(stored))
+        for tally in (straight, resumed):
+            tally.add_group(group_of_mishaps(seed))
+    assert resumed.take() == straight.take()
+
+
+def group_of_mishaps(seed: int) -> Group:
+    """Three episodes, most of which went wrong in some way."""
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, 0))
+    for number in range(3):
+        episode = FailureProfile(share=0.75).play(seed + number)
+        failure = find_failure(episode)
+        played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode, failure)
+        group.played.append(played)
+    give_up(group, "stale")
+    return group
 
 
 @pytest.mark.parametrize("limit", ["max_turns", "context_length"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
-from gradus.testing.episodes import build_episode
+from gradus.testing.episodes import FailureProfile
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.policy import staleness
 
@@ -28,13 +28,14 @@ def random_wait(seed: int, most: int) -> Any:
 
 
 def random_play(seed: int) -> Any:
-    """Rewards 0 or 1; one episode in eight fails."""
+    """Rewards 0 or 1; one episode in eight never comes, one in four comes with something wrong."""
+    profile = FailureProfile(share=0.25)
 
     def play(number: int) -> Any:
         source = random.Random(f"{seed}/{number}")
         if source.random() < 0.125:
             return EpisodeFailed(Failure("ProviderError", "refused"))
-        return build_episode(reward=float(source.random() < 0.5), seed=number)
+        return profile.play(source.randrange(1 << 31))
 
     return play
 

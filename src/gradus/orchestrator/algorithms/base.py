@@ -15,6 +15,9 @@ from typing import Any, Protocol
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
+LARGEST_REWARD = 1e18
+"""Credit is float32, and the square of an advantage must fit into it."""
+
 
 @dataclass(frozen=True)
 class CreditContext:

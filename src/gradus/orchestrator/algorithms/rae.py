@@ -14,7 +14,7 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
-from gradus.orchestrator.algorithms.base import CreditContext, assign_advantage
+from gradus.orchestrator.algorithms.base import LARGEST_REWARD, CreditContext, assign_advantage
 
 Order = Literal["update_first", "subtract_first"]
 Key = Literal["environment/task/agent", "environment/agent"]
@@ -105,9 +105,9 @@ class RoleAdvantageEstimation:
 
 
 def is_rewarded(trace: WireTrace) -> bool:
-    """Whether scoring ran and gave every named reward a finite number."""
+    """Whether scoring ran and gave every named reward, and a number that credit can hold."""
     is_scored = bool(trace.rewards) and all(r is not None for r in trace.rewards.values())
-    return is_scored and math.isfinite(trace.reward)
+    return is_scored and abs(trace.reward) <= LARGEST_REWARD
 
 
 def _trained(episode: WireEpisode) -> list[WireTrace]:
