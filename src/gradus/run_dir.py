@@ -122,6 +122,15 @@ class RunDirectory:
         return self.root / "summary.json"
 
     @property
+    def notices(self) -> Path:
+        """Lines for the person at the terminal; the launcher shows each as it appears."""
+        return self.root / "notices.log"
+
+    def environment_log(self, purpose: str, name: str) -> Path:
+        """Log of the environment process of one source; `purpose` is `train` or `eval`."""
+        return self.logs / "envs" / purpose / f"{name}.log"
+
+    @property
     def evicted(self) -> Path:
         """Why the run ended for want of anything to train; absent as long as it goes on."""
         return self.root / "control" / "evicted.txt"

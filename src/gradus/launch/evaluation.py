@@ -24,6 +24,7 @@ from gradus.launch.eval_table import error_lines, is_complete, progress_line, ta
 from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_eval
 from gradus.launch.progress import Progress
+from gradus.launch.tail import LineTail
 from gradus.lease import LEFTOVERS_SECONDS, MARKER_NAME, RunLease, open_run, run_path
 from gradus.run_dir import RunDirectory, read_json, write_atomically, write_json
 from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
@@ -115,6 +116,7 @@ class _Launch:
         self._progress = progress
         self._interrupts = interrupts
         self._live = LiveTable(sys.stdout)
+        self._notices = LineTail(lease.run_dir.notices, skips_old=True)
         self._supervisor = Supervisor(
             lease.run_dir.processes, stop_timeout_seconds=config.launch.stop_timeout_seconds
         )
@@ -164,10 +166,16 @@ class _Launch:
         while evaluator.exit_code() is None:
             self._supervisor.check()
             self._interrupts.check()
+            self._show_notices()
             self._live.show(self._run_dir.root / "progress.json")
             self._supervisor.reap_orphans()
             self._supervisor.pause()
         self._supervisor.check()
+
+    def _show_notices(self) -> None:
+        if lines := self._notices.read():
+            self._live.clear()
+            self._progress.lines(line.decode(errors="replace") for line in lines)
 
     def _stop(self) -> None:
         self._supervisor.stop(is_urgent=lambda: self._interrupts.is_urgent)

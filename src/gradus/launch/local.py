@@ -36,7 +36,7 @@ from gradus.launch.resume import (
 )
 from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
-from gradus.launch.tail import MetricsTail, Record, iter_records
+from gradus.launch.tail import LineTail, MetricsTail, Record, iter_records
 from gradus.lease import RunLease, open_run
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.recording import note_launch
@@ -245,6 +245,7 @@ class _Launch:
         self._interrupts = interrupts
         self._phases = _Phases()
         self._tail = MetricsTail(lease.run_dir.metrics)
+        self._notices = LineTail(lease.run_dir.notices, skips_old=True)
         # What a resumed run did before counts in its summary and is not shown again.
         self._records: list[Record] = list(iter_records(self._tail))
         self._lease_checked_at = time.monotonic()
@@ -332,6 +333,7 @@ class _Launch:
         self._progress.ready(child.spec.name, child.seconds(), str(address))
 
     def _show_steps(self) -> None:
+        self._progress.lines(line.decode(errors="replace") for line in self._notices.read())
         for record in self._tail.read():
             if record.is_evaluation:
                 self._progress.evaluation(record)

@@ -263,5 +263,5 @@ def log_file(run_dir: RunDirectory, process: str) -> Path:
     for prefix, purpose in (("env_", "train"), ("eval_", "eval")):
         source = process.removeprefix(prefix)
         if source != process:
-            return run_dir.logs / "envs" / purpose / f"{source}.log"
+            return run_dir.environment_log(purpose, source)
     return run_dir.logs / f"{process}.log"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from gradus.launch.tail import Record
-from gradus.monitor.console import RL_COLUMNS, Column, format_step
+from gradus.monitor.console import RL_COLUMNS, Column, format_seconds, format_step
 
 _REDRAW_SECONDS = 0.2
+_PACE_STEPS = 20
+"""Steps whose pace tells how long the rest takes."""
 _CLEAR_LINE = "\x1b[2K"
 
 
@@ -40,6 +43,7 @@ class Progress:
         self._lines: dict[str, str | None] = {}
         self._started_at = self._redrawn_at = clock()
         self._bar: Any = None
+        self._seen: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS)
 
     def started(self, names: Sequence[str]) -> None:
         """These processes start now."""
@@ -75,11 +79,11 @@ class Progress:
 
     def step(self, record: Record) -> None:
         """A step is done."""
-        self.line(
-            format_step(
-                record.metrics, step=record.step, max_steps=self._max_steps, columns=self._columns
-            )
+        line = format_step(
+            record.metrics, step=record.step, max_steps=self._max_steps, columns=self._columns
         )
+        left = self._seconds_left(record.step)
+        self.line(line if left is None else f"{line}  left {format_seconds(left)}")
         if not self._is_terminal:
             return
         if self._bar is None:
@@ -88,6 +92,18 @@ class Progress:
                 total=self._max_steps, unit="step", file=self._stream, leave=False, ncols=80
             )
         self._bar.update(record.step + 1 - self._bar.n)
+
+    def _seconds_left(self, step: int) -> float | None:
+        """Until the last step, from the pace of the last steps; None without two, and at the end.
+
+        By the clock and not by the steps' own seconds: evaluations and checkpoints take time too.
+        """
+        self._seen.append((step, self._clock()))
+        (first, since), (last, now) = self._seen[0], self._seen[-1]
+        steps_left = self._max_steps - 1 - last
+        if last <= first or steps_left <= 0:
+            return None
+        return (now - since) / (last - first) * steps_left
 
     def line(self, text: str) -> None:
         """One line, above the bar."""

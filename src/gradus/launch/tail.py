@@ -1,4 +1,4 @@
-"""Records of `metrics.jsonl` as they are written by another process."""
+"""Lines and records as another process writes them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ class Record:
         return "eval/version" in self.metrics
 
 
-class MetricsTail:
-    """Follows one file from its beginning; a line counts once its end is written.
+class LineTail:
+    """Follows one file; a line counts once its end is written.
 
-    >>> MetricsTail(run_dir.metrics).read()  # doctest: +SKIP
-    [Record(step=0, metrics={'episode/reward/mean': 0.5})]
+    >>> LineTail(run_dir.notices, skips_old=True).read()  # doctest: +SKIP
+    [b"first TaskError in train environment 'words': no answer (task 3, episode g000001.0)"]
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, skips_old: bool = False) -> None:
+        """`skips_old` leaves out what the file holds already."""
         self._path = path
-        self._offset = 0
+        self._offset = path.stat().st_size if skips_old and path.is_file() else 0
 
-    def read(self) -> list[Record]:
-        """Records since the last call; [] while there is no file."""
+    def read(self) -> list[bytes]:
+        """Lines since the last call; [] while there is no file."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -45,7 +46,22 @@ class MetricsTail:
             return []
         complete = block[: block.rfind(b"\n") + 1]
         self._offset += len(complete)
-        found = (_parse(line) for line in complete.splitlines())
+        return complete.splitlines()
+
+
+class MetricsTail:
+    """Follows the records of a run from its beginning.
+
+    >>> MetricsTail(run_dir.metrics).read()  # doctest: +SKIP
+    [Record(step=0, metrics={'episode/reward/mean': 0.5})]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineTail(path)
+
+    def read(self) -> list[Record]:
+        """Records since the last call; [] while there is no file."""
+        found = (_parse(line) for line in self._lines.read())
         return [record for record in found if record is not None]
 
 

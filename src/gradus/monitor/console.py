@@ -1,4 +1,5 @@
-"""One line per step for a person: reward, mismatch KL, entropy, lengths, speed, staleness."""
+"""One line per step for a person: reward, mismatch KL, entropy, lengths, speed, staleness, and
+what went wrong."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ class Column:
     """The first key that is present is shown."""
     format: str
     suffix: str = ""
+    is_note: bool = False
+    """Shown only when it is there and not zero."""
 
 
 RL_COLUMNS = (
@@ -27,8 +30,12 @@ RL_COLUMNS = (
     Column("generated", ("throughput/generated_tokens_per_second",), "6,.0f", " tok/s"),
     Column("stale", ("sample/staleness/max",), ".0f"),
     Column("", ("time/step_seconds",), "6.2f", " s"),
+    Column("failed", ("episode/error/share",), ".1%", is_note=True),
+    Column("flat", ("episode/flat/share",), ".1%", is_note=True),
+    Column("dropped", ("episode/dropped/share",), ".1%", is_note=True),
+    Column("truncated", ("episode/truncated/share",), ".1%", is_note=True),
 )
-"""The line of an RL step."""
+"""The line of an RL step; the notes say what keeps episodes from training as they should."""
 
 SFT_COLUMNS = (
     Column("loss", ("loss/total/mean", "loss/ce/mean"), "7.4f"),
@@ -57,7 +64,7 @@ def format_step(
     max_steps: int | None = None,
     columns: tuple[Column, ...] = RL_COLUMNS,
 ) -> str:
-    """The line of one step; a number that is missing shows as "-".
+    """The line of one step; a number that is missing shows as "-", a note that is zero not at all.
 
     >>> format_step({"loss/total/mean": 1.5}, step=0, max_steps=9, columns=SFT_COLUMNS[:1])
     'step 1/9  loss  1.5000'
@@ -65,7 +72,24 @@ def format_step(
     total = "" if max_steps is None else f"/{max_steps}"
     width = len(str(max_steps or 0))
     parts = [f"step {step + 1:>{width}}{total}"]
-    return "  ".join([*parts, *(_cell(column, metrics) for column in columns)])
+    shown = [it for it in columns if not it.is_note or _value(it, metrics)]
+    return "  ".join([*parts, *(_cell(column, metrics) for column in shown)])
+
+
+def format_seconds(seconds: float) -> str:
+    """A time for a person, rounded to what matters.
+
+    >>> [format_seconds(s) for s in (42, 130, 3900, 400_000)]
+    ['42 s', '2 min', '1 h 5 min', '4 d 15 h']
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
 class ConsoleMonitor:
@@ -96,7 +120,11 @@ class ConsoleMonitor:
         """The stream belongs to whoever passed it."""
 
 
+def _value(column: Column, metrics: Mapping[str, float]) -> float | None:
+    return next((metrics[key] for key in column.keys if metrics.get(key) is not None), None)
+
+
 def _cell(column: Column, metrics: Mapping[str, float]) -> str:
-    value = next((metrics[key] for key in column.keys if metrics.get(key) is not None), None)
+    value = _value(column, metrics)
     shown = "-" if value is None else f"{value:{column.format}}{column.suffix}"
     return f"{column.label} {shown}" if column.label else shown

@@ -62,10 +62,19 @@ def _reported_error(episode: WireEpisode) -> Failure:
         if not trace.ok:
             errors.extend(trace.errors)
     if errors:
-        return Failure(errors[-1].type, errors[-1].message)
+        return Failure(errors[-1].type, _message(errors[-1]))
     if episode.is_timeout or any(trace.is_timeout for trace in episode.traces):
         return Failure("timeout", "a deadline of the environment ended the episode")
     return Failure("unknown", "the environment calls the episode failed and gives no error")
+
+
+def _message(error: Error) -> str:
+    """Some exceptions say nothing; then the end of their traceback does."""
+    message: str = error.message
+    if message.strip():
+        return message
+    lines = [line.strip() for line in (error.traceback or "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def _check_reward(trace: WireTrace) -> Failure | None:

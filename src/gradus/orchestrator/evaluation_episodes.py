@@ -25,6 +25,7 @@ from gradus.orchestrator.evaluation_metrics import (
     evaluate,
     metrics,
 )
+from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.seats import settle_standing
 from gradus.orchestrator.task_client import Task, TaskSetInfo
 
@@ -95,6 +96,11 @@ class EvaluatedEpisode:
             length_tokens=sum(map(num_sampled_tokens, traces)),
             is_truncated=any(is_truncated(trace) for trace in traces),
         )
+
+    def tell(self, failures: FirstFailures) -> None:
+        """Tell a person when it is the first that failed this way."""
+        if self.failure is not None:
+            failures.add(self.key.source, f"episode {self.key}", self.failure)
 
     def record(self, state_columns: Sequence[str]) -> dict[str, Any]:
         """One line of `eval.jsonl`: verifiers' own record, plus a `gradus` object."""

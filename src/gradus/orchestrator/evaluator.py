@@ -40,7 +40,7 @@ from gradus.orchestrator.evaluation_episodes import (
 )
 from gradus.orchestrator.evaluation_file import EvaluationFile
 from gradus.orchestrator.evaluation_metrics import EnvironmentResult, EpisodeScore, combine
-from gradus.orchestrator.failures import first_cause
+from gradus.orchestrator.failures import FirstFailures, first_cause
 from gradus.orchestrator.parts import open_evaluated
 from gradus.orchestrator.peers import InferenceReady, read_ready
 from gradus.orchestrator.renderer import settle_renderer
@@ -151,6 +151,7 @@ class Progress:
         self._columns = {source.name: source.state_columns for source in sources}
         self._file = file
         self._path = path
+        self._failures = FirstFailures(RunDirectory(path.parent), "eval")
         self._written_at = 0.0
         self._graded: set[str] = set()
         self._scores: dict[str, list[EpisodeScore]] = defaultdict(list)
@@ -161,6 +162,7 @@ class Progress:
     def note(self, ended: EvaluatedEpisode) -> None:
         """An episode ended."""
         self._file.append(ended, self._columns[ended.key.source])
+        ended.tell(self._failures)
         self._scores[ended.key.source].append(ended.score())
         if ended.failure is not None:
             self._messages.setdefault(ended.failure.kind, ended.failure.message)

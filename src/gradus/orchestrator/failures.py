@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from gradus.errors import GradusError
+from gradus.log import get_logger
+from gradus.run_dir import RunDirectory
+
+_SHOWN_CHARACTERS = 300
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,45 @@ class EpisodeFailed(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.kind}: {failure.message}")
         self.failure = failure
+
+
+class FirstFailures:
+    """Tells a person of the first failure of each kind in each source, with its cause.
+
+    A launch tells each kind once, however many episodes fail with it; the shares are in the line
+    of the step and the counts in the metrics.
+
+    >>> failures = FirstFailures(run_dir, "train")  # doctest: +SKIP
+    >>> failures.add("words", "task 12, episode g000003.1", Failure("TaskError", "no answer"))
+    ... # doctest: +SKIP
+    """
+
+    def __init__(self, run_dir: RunDirectory, purpose: str) -> None:
+        """`purpose` is that of the sources: `train` or `eval`."""
+        self._run_dir = run_dir
+        self._purpose = purpose
+        self._told: set[tuple[str, str]] = set()
+
+    def add(self, source: str, place: str, failure: Failure) -> None:
+        """An episode of `source` failed; `place` says which one."""
+        kind = (source, failure.kind)
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        path = self._run_dir.environment_log(self._purpose, source)
+        where = f"{place}; log: {path}" if path.exists() else place
+        cause = _first_line(failure.message)
+        line = f"first {failure.kind} in {self._purpose} environment {source!r}: {cause} ({where})"
+        log.warning("%s", line)
+        # What cannot be written is in the log at least.
+        with contextlib.suppress(OSError), self._run_dir.notices.open("a") as file:
+            file.write(f"{line}\n")
+
+
+def _first_line(message: str) -> str:
+    said = next((line.strip() for line in message.splitlines() if line.strip()), "no message")
+    safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
+    return safe if len(safe) <= _SHOWN_CHARACTERS else f"{safe[:_SHOWN_CHARACTERS]}…"
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from verifiers.v1.episode import WireEpisode
+from verifiers.v1.trace import WireTrace
 
 from gradus.orchestrator.algorithms.base import (
     Algorithm,
@@ -19,12 +21,15 @@ from gradus.orchestrator.batcher import ERROR_PREFIX
 from gradus.orchestrator.episode_check import Failure, is_truncated
 from gradus.orchestrator.filters import ActiveFilter, Verdict, dropped_by, judge
 from gradus.orchestrator.group_ledger import Outcome
+from gradus.orchestrator.rounding import are_equal
 from gradus.orchestrator.samples import SampleOrigin, build_samples
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer
 from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
 
+STAGES = ("boot", "setup", "agent", "finalize", "scoring")
+"""Stages of an episode whose time verifiers measures, in their order."""
 NO_TOKENS = "no_trainable_tokens"
 """Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
 
@@ -41,6 +46,9 @@ class EpisodeNumbers:
     """Model turns."""
     is_truncated: bool
     """Whether a limit cut a trace short."""
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By name, one per trace that has it: parts of the reward, metrics of the environment, and
+    seconds of each stage."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class PlayedEpisode:
             length_tokens=sum(map(num_sampled_tokens, traces)),
             num_turns=sum(trace.num_turns for trace in traces),
             is_truncated=any(is_truncated(trace) for trace in traces),
+            values=_named_values(traces),
         )
 
 
@@ -162,6 +171,42 @@ def episode_rewards(group: Group) -> list[float]:
     """Per finished episode, the mean reward of its trainable traces."""
     finished = [played.numbers for played in group.played if played.numbers is not None]
     return [sum(numbers.rewards) / len(numbers.rewards) for numbers in finished]
+
+
+def is_flat(group: Group) -> bool:
+    """Whether its finished episodes, two or more, cannot be told apart by their rewards.
+
+    Agents are compared each with itself: in a zero-sum game the mean of all is always 0.
+    """
+    rewards = [p.numbers.rewards for p in group.played if p.numbers is not None]
+    if len(rewards) < 2 or len({len(of_traces) for of_traces in rewards}) > 1:
+        return False
+    return all(are_equal(of_agent) for of_agent in zip(*rewards, strict=True))
+
+
+def untrained_episodes(group: Group) -> int:
+    """How many finished episodes gave no sample that trains."""
+    kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
+    return sum(played.id not in kept for played, _ in group.finished)
+
+
+def _named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, value: float | None) -> None:
+        if value is not None and math.isfinite(value):
+            found.setdefault(name, []).append(float(value))
+
+    for trace in traces:
+        for name, reward in trace.rewards.items():
+            note(f"reward/{name}", None if reward is None else reward.score)
+        for name, metric in trace.metrics.items():
+            note(f"metric/{name}", metric)
+        for stage in STAGES:
+            span = getattr(trace.timing, stage)
+            if span.end:
+                note(f"{stage}_seconds", span.duration)
+    return {name: tuple(values) for name, values in found.items()}
 
 
 def give_up(group: Group, reason: str) -> None:

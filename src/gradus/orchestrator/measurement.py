@@ -20,7 +20,9 @@ from gradus.orchestrator.evaluation_episodes import (
 )
 from gradus.orchestrator.evaluation_file import EvaluationFile
 from gradus.orchestrator.evaluation_metrics import EnvironmentResult, EpisodeScore
+from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.policy import PolicyPool
+from gradus.run_dir import RunDirectory
 
 log = get_logger(__name__)
 
@@ -60,6 +62,7 @@ class Measurement:
         self._columns = {source.name: source.state_columns for source in sources}
         self._policy = policy
         self._episodes = episodes
+        self._failures = FirstFailures(RunDirectory(episodes.parent), "eval")
 
     async def measure(self, version: int, *, is_continued: bool = False) -> Measured:
         """Play every episode on `version`, which must be served now and at the end.
@@ -77,6 +80,7 @@ class Measurement:
 
             def note(ended: EvaluatedEpisode) -> None:
                 scores[ended.key.source].append(ended.score())
+                ended.tell(self._failures)
                 self._write(file, ended)
 
             for key, score in file.finished.items():

@@ -12,13 +12,15 @@ import numpy as np
 
 from gradus.monitor.reduce import Mean
 from gradus.orchestrator.filters import Verdict, dropped_by
-from gradus.orchestrator.grading import Group
+from gradus.orchestrator.grading import Group, is_flat, untrained_episodes
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.policy import AppliedPolicy
 from gradus.wire.policy import staleness
 from gradus.wire.sample import Sample
 
 Metrics = dict[str, float]
+MAX_NAMES = 200
+"""Names of values that one source may bring into one record."""
 TRAINABLE_SHARE = "sample/trainable/share"
 """Of the samples that became final since the last batch, those that no filter dropped."""
 
@@ -37,11 +39,21 @@ class EpisodeCounts:
     """Finished episodes with a trace that a limit cut short."""
     num_cancelled: int = 0
     """Episodes that were given up while they ran."""
+    num_dropped: int = 0
+    """Finished episodes of which nothing trains."""
+    num_flat: int = 0
+    """Finished episodes of groups with equal rewards."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failed episodes by kind."""
+    values: dict[str, Mean] = field(default_factory=dict)
+    """Parts of the reward, metrics of the environment and seconds of each stage, by name."""
+    num_left_out: int = 0
+    """Values whose name was one too many."""
 
     def add(self, group: Group) -> None:
         """Count a group whose episodes have ended."""
+        self.num_dropped += untrained_episodes(group)
+        self.num_flat += len(group.finished) if is_flat(group) else 0
         for played in group.played:
             self.num_cancelled += played.outcome is Outcome.CANCELLED
             if played.failure is not None:
@@ -51,6 +63,16 @@ class EpisodeCounts:
                 self.lengths_tokens.append(played.numbers.length_tokens)
                 self.turns.append(played.numbers.num_turns)
                 self.num_truncated += played.numbers.is_truncated
+                for name, values in played.numbers.values.items():
+                    self._add_values(name, values)
+
+    def _add_values(self, name: str, values: Sequence[float]) -> None:
+        """A name made of a task's text would give every step thousands of metrics."""
+        if name not in self.values and len(self.values) >= MAX_NAMES:
+            self.num_left_out += len(values)
+            return
+        before = self.values.get(name, Mean(0.0, 0.0))
+        self.values[name] = before.merge(Mean(sum(values), len(values)))
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON values; a Counter does not survive `dataclasses.asdict`."""
@@ -60,16 +82,30 @@ class EpisodeCounts:
             "turns": list(self.turns),
             "num_truncated": self.num_truncated,
             "num_cancelled": self.num_cancelled,
+            "num_dropped": self.num_dropped,
+            "num_flat": self.num_flat,
             "errors": dict(self.errors),
+            "values": {
+                name: [_saved(mean.total), mean.weight] for name, mean in self.values.items()
+            },
+            "num_left_out": self.num_left_out,
         }
 
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> EpisodeCounts:
+        """What `state()` gave."""
+        values = {name: Mean(*map(float, mean)) for name, mean in state["values"].items()}
+        return cls(**{**state, "errors": Counter(state["errors"]), "values": values})
+
     def merge(self, other: EpisodeCounts) -> None:
-        """Add the counts of another source."""
+        """Add the counts of another source; what its environment measured stays its own."""
         self.rewards += other.rewards
         self.lengths_tokens += other.lengths_tokens
         self.turns += other.turns
         self.num_truncated += other.num_truncated
         self.num_cancelled += other.num_cancelled
+        self.num_dropped += other.num_dropped
+        self.num_flat += other.num_flat
         self.errors += other.errors
 
     def metrics(self, prefix: str) -> Metrics:
@@ -83,12 +119,18 @@ class EpisodeCounts:
             found[f"{prefix}/length_tokens/mean"] = _mean(self.lengths_tokens)
             found[f"{prefix}/turns/mean"] = _mean(self.turns)
             found[f"{prefix}/truncated/share"] = self.num_truncated / num_finished
+            found[f"{prefix}/dropped/share"] = self.num_dropped / num_finished
+            found[f"{prefix}/flat/share"] = self.num_flat / num_finished
         if num_ended:
             found[f"{prefix}/error/share"] = self.errors.total() / num_ended
         if self.num_cancelled:
             found[f"{prefix}/cancelled/sum"] = float(self.num_cancelled)
         for kind, count in self.errors.items():
             found[f"{prefix}/error/{kind}/sum"] = float(count)
+        for name, mean in self.values.items():
+            found[f"{prefix}/{name}/mean"] = mean.total / mean.weight
+        if self.num_left_out:
+            found[f"{prefix}/names_left_out/sum"] = float(self.num_left_out)
         return found
 
 
@@ -154,8 +196,7 @@ class Tally:
         self._judged = int(state["judged"])
         self._kept = int(state["kept"])
         self._episodes = {
-            source: EpisodeCounts(**{**counts, "errors": Counter(counts["errors"])})
-            for source, counts in state["episodes"].items()
+            source: EpisodeCounts.load(counts) for source, counts in state["episodes"].items()
         }
 
     def take(self) -> Metrics:

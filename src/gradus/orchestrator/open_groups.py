@@ -6,12 +6,12 @@ Every change of a group's standing goes through here, and each is a line of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.batcher import STALE, Batcher, ReadyGroup, SampleBatch, StaleDrop
-from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.failures import Failure, FirstFailures
 from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
 from gradus.orchestrator.group_ledger import GroupLedger, Phase
 from gradus.orchestrator.journal import Journal, JournalEvent
@@ -60,10 +60,11 @@ class OpenGroups:
     recording: Recording
     tally: Tally
     starvation: Starvation
-    groups: dict[str, Group]
-    """By id."""
+    failures: FirstFailures
     evict: Callable[[str], None]
     """Notes for the user why nothing could be trained; the run ends behind it."""
+    groups: dict[str, Group] = field(default_factory=dict)
+    """By id."""
 
     def open(self, pointer: TaskPointer, task: Task, *, number: int) -> tuple[Group, list[str]]:
         """Take a slot for group `number` of the run; the group and the ids of its episodes."""
@@ -91,6 +92,7 @@ class OpenGroups:
         """An episode failed and is played again from its start."""
         self.ledger.restart(episode.id, version=episode.version)
         self.tally.add_retried(episode.group.source, failure.kind)
+        self._tell(episode.group, f"{episode.id}, played again", failure)
         self.journal.write(
             JournalEvent.EPISODE_RETRIED,
             episode=episode.id,
@@ -104,6 +106,8 @@ class OpenGroups:
         group = self.groups[played.group_id]
         self.recording.add(played)
         group.played.append(played)
+        if played.failure is not None:
+            self._tell(group, played.id, played.failure)
         # Counted now, episode by episode: at the end of a step it would stop the loops.
         _ = played.numbers
         is_complete = self.ledger.end(played.id, played.outcome)
@@ -163,6 +167,10 @@ class OpenGroups:
                 JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons)
             )
             self._close(group, self.batcher.step)
+
+    def _tell(self, group: Group, episode: str, failure: Failure) -> None:
+        place = f"task {group.pointer.index}, episode {episode}"
+        self.failures.add(group.source, place, failure)
 
     def _grade(self, group: Group) -> None:
         source = self.sources[group.source]

@@ -29,7 +29,7 @@ from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, b
 from gradus.orchestrator.draws import Draws
 from gradus.orchestrator.engine_watch import EngineWatch
 from gradus.orchestrator.evaluation import Evaluation
-from gradus.orchestrator.failures import first_cause
+from gradus.orchestrator.failures import FirstFailures, first_cause
 from gradus.orchestrator.group_ledger import GroupLedger
 from gradus.orchestrator.journal import JournalEvent
 from gradus.orchestrator.metrics import StepRecords, Tally
@@ -124,7 +124,7 @@ class Orchestrator:
             recording=parts.recording,
             tally=Tally(),
             starvation=Starvation(),
-            groups={},
+            failures=FirstFailures(RunDirectory(Path(config.run_dir)), "train"),
             evict=self._evict,
         )
         self._board = WaitBoard(clock=parts.clock)

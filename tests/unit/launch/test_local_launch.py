@@ -106,6 +106,14 @@ def living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if read_process(pid)]
 
 
+def test_lines_for_the_person_appear_among_the_steps(tmp_path: Path) -> None:
+    tell = "(run_dir / 'notices.log').write_text(\"first TaskError in 'words'\\n\")\n"
+    stream = io.StringIO()
+    programs = {"trainer": TRAIN, "orchestrator": tell + PLAY}
+    assert run_job(build_job(tmp_path, programs), stream) == 0
+    assert stream.getvalue().count("first TaskError in 'words'\n") == 1
+
+
 def test_a_run_starts_shows_its_steps_and_ends(tmp_path: Path) -> None:
     stream = io.StringIO()
     assert run_job(build_job(tmp_path), stream) == 0

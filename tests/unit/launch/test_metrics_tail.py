@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.launch.tail import MetricsTail, Record
+from gradus.launch.tail import LineTail, MetricsTail, Record
 from gradus.monitor.jsonl import JsonlMonitor
 
 
@@ -42,3 +42,12 @@ def test_lines_that_are_no_records_are_skipped(tmp_path: Path, lines: list[bytes
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"\n".join([*lines, b'{"step": 7}', b""]))
     assert Record(7, {}) in MetricsTail(path).read()
+
+
+def test_lines_of_an_earlier_launch_are_not_shown_again(tmp_path: Path) -> None:
+    path = tmp_path / "notices.log"
+    path.write_text("old\n")
+    tail = LineTail(path, skips_old=True)
+    with path.open("a") as file:
+        file.write("new\nhalf")
+    assert tail.read() == [b"new"]

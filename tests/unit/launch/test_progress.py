@@ -74,6 +74,18 @@ def test_steps_in_a_file_are_plain_lines() -> None:
     assert "\x1b" not in line
 
 
+def test_from_the_second_step_on_the_line_says_how_long_the_rest_takes() -> None:
+    stream = io.StringIO()
+    times = iter([0.0, 100.0, 150.0, 200.0])
+    progress = Progress(stream, max_steps=3, clock=lambda: next(times))
+    for step in range(3):
+        progress.step(Record(step, STEP.metrics))
+    first, second, last = stream.getvalue().splitlines()
+    assert second.endswith("  left 50 s")
+    assert "left" not in first
+    assert "left" not in last
+
+
 def test_a_terminal_shows_a_bar_below_the_lines() -> None:
     stream = Terminal()
     progress = build_progress(stream)

@@ -25,6 +25,13 @@ def test_the_line_of_an_rl_step_shows_what_matters() -> None:
     )
 
 
+def test_what_kept_episodes_from_training_is_shown_when_it_is_not_zero() -> None:
+    shares = {"error": 0.125, "flat": 0.5, "dropped": 0.0, "truncated": 0.03}
+    notes = {f"episode/{name}/share": value for name, value in shares.items()}
+    line = format_step(RL_STEP | notes, step=0, max_steps=30)
+    assert line.endswith("   2.31 s  failed 12.5%  flat 50.0%  truncated 3.0%")
+
+
 def test_steps_are_counted_from_one_for_people() -> None:
     assert format_step(RL_STEP, step=0, max_steps=5).startswith("step 1/5  ")
     assert format_step(RL_STEP, step=0).startswith("step 1  ")

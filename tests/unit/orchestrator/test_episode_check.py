@@ -145,3 +145,12 @@ def test_rewards_whose_sum_is_not_finite_fail_the_episode() -> None:
     failure = find_failure(build_episode([trace]))
     assert failure is not None
     assert (failure.kind, "inf" in failure.message) == ("invalid_reward", True)
+
+
+def test_an_error_that_says_nothing_is_told_by_the_end_of_its_traceback() -> None:
+    episode = build_episode([build_trace(error="TaskError")])
+    error = episode.traces[0].errors[0]
+    error.message, error.traceback = " ", "Traceback (most recent call last):\nAssertionError\n"
+    failure = find_failure(episode)
+    assert failure is not None
+    assert failure.message == "AssertionError"

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verifiers.v1.trace import Reward, TimeSpan
 
 from gradus.orchestrator.episode_check import Failure, find_failure
 from gradus.orchestrator.filters import Verdict
-from gradus.orchestrator.grading import Group, PlayedEpisode, give_up
-from gradus.orchestrator.metrics import StepRecords, Tally, batch_metrics
+from gradus.orchestrator.grading import Group, PlayedEpisode, give_up, is_flat
+from gradus.orchestrator.metrics import MAX_NAMES, StepRecords, Tally, batch_metrics
 from gradus.orchestrator.policy import AppliedPolicy
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer
@@ -81,6 +82,7 @@ def test_a_tally_with_failures_survives_a_restart() -> None:
     tally = Tally()
     group = group_of("words", [1.0, 0.5], failures=2)
     group.numbers["baseline"] = float("inf")
+    group.finished[0][1].traces[0].metrics = {"num_calls": 2.0}
     tally.add_group(group)
     tally.add_retried("words", "ProviderError")
     resumed = Tally()
@@ -121,6 +123,66 @@ def test_truncated_episodes_are_counted(limit: str) -> None:
     tally = Tally()
     tally.add_group(group)
     assert tally.take()["episode/truncated/share"] == 0.5
+
+
+def test_what_the_environment_measured_is_a_mean_under_its_own_name() -> None:
+    group = group_of("words", [1.0, 0.0])
+    for number, (_, episode) in enumerate(group.finished):
+        trace = episode.traces[0]
+        trace.metrics = {"num_calls": float(2 * number), "broken": float("nan"), "absent": None}
+        trace.rewards["style"] = Reward(score=0.5, weight=0.1)
+        trace.timing.setup = TimeSpan(start=10.0, end=10.5)
+        trace.timing.scoring = TimeSpan(start=20.0, end=22.0 + 2 * number)
+    tally = Tally()
+    tally.add_group(group)
+    metrics = tally.take()
+    assert metrics["episode/words/metric/num_calls/mean"] == 1.0
+    assert metrics["episode/words/reward/style/mean"] == 0.5
+    assert metrics["episode/words/setup_seconds/mean"] == 0.5
+    assert metrics["episode/words/scoring_seconds/mean"] == 3.0
+    assert not [name for name in metrics if "broken" in name or "absent" in name]
+    assert not [name for name in metrics if "agent_seconds" in name], "it was never measured"
+
+
+def test_an_environment_that_names_a_metric_after_each_task_does_not_flood_the_record() -> None:
+    group = group_of("words", [1.0])
+    group.finished[0][1].traces[0].metrics = {f"task_{n}": 1.0 for n in range(1000)}
+    tally = Tally()
+    tally.add_group(group)
+    metrics = tally.take()
+    assert len([name for name in metrics if "/metric/" in name]) == MAX_NAMES - 1
+    assert metrics["episode/words/names_left_out/sum"] == 1001 - MAX_NAMES
+
+
+def test_episodes_of_groups_with_equal_rewards_are_flat() -> None:
+    tally = Tally()
+    tally.add_group(group_of("words", [0.1 + 0.2, 0.3]))
+    tally.add_group(group_of("words", [1.0, 0.0]))
+    tally.add_group(group_of("sums", [1.0]))
+    metrics = tally.take()
+    assert metrics["episode/words/flat/share"] == 0.5
+    assert metrics["episode/sums/flat/share"] == 0.0, "one episode has nothing to be equal to"
+
+
+def test_a_game_whose_rewards_sum_to_zero_is_not_flat() -> None:
+    group = Group("g0", TaskPointer("game", 0, 0), Task({}, 0))
+    for number, reward in enumerate([1.0, -1.0]):
+        traces = [build_trace(reward=reward, agent="a"), build_trace(reward=-reward, agent="b")]
+        played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), build_episode(traces))
+        group.played.append(played)
+    assert not is_flat(group)
+
+
+def test_finished_episodes_of_which_nothing_trains_are_dropped() -> None:
+    group = group_of("words", [1.0, 1.0, 1.0], failures=1)
+    group.samples = [
+        msgspec.structs.replace(build_sample(), id=f"g0.{n}/0/0", episode_id=f"g0.{n}")
+        for n in range(2)
+    ]
+    group.dropped = {"g0.1/0/0": "stale", "g0.2": "no_trainable_tokens"}
+    tally = Tally()
+    tally.add_group(group)
+    assert tally.take()["episode/dropped/share"] == pytest.approx(2 / 3)
 
 
 def test_dropped_samples_are_counted_by_source_and_reason_and_errors_are_not() -> None:

@@ -17,6 +17,7 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
+from gradus.run_dir import RunDirectory
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.events import PolicyPublished, TrainerDone
@@ -266,6 +267,24 @@ async def test_failed_episodes_give_no_sample_and_the_rest_of_the_group_trains(
     assert metrics["batch/samples/sum"] == 4.0
     assert metrics["episode/error/share"] == pytest.approx(1 / 3)
     assert metrics["episode/error/ProviderError/sum"] == 2.0
+
+
+async def test_the_first_failure_of_each_kind_is_told_once_with_its_cause(build_rig: Any) -> None:
+    def play(number: int) -> Any:
+        if number % 3 == 0:
+            return EpisodeFailed(Failure("TaskError", "\nKeyError: 'answer'\nin line 3"))
+        return build_episode(reward=float(number % 2), seed=number)
+
+    rig = build_rig(environment=ScriptedEnvironment(play=play))
+    log = RunDirectory(rig.root).environment_log("train", "words")
+    log.parent.mkdir(parents=True)
+    log.touch()
+    await rig.play()
+    (line,) = (rig.root / "notices.log").read_text().splitlines()
+    assert line == (
+        "first TaskError in train environment 'words': KeyError: 'answer' "
+        f"(task {rig.environment.calls[0].index}, episode g000000.0; log: {log})"
+    )
 
 
 async def test_reward_nan_is_a_failure_with_a_name_and_never_zero(build_rig: Any) -> None:
