@@ -11,6 +11,7 @@ from gradus.config.environment_variables import RESERVED, env_vars_problems
 from gradus.config.process import EnvironmentProcessConfig
 from gradus.config.resolve import resolve_run
 from gradus.death_watch import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
+from gradus.environments.tasks import complete_roles
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
     OWNED_ARGUMENTS,
@@ -76,7 +77,7 @@ def test_verifiers_accepts_the_environment_config_of_a_single_seat() -> None:
         "max_total_tokens": 100,
         "timeout": {"setup_seconds": None, "agent_seconds": 5.0},
     }
-    config = resolve_env_config(environment_process(source).verifiers)
+    config = resolve_env_config(complete_roles("s", environment_process(source).verifiers))
     assert config.taskset.id == "gradus-reverse-text"
     assert config.timeout.episode == 900.0
     assert config.agent.harness.id == "gradus_chat"
@@ -97,7 +98,7 @@ def test_another_model_is_not_asked_for_the_prefix_cache_of_the_policy() -> None
         "taskset": {"id": "gradus-reverse-text"},
         "agents": {"solver": {}, "judge": judge},
     }
-    config = resolve_env_config(environment_process(source).verifiers)
+    config = resolve_env_config(complete_roles("s", environment_process(source).verifiers))
     asked = SamplingConfig(temperature=1.0, max_tokens=9, seed=5, cache_salt="v3")
     told = {
         role: resolve_agent(getattr(config, role), sampling=asked).sampling.model_dump(
@@ -124,7 +125,7 @@ def test_verifiers_accepts_the_environment_config_of_several_roles() -> None:
         "taskset": {"id": "gradus-reverse-text"},
         "agents": {"solver": {}, "judge": judge},
     }
-    config = resolve_env_config(environment_process(source).verifiers)
+    config = resolve_env_config(complete_roles("s", environment_process(source).verifiers))
     assert (config.id, config.taskset.id) == ("agentic-judge", "gradus-reverse-text")
     assert config.solver.harness.id == "gradus_chat"
     assert config.judge.harness.id == "null"

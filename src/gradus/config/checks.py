@@ -73,6 +73,17 @@ OWNED_SAMPLING = {
 }
 """Keys of `sampling.extra_body` that have another owner."""
 
+OWNED_SETTINGS = {
+    "id": "write id",
+    "taskset": "write taskset",
+    "timeout": "write timeout",
+    "retries": "write errors.retries",
+    "harness": "write harness",
+    "runtime": "write runtime",
+    "sampling": "write sampling",
+}
+"""Keys of an environment's `settings` that have another owner."""
+
 OWNED_ENGINE_ARGS = {
     "model": "write model.name",
     "tokenizer": "write model.tokenizer",
@@ -362,6 +373,10 @@ def environment_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[P
     """Conflicts inside one environment, whatever its episodes are for."""
     yield from extra_body_problems((*path, "sampling"), source.sampling)
     yield from _harness_problems((*path, "harness"), source.harness)
+    for name in source.settings:
+        owner = f"write agents.{name}" if name in source.agents else OWNED_SETTINGS.get(name)
+        if owner:
+            yield Problem((*path, "settings", name), f"has another owner: {owner}")
     for role, agent in source.agents.items():
         yield from _role_problems((*path, "agents", role), agent)
     if source.address is not None and not source.address.startswith(_ADDRESS_FORMS):

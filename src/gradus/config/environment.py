@@ -95,7 +95,11 @@ class EnvironmentConfig(StrictConfig):
     runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
     """Where tools and programs of an episode run, verifiers' runtime config."""
     agents: dict[str, AgentRoleConfig] = Field(default_factory=dict)
-    """Settings per role of a multi-agent environment."""
+    """Settings per role of a multi-agent environment. A role that is not named has those of the
+    source, except what the environment's author set."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the environment beside its roles and its taskset, passed through, e.g. {n = 4}
+    for best-of-n."""
     pool: PoolConfig = ElasticPoolConfig()
     """Worker processes."""
     address: str | None = None

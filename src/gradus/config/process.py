@@ -87,6 +87,9 @@ class InferenceProcessConfig(StrictConfig):
     """The inference server's own section."""
 
 
+EVERY_ROLE = "*"
+"""Key of the seat that every unnamed role gets."""
+
 Purpose = Literal["train", "eval"]
 """What the episodes of a source are for."""
 
@@ -108,7 +111,8 @@ class EnvironmentProcessConfig(StrictConfig):
     pool: PoolConfig
     """Worker processes."""
     verifiers: dict[str, Any]
-    """verifiers' own EnvConfig, as a dict: taskset, agent seats, timeouts."""
+    """verifiers' own EnvConfig, as a dict: taskset, agent seats, timeouts. Under EVERY_ROLE stands
+    the seat of each role that the config does not name; only the environment knows them."""
     env_var_names: list[str] = Field(default_factory=list)
     """Names of the source's `env_vars`; the launcher sets their values, and no other variable of
     the caller reaches the environment's code."""

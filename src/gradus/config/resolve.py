@@ -23,6 +23,7 @@ from gradus.config.lora import ServedLoraConfig
 from gradus.config.parallel import data_parallel_size
 from gradus.config.problems import refuse
 from gradus.config.process import (
+    EVERY_ROLE,
     EnvironmentProcessConfig,
     EvaluationSourceConfig,
     InferenceProcessConfig,
@@ -51,7 +52,6 @@ CHAT_HARNESS_MODULE = "gradus_chat"
 NO_KEY_VARIABLE = "GRADUS_NO_KEY"
 """Never set. Named for endpoints without a key, so that no key of another service is sent."""
 
-_SEAT = "agent"
 _MAX_ENVS_LENGTH = 28
 _MAX_MODEL_LENGTH = 24
 
@@ -295,10 +295,11 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     """verifiers' own EnvConfig for a source, as a dict.
 
     `id` names a taskset; with `taskset.id` given, it names the environment that plays that
-    taskset. Without `agents` the one seat is `agent`; otherwise every named role is a seat and
-    takes from the source what it leaves open.
+    taskset. Every named role is a seat and takes from the source what it leaves open; EVERY_ROLE
+    holds the seat of the others.
     """
     result: dict[str, Any] = {
+        **source.settings,
         "taskset": {"id": source.id, **source.taskset},
         "timeout": {
             "episode": source.timeout.episode_seconds,
@@ -307,7 +308,7 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     }
     if "id" in source.taskset:
         result["id"] = source.id
-    for name, role in (source.agents or {_SEAT: AgentRoleConfig()}).items():
+    for name, role in {EVERY_ROLE: AgentRoleConfig(), **source.agents}.items():
         result[name] = _seat(source, role)
     return result
 

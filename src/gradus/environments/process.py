@@ -23,7 +23,7 @@ from gradus.config.seats import LEARNER_SEAT, seat_refusal
 from gradus.environments.child_environment import child_environment
 from gradus.environments.pool import Pool, PoolSize
 from gradus.environments.task_server import Health, Tasks, TaskServer
-from gradus.environments.tasks import TaskIndex, load_tasks
+from gradus.environments.tasks import TaskIndex, complete_roles, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory, write_json
@@ -86,7 +86,9 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
     try:
         # Blocks on purpose: some environments can only be imported in the main thread, and nothing
         # is served yet.
-        tasks = load_tasks(config.name, config.verifiers)
+        settings = complete_roles(config.name, config.verifiers)
+        tasks = load_tasks(config.name, settings)
+        config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)
         await EnvironmentProcess(config, pool, tasks, directory).run()
     finally:

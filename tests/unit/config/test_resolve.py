@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradus.config.environment import NAME_PATTERN, TrainEnvironmentConfig
-from gradus.config.process import SourceConfig
+from gradus.config.process import EVERY_ROLE, SourceConfig
 from gradus.config.resolve import (
     NO_KEY_VARIABLE,
     ProcessConfigs,
@@ -151,7 +151,7 @@ def test_a_single_seat_gets_the_settings_of_the_source() -> None:
     assert config == {
         "taskset": {"id": "gradus-reverse-text", "split": "train"},
         "timeout": {"episode": 9.0, "finalize": 60.0},
-        "agent": {
+        EVERY_ROLE: {
             "harness": {"id": "gradus_chat"},
             "runtime": {"type": "subprocess"},
             "max_turns": 3,
@@ -165,7 +165,7 @@ def test_a_single_seat_gets_the_settings_of_the_source() -> None:
 
 def test_another_harness_is_passed_on_with_its_settings() -> None:
     harness = {"id": "bash", "config": {"tool_timeout": 5.0}}
-    assert verifiers(harness=harness)["agent"]["harness"] == {"id": "bash", "tool_timeout": 5.0}
+    assert verifiers(harness=harness)[EVERY_ROLE]["harness"] == {"id": "bash", "tool_timeout": 5.0}
 
 
 def test_an_environment_can_play_another_taskset() -> None:
@@ -278,7 +278,7 @@ def test_a_source_that_the_policy_never_plays_is_frozen() -> None:
 def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
     errors = {"retry_on": ["SandboxError", "TunnelError"], "agent_retries": 2}
     source = TrainEnvironmentConfig.model_validate({"id": "words", "errors": errors})
-    retries = verifiers_config(source)["agent"]["retries"]
+    retries = verifiers_config(source)[EVERY_ROLE]["retries"]
     assert retries["max_retries"] == 0
     assert retries["rules"] == [
         {"type": "SandboxError", "max_retries": 2},
@@ -288,7 +288,7 @@ def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
 
 def test_without_retries_of_an_agent_verifiers_keeps_its_own_default() -> None:
     source = TrainEnvironmentConfig.model_validate({"id": "words"})
-    assert "retries" not in verifiers_config(source)["agent"]
+    assert "retries" not in verifiers_config(source)[EVERY_ROLE]
 
 
 EVALUATED = {"env": [{"id": "gradus-reverse-text", "num_tasks": 5, "group_size": 4}]}
@@ -360,3 +360,8 @@ def test_the_environment_process_knows_what_learns_from_its_episodes() -> None:
     assert debate.algo is not None
     assert (debate.algo.type, debate.untrained_agents) == ("rae", ["judge"])
     assert (evaluated.purpose, evaluated.algo, evaluated.untrained_agents) == ("eval", None, [])
+
+
+def test_settings_of_the_environment_stand_beside_its_roles() -> None:
+    config = verifiers(settings={"n": 4, "max_concurrent_agents": 2})
+    assert (config["n"], config["max_concurrent_agents"]) == (4, 2)
