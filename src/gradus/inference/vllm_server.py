@@ -31,7 +31,7 @@ from gradus.config.process import InferenceProcessConfig
 from gradus.errors import ConfigError, ProcessError
 from gradus.inference.adapter_check import build_check
 from gradus.inference.admin import WeightAdmin
-from gradus.inference.compat import worker_forked_into_engine
+from gradus.inference.compat import inspect_models_with_gradus, worker_forked_into_engine
 from gradus.inference.guard import Guard, Tokens
 from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped
 from gradus.inference.policy_engine import (
@@ -121,6 +121,7 @@ def build_arguments(config: InferenceProcessConfig) -> Namespace:
 
 def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
     """The engine, its process started and the model loaded."""
+    inspect_models_with_gradus()
     context = UsageContext.OPENAI_API_SERVER
     vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=context)
     is_one_cpu_worker = current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1

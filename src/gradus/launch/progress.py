@@ -54,7 +54,7 @@ class Progress:
 
     def ready(self, name: str, seconds: float, detail: str) -> None:
         """A process is ready; `detail` says where it serves."""
-        line = f"{name:<18}starting … ready in {seconds:.1f} s  {detail}".rstrip()
+        line = f"{name:<17} starting … ready in {seconds:.1f} s  {detail}".rstrip()
         if not self._is_terminal:
             self.line(line)
             return
@@ -132,6 +132,6 @@ class Progress:
         self._redrawn_at = self._clock()
         seconds = self._redrawn_at - self._started_at
         for name, line in self._lines.items():
-            shown = line or f"{name:<18}starting … {seconds:.0f} s"
+            shown = line or f"{name:<17} starting … {seconds:.0f} s"
             self._stream.write(f"{_CLEAR_LINE}{shown}\n")
         self._stream.flush()

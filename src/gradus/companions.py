@@ -1,0 +1,49 @@
+"""The packages that come with torch: which of them were built for another torch, and hiding those.
+
+vLLM's CPU build needs `torch==2.13.0+cpu` and any torchvision, torchaudio and torchcodec. An index
+that has no CPU build of these gives the CUDA builds, whose import fails, and transformers and vLLM
+import them whenever they are installed. Training on text needs none of the three.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+CUDA_LIBRARY = "libtorch_cuda.so"
+"""What every CUDA build of torch has, and every CUDA build of a companion asks the loader for."""
+
+
+def misfits() -> tuple[str, ...]:
+    """The installed companions that this machine's torch cannot load; imports none of them."""
+    torch = _folder("torch")
+    if torch is None or (torch / "lib" / CUDA_LIBRARY).exists():
+        return ()
+    return tuple(name for name in COMPANIONS if _needs_cuda(_folder(name)))
+
+
+def hide_misfits() -> None:
+    """Make this process believe that companions which it cannot load are not installed.
+
+    An entry of None is Python's own way to say so: `import` and `find_spec` then find nothing.
+    """
+    for name in misfits():
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+
+
+def _folder(package: str) -> Path | None:
+    """Where a package lies, without importing it."""
+    spec = PathFinder.find_spec(package)
+    places = [] if spec is None else list(spec.submodule_search_locations or [])
+    return Path(places[0]) if places else None
+
+
+def _needs_cuda(folder: Path | None) -> bool:
+    return any(CUDA_LIBRARY.encode() in path.read_bytes() for path in _libraries(folder))
+
+
+def _libraries(folder: Path | None) -> Iterator[Path]:
+    return iter(()) if folder is None else folder.rglob("*.so")

@@ -1,0 +1,79 @@
+"""torchvision, torchaudio and torchcodec that do not fit the installed torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradus import companions
+
+CUDA_BUILD = b"\x7fELF libtorch_cpu.so libtorch_cuda.so"
+CPU_BUILD = b"\x7fELF libtorch_cpu.so"
+
+
+def install(site: Path, package: str, library: str, content: bytes) -> None:
+    """A package with one compiled part, whose import fails like that of a build for other hands."""
+    path = site / package / library
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    (site / package / "__init__.py").write_text("raise RuntimeError('operator nms is missing')")
+
+
+def python(site: Path, program: str) -> str:
+    """What a new process prints that finds the packages of `site` first."""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packages of a machine whose torch is a CPU build."""
+    install(tmp_path, "torch", "lib/libtorch_cpu.so", CPU_BUILD)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return tmp_path
+
+
+def test_cuda_builds_beside_a_cpu_torch_are_misfits(site: Path) -> None:
+    install(site, "torchvision", "_C.so", CUDA_BUILD)
+    install(site, "torchaudio", "lib/_torchaudio.so", CUDA_BUILD)
+    install(site, "torchcodec", "libtorchcodec_core7.so", CPU_BUILD)
+    assert companions.misfits() == ("torchvision", "torchaudio")
+
+
+def test_cuda_builds_beside_a_cuda_torch_fit(site: Path) -> None:
+    install(site, "torch", "lib/libtorch_cuda.so", CUDA_BUILD)
+    install(site, "torchvision", "_C.so", CUDA_BUILD)
+    assert companions.misfits() == ()
+
+
+def test_without_torch_nothing_is_a_misfit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    install(tmp_path, "torchvision", "_C.so", CUDA_BUILD)
+    assert companions.misfits() == ()
+
+
+def test_after_gradus_a_misfit_is_not_installed_for_anybody(site: Path) -> None:
+    install(site, "torchvision", "_C.so", CUDA_BUILD)
+    program = (
+        "import gradus, importlib.util\n"
+        "try:\n    import torchvision\n"
+        "except ModuleNotFoundError:\n    print(importlib.util.find_spec('torchvision'))"
+    )
+    assert python(site, program) == "None"
+
+
+def test_a_companion_that_fits_stays_visible(site: Path) -> None:
+    install(site, "torchvision", "_C.so", CPU_BUILD)
+    program = "import gradus, importlib.util; print(importlib.util.find_spec('torchvision').name)"
+    assert python(site, program) == "torchvision"
