@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
+
+import pytest
+from hatchling.build import build_wheel
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,3 +27,19 @@ def test_no_text_sends_a_user_to_the_package_of_a_stranger() -> None:
     texts += [*(ROOT / "environments").rglob("*.py"), *(ROOT / "examples").rglob("*.md")]
     wrong = [path.name for path in texts if "gradus[" in path.read_text()]
     assert (project()["project"]["name"], wrong) == ("gradus-rl", [])
+
+
+def test_the_wheel_holds_templates_types_and_task_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    wheel = tmp_path / build_wheel(str(tmp_path))
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert wheel.name.startswith("gradus_rl-")
+    assert names >= {
+        "gradus/py.typed",
+        "gradus/templates/rl.toml.template",
+        "gradus/templates/tasks.py.template",
+        "gradus_reverse_text/taskset.py",
+        "gradus_chat/__init__.py",
+    }

@@ -33,6 +33,7 @@ class Command:
 
 
 COMMANDS = {
+    "init": Command("gradus.cli.init", "write a config, a task set and a tiny model to begin with"),
     "rl": Command("gradus.cli.rl", "train a policy by reinforcement learning"),
     "sft": Command("gradus.cli.sft", "train a model on conversations"),
     "eval": Command("gradus.cli.eval", "measure a model on the tasks of environments"),

@@ -126,7 +126,7 @@ def test_an_interrupt_ends_with_130(
 @pytest.mark.parametrize("name", LATER)
 def test_a_command_that_comes_later_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name]) == ExitCode.CONFIG
-    assert f"'{name}' is not available yet. There are: rl, sft" in capsys.readouterr().err
+    assert f"'{name}' is not available yet. There are: init, rl, sft" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,6 @@ def test_a_mistyped_command_is_suggested(
 
 def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zzz"]) == ExitCode.CONFIG
-    assert capsys.readouterr().err.startswith("gradus zzz: no command 'zzz'; There are: rl, sft")
+    assert capsys.readouterr().err.startswith(
+        "gradus zzz: no command 'zzz'; There are: init, rl, sft"
+    )

@@ -1,0 +1,52 @@
+"""`gradus init`: a folder that runs as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import verifiers.v1 as vf
+
+from gradus.cli.main import main
+from gradus.config.load import load_config
+from gradus.config.preflight import check_run
+from gradus.config.run import RunConfig
+from gradus.errors import ExitCode
+
+
+@pytest.mark.torch
+def test_the_folder_passes_the_check_and_its_tasks_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "my-first"]) == ExitCode.DONE
+    assert "gradus rl @ rl.toml" in capsys.readouterr().out
+    monkeypatch.chdir("my-first")
+    monkeypatch.syspath_prepend(".")
+    config = load_config(RunConfig, ["@", "rl.toml"], check=check_run)
+    source = config.orchestrator.train.env[0]
+    tasks = vf.load_taskset(vf.taskset_config_type(source.id)(id=source.id))
+    assert (config.name, source.id, len(list(tasks))) == ("my-first", "my-first-tasks", 256)
+
+
+def test_a_folder_that_holds_something_is_not_touched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    assert main(["init", str(tmp_path)]) == ExitCode.CONFIG
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["1st", "a b", "ä"])
+def test_a_name_that_gives_no_module_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(tmp_path / name)]) == ExitCode.CONFIG
+    assert "cannot name a task set" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("words", [[], ["one", "two"]])
+def test_exactly_one_folder_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", *words]) == ExitCode.CONFIG
+    assert "usage: gradus init FOLDER" in capsys.readouterr().err
