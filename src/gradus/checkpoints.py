@@ -21,9 +21,9 @@ import msgspec
 
 from gradus.durable import DurableFiles
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
-from gradus.lease import MARKER_NAME, check_epoch
+from gradus.lease import check_epoch, read_marker
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory, file_digest, read_json
+from gradus.run_dir import RunDirectory, file_digest
 
 logger = get_logger(__name__)
 
@@ -295,10 +295,8 @@ class Checkpoints:
 
     def _run_id(self) -> str:
         """The run's own name, also after its folder was renamed."""
-        marker = self._run_dir.root / MARKER_NAME
-        if not marker.is_file():
-            return self._run_dir.root.name
-        return str(read_json(marker)["run_id"])
+        marker = read_marker(self._run_dir)
+        return self._run_dir.root.name if marker is None else marker.run_id
 
 
 def verify_checkpoint(folder: Path) -> CheckpointManifest:

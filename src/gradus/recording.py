@@ -22,6 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from huggingface_hub import try_to_load_from_cache
+
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.run_dir import RunDirectory, file_digest, read_json, write_json
@@ -31,6 +33,9 @@ FORMAT = 1
 
 LIBRARIES = ("numpy", "torch", "transformers", "verifiers")
 """What decides numbers beside gradus itself."""
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
+"""Everything in a model folder that decides what a server of it answers."""
 
 _HEADER = struct.Struct("<IIH")
 """Bytes of the body, CRC-32 of id and body, bytes of the id."""
@@ -130,6 +135,17 @@ def installed_libraries() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def model_folder(name: str, *, file: str = "config.json") -> Path | None:
+    """The folder of a model: the one named, or the copy in the hub's local cache that holds `file`;
+    None if absent. The network is never asked."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") > 1 or name.startswith((".", "/")):
+        return None
+    cached = try_to_load_from_cache(name, file)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:

@@ -6,21 +6,39 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirectoryError
-from gradus.lease import MARKER_NAME, RunLease, check_epoch, open_run, read_epoch, run_path
+from gradus.errors import (
+    ConfigError,
+    CorruptStateError,
+    FencedError,
+    GradusError,
+    RunDirectoryError,
+)
+from gradus.lease import (
+    MARKER_NAME,
+    RunLease,
+    check_epoch,
+    mark_run,
+    open_run,
+    preview_run,
+    read_epoch,
+    read_marker,
+    reopen_run,
+    run_path,
+)
 from gradus.process_table import read_process
 from gradus.run_dir import RunDirectory, read_json, write_json
 
 HOLDER = """
 import sys, pathlib
 from gradus.lease import open_run
-lease = open_run(pathlib.Path(sys.argv[1]), "demo")
+lease = open_run(pathlib.Path(sys.argv[1]), "demo", kind="rl")
 print(lease.epoch, flush=True)
 sys.stdin.read()
 """
@@ -45,7 +63,7 @@ def close(holder: subprocess.Popen[str]) -> None:
 
 
 def test_a_new_run_gets_a_private_marked_directory(tmp_path: Path) -> None:
-    lease = open_run(tmp_path / "runs", "demo")
+    lease = open_run(tmp_path / "runs", "demo", kind="rl")
     root = tmp_path / "runs" / "demo"
     assert root.stat().st_mode & 0o777 == 0o700
     assert read_json(root / MARKER_NAME)["run_id"] == "demo"
@@ -54,7 +72,7 @@ def test_a_new_run_gets_a_private_marked_directory(tmp_path: Path) -> None:
 
 
 def test_the_lease_names_its_owner(tmp_path: Path) -> None:
-    lease = open_run(tmp_path, "demo")
+    lease = open_run(tmp_path, "demo", kind="rl")
     owner = read_json(lease.run_dir.lease)["owner"]
     me = read_process(os.getpid())
     assert me is not None
@@ -67,14 +85,14 @@ def test_a_second_live_run_is_refused_with_owner_and_pid(tmp_path: Path) -> None
     holder = hold_in_other_process(tmp_path)
     try:
         with pytest.raises(RunDirectoryError, match=rf"in use by pid {holder.pid} on host .*since"):
-            open_run(tmp_path, "demo", clean=True)
+            open_run(tmp_path, "demo", clean=True, kind="rl")
     finally:
         close(holder)
 
 
 def test_the_lease_of_a_killed_owner_is_taken_over_with_a_higher_epoch(tmp_path: Path) -> None:
     close(hold_in_other_process(tmp_path))
-    lease = open_run(tmp_path, "demo")
+    lease = open_run(tmp_path, "demo", kind="rl")
     assert lease.epoch == 2
     lease.release()
 
@@ -132,23 +150,23 @@ def test_a_lease_that_does_not_parse_is_corrupt(tmp_path: Path, content: str) ->
 
 
 def test_reusing_a_name_is_refused(tmp_path: Path) -> None:
-    first = open_run(tmp_path, "demo")
+    first = open_run(tmp_path, "demo", kind="rl")
     first.run_dir.metrics.write_text("{}\n")
     first.release()
     with pytest.raises(
         RunDirectoryError,
         match="already holds a run; go on with --resume, delete that run with --clean",
     ):
-        open_run(tmp_path, "demo")
+        open_run(tmp_path, "demo", kind="rl")
 
 
 def test_clean_deletes_the_old_run_and_raises_the_epoch(tmp_path: Path) -> None:
-    first = open_run(tmp_path, "demo")
+    first = open_run(tmp_path, "demo", kind="rl")
     first.run_dir.metrics.write_text("{}\n")
     first.run_dir.config.mkdir()
     (first.run_dir.root / "link").symlink_to(tmp_path)
     first.release()
-    second = open_run(tmp_path, "demo", clean=True)
+    second = open_run(tmp_path, "demo", clean=True, kind="rl")
     left = {path.name for path in second.run_dir.root.iterdir()}
     assert left == {MARKER_NAME, "lease.json", "lease.lock"}
     assert second.epoch == 2
@@ -159,41 +177,113 @@ def test_clean_never_touches_a_directory_without_our_marker(tmp_path: Path) -> N
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "thesis.tex").write_text("precious")
     with pytest.raises(RunDirectoryError, match="is not a run of gradus"):
-        open_run(tmp_path, "demo", clean=True)
+        open_run(tmp_path, "demo", clean=True, kind="rl")
     assert [p.name for p in (tmp_path / "demo").iterdir()] == ["thesis.tex"]
 
 
 def test_clean_never_touches_a_run_with_another_name(tmp_path: Path) -> None:
-    run = open_run(tmp_path, "other")
+    run = open_run(tmp_path, "other", kind="rl")
     run.run_dir.metrics.write_text("{}\n")
     run.release()
     run.run_dir.root.rename(tmp_path / "demo")
     with pytest.raises(RunDirectoryError, match="does not carry the marker of this run"):
-        open_run(tmp_path, "demo", clean=True)
+        open_run(tmp_path, "demo", clean=True, kind="rl")
     assert (tmp_path / "demo" / "metrics.jsonl").exists()
 
 
 def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds no run to resume"):
-        open_run(tmp_path, "demo", resume=True)
+        reopen_run(tmp_path, "demo", kind="rl")
     assert not (tmp_path / "demo").exists()
 
 
 def test_resume_takes_the_next_epoch_and_leaves_the_content(tmp_path: Path) -> None:
-    first = open_run(tmp_path, "demo")
+    first = open_run(tmp_path, "demo", kind="rl")
     first.run_dir.metrics.write_text("{}\n")
     first.release()
-    second = open_run(tmp_path, "demo", resume=True)
+    second = reopen_run(tmp_path, "demo", kind="rl")
     assert second.epoch == first.epoch + 1
+    assert read_epoch(first.run_dir) == first.epoch, "reserved, not yet taken"
+    second.claim()
+    assert read_epoch(first.run_dir) == second.epoch
     assert second.run_dir.metrics.read_text() == "{}\n"
     second.release()
 
 
+def test_a_reserved_run_keeps_others_out_and_is_left_as_it_was(tmp_path: Path) -> None:
+    open_run(tmp_path, "demo", kind="rl").release()
+    before = (tmp_path / "demo" / "lease.json").read_bytes()
+    reserved = reopen_run(tmp_path, "demo", kind="rl")
+    with pytest.raises(RunDirectoryError, match="is in use by a process that just took it"):
+        reopen_run(tmp_path, "demo", kind="rl")
+    reserved.release()
+    assert (tmp_path / "demo" / "lease.json").read_bytes() == before
+
+
 def test_a_run_that_is_in_use_cannot_be_resumed(tmp_path: Path) -> None:
-    first = open_run(tmp_path, "demo")
+    first = open_run(tmp_path, "demo", kind="rl")
     with pytest.raises(RunDirectoryError, match="is in use by"):
-        open_run(tmp_path, "demo", resume=True)
+        reopen_run(tmp_path, "demo", kind="rl")
     first.release()
+
+
+def test_a_run_never_lies_inside_another(tmp_path: Path) -> None:
+    outer = open_run(tmp_path, "outer", kind="rl")
+    outer.release()
+    with pytest.raises(RunDirectoryError, match="would lie inside the run"):
+        open_run(tmp_path / "outer" / "deep", "inner", kind="rl")
+    assert not (tmp_path / "outer" / "deep").exists()
+
+
+def test_clean_never_deletes_a_run_that_lies_in_the_old_one(tmp_path: Path) -> None:
+    inner = open_run(tmp_path / "outer", "inner", kind="rl")
+    outer = RunDirectory(tmp_path / "outer")
+    mark_run(outer, "rl")
+    with pytest.raises(RunDirectoryError, match="another run lies in this one"):
+        open_run(tmp_path, "outer", kind="rl", clean=True)
+    assert read_marker(inner.run_dir) is not None
+    inner.release()
+
+
+def test_clean_asks_where_the_owner_may_live_on_another_host(tmp_path: Path) -> None:
+    run = open_run(tmp_path, "demo", kind="rl")
+    run.run_dir.metrics.write_text("{}\n")
+    run.release()
+    owner = {"host": "elsewhere", "pid": 7, "start_time": 1, "taken_at": 0.0}
+    write_json(run.run_dir.lease, {"epoch": 1, "owner": owner})
+    with pytest.raises(RunDirectoryError, match="taken by pid 7 on host elsewhere"):
+        open_run(tmp_path, "demo", kind="rl", clean=True)
+    assert run.run_dir.metrics.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "named"),
+    [
+        ('{"run_id": "demo", "format": 1}', ConfigError, "another version of gradus"),
+        ("[]", CorruptStateError, "does not say which run this is"),
+        ('{"format": 2}', CorruptStateError, "does not say which run this is"),
+        ("\xff", CorruptStateError, "is not JSON"),
+    ],
+)
+def test_a_marker_that_cannot_be_read_protects_its_folder(
+    tmp_path: Path, content: str, error: type[GradusError], named: str
+) -> None:
+    run = open_run(tmp_path, "demo", kind="rl")
+    run.run_dir.metrics.write_text("{}\n")
+    run.release()
+    (run.run_dir.root / MARKER_NAME).write_bytes(content.encode("latin-1"))
+    for opening in (partial(open_run, clean=True), reopen_run, preview_run):
+        with pytest.raises(error, match=named):
+            opening(tmp_path, "demo", kind="rl")
+    assert run.run_dir.metrics.exists()
+
+
+def test_a_file_with_the_name_of_the_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text("precious")
+    for opening in (open_run, partial(open_run, clean=True), preview_run):
+        with pytest.raises(RunDirectoryError, match="cannot be used"):
+            opening(tmp_path, "demo", kind="rl")
+    assert (tmp_path / "demo").read_text() == "precious"
 
 
 @pytest.mark.parametrize(
@@ -219,10 +309,12 @@ def test_a_run_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "demo").symlink_to(tmp_path / "outside")
     with pytest.raises(RunDirectoryError, match="is a link to"):
-        open_run(tmp_path / "runs", "demo")
+        open_run(tmp_path / "runs", "demo", kind="rl")
 
 
 def test_an_output_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"cannot be created .*choose another output_dir"):
-        open_run(tmp_path / "runs", "demo")
+    with pytest.raises(
+        RunDirectoryError, match=r"cannot be used .*choose another name or output_dir"
+    ):
+        open_run(tmp_path / "runs", "demo", kind="rl")

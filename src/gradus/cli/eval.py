@@ -11,7 +11,7 @@ from gradus.config.preflight import check_eval
 from gradus.errors import ConfigError
 
 OPTIONS = {
-    "--dry-run": "write the config of each process, print the plan, start nothing",
+    "--dry-run": "check all that can refuse the run, print the plan, change nothing",
     "--clean": "delete the evaluation of the same name first",
     "--resume": "play only what is missing or failed in the evaluation of the same name",
 }

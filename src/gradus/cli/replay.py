@@ -63,14 +63,15 @@ def run_replay(run: str, words: Sequence[str], *, options: set[str]) -> int:
     if "--resume" in options:
         raise ConfigError("a replay starts from the first step; leave --resume away")
     target, rest = take_value(words, RUN_DIR)
-    replay = check_replay(run, rest)
 
     from gradus.launch.replay import ReplayJob, launch_replay, replay_folder
 
+    folder = replay_folder(Path(run).resolve(), target)
+    replay = check_replay(run, rest)
     job = ReplayJob(
         config=replay.choice.config,
         recorded=replay.recorded.run_dir.root,
-        folder=replay_folder(replay.recorded.run_dir.root, target),
+        folder=folder,
         num_steps=replay.num_steps,
     )
     print("\n".join(replay.lines()), flush=True)

@@ -11,7 +11,7 @@ from gradus.config.sft import SftConfig
 from gradus.errors import ConfigError
 
 OPTIONS = {
-    "--dry-run": "write the config of the trainer, print the plan, start nothing",
+    "--dry-run": "check all that can refuse the run, print the plan, change nothing",
     "--clean": "delete the run of the same name first",
     "--resume": "go on with the run of the same name",
 }

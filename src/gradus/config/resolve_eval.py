@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.base import StrictConfig
+from gradus.config.differences import differences
 from gradus.config.eval import EvalConfig
 from gradus.config.evaluation import EvalEnvironmentConfig
 from gradus.config.evaluation_checks import eval_problems
+from gradus.config.model import ModelConfig
 from gradus.config.problems import refuse
 from gradus.config.process import (
     EnvironmentProcessConfig,
@@ -25,6 +27,13 @@ from gradus.config.resolve import (
 )
 from gradus.config.sampling import SamplingConfig
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, untrained_agents
+from gradus.errors import ConfigError
+
+_SPEED_ONLY = {
+    *("env_vars", "host", "port", "allow_public_bind", "start_timeout_seconds"),
+    *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
+}
+"""Settings of the server that leave what it answers as it is."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +109,16 @@ def _environment(
 
 def _identity(config: EvalConfig) -> dict[str, Any]:
     section = merged_sampling(config.sampling, DEFAULT_SAMPLING)
-    return evaluation_identity(config.model.name, config.base_url, config.env, section)
+    identity = evaluation_identity(config.model, config.env, section)
+    identity["base_url"] = config.base_url
+    if config.base_url is None:
+        identity["seed"] = config.seed
+        identity["inference"] = config.inference.model_dump(mode="json", exclude=_SPEED_ONLY)
+    return identity
 
 
 def evaluation_identity(
-    model: str,
-    base_url: str | None,
-    sources: Sequence[EvalEnvironmentConfig],
-    section: SamplingConfig,
+    model: ModelConfig, sources: Sequence[EvalEnvironmentConfig], section: SamplingConfig
 ) -> dict[str, Any]:
     """What the episodes already played depend on. How many are played is not part of it."""
     played = {
@@ -118,4 +129,27 @@ def evaluation_identity(
         }
         for source in sources
     }
-    return {"model": model, "base_url": base_url, "sources": played}
+    return {"model": model.model_dump(mode="json"), "sources": played}
+
+
+def continued_identity(before: Any, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity to note when an evaluation goes on: that of all its episodes, old and new.
+
+    ConfigError, naming every key that differs, when the old ones are of something else. Sources
+    that the config no longer names stay noted, like their episodes.
+    """
+    old = before if isinstance(before, dict) else {}
+    sources = old.get("sources", {})
+    now = dict(identity)
+    # Digests are unknown while the model was not on this disk; nothing is compared with nothing.
+    if not (old.get("files") and now.get("files")):
+        now["files"] = old.get("files") or now.get("files", {})
+    expected = {name: sources.get(name, source) for name, source in now["sources"].items()}
+    changed = list(differences(old | {"sources": expected}, now))
+    if changed:
+        lines = "\n".join(f"{key} was {was!r} and is {new!r}" for key, was, new in changed)
+        raise ConfigError(
+            "this evaluation began with something else, so its episodes cannot be kept; put it "
+            f"back, or choose another name:\n{lines}"
+        )
+    return now | {"sources": sources | now["sources"]}

@@ -104,7 +104,7 @@ def _evaluation(
             max_steps=config.max_steps,
             evaluation_sources=[evaluation_source(source, sampling) for source in section.env],
             eval=_bare_section(section),
-            identity=evaluation_identity(config.model.name, None, section.env, sampling),
+            identity=evaluation_identity(config.model, section.env, sampling),
             resume_step=trainer.resume_step,
         ),
     )

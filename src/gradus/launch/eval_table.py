@@ -58,7 +58,7 @@ def _cells(row: Row, ks: list[int]) -> list[str]:
     at = {int(k): value for k, value in row["pass_at"].items()}
     all_of = {int(k): value for k, value in row["pass_all"].items()}
     avg = _number(row["avg"])
-    if row["avg"] is not None:
+    if row["avg"] is not None and row["group_size"] is not None:
         avg += f" (@{row['group_size']})"
     length = row["mean_length_tokens"]
     return [

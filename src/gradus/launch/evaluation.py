@@ -17,18 +17,25 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gradus.config.eval import EvalConfig
+from gradus.config.process import EvaluatorProcessConfig
 from gradus.config.resolve import run_name
-from gradus.errors import ConfigError, ExitCode, GradusError, RunDirectoryError
+from gradus.config.resolve_eval import continued_identity
+from gradus.errors import ConfigError, ExitCode, GradusError
 from gradus.launch.endpoint_check import check_endpoint
 from gradus.launch.eval_table import error_lines, is_complete, progress_line, table
 from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_eval
 from gradus.launch.progress import Progress
 from gradus.launch.tail import LineTail
-from gradus.lease import LEFTOVERS_SECONDS, MARKER_NAME, RunLease, open_run, run_path
+from gradus.lease import RunLease, choose_opening
+from gradus.recording import MODEL_FILES, digest_files, model_folder
 from gradus.run_dir import RunDirectory, read_json, write_atomically, write_json
 from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
-from gradus.supervise import end_leftovers as end_leftover_processes
+
+IDENTITY_NAME = "evaluation.json"
+"""What the episodes of an evaluation depend on."""
+
+RESULTS_NAME = "results.json"
 
 _TABLE_SECONDS = 0.5
 _LINE_SECONDS = 5.0
@@ -41,11 +48,13 @@ def run_eval(
     """One evaluation; returns the exit code.
 
     0 when every episode ended without error, 75 when some did not (--resume plays just those), 130
-    after Ctrl-C. Everything else is a GradusError.
+    after Ctrl-C. Everything else is a GradusError. Nothing in the folder changes before everything
+    that may refuse the evaluation was asked.
     """
     become_subreaper()
     if resume and config.name is None:
         raise ConfigError("--resume needs the name of the evaluation; give it with --name")
+    opening = choose_opening(resume=resume, clean=clean, dry_run=dry_run)
     if config.base_url is not None and not dry_run:
         check_endpoint(
             config.base_url,
@@ -54,45 +63,49 @@ def run_eval(
             environment=os.environ,
         )
     name = run_name(config, secrets.token_hex(4))
-    lease = open_evaluation(Path(config.output_dir), name, clean=clean, resume=resume)
+    lease = opening(Path(config.output_dir), name, kind="eval")
     try:
         plan = plan_eval(config, lease.run_dir, lease.epoch, Machine.current())
-        for process, process_config in plan.configs.items():
-            write_json(config_file(lease.run_dir, process), process_config.model_dump(mode="json"))
         progress = Progress(sys.stdout, max_steps=0)
         progress.line(f"{'evaluation':<18}{lease.run_dir.root}")
+        identity = _identity(lease.run_dir, config, plan, resume=resume)
         if dry_run:
-            progress.lines([*describe(plan), "dry run: configs are written, nothing was started"])
+            progress.lines([*describe(plan), "dry run: nothing was written and nothing started"])
             return ExitCode.DONE
-        _prepare(lease.run_dir)
+        if resume:
+            lease.claim()
+        _prepare(lease.run_dir, plan)
+        write_json(lease.run_dir.root / IDENTITY_NAME, identity)
         with Interrupts() as interrupts:
             return _Launch(config, plan, lease, progress, interrupts).run()
     finally:
         lease.release()
 
 
-def open_evaluation(output_dir: Path, name: str, *, clean: bool, resume: bool) -> RunLease:
-    """The folder of an evaluation: new, or with `resume` an earlier one with its episodes."""
-    if not resume:
-        return open_run(output_dir, name, clean=clean)
-    run_dir = RunDirectory(run_path(output_dir, name))
-    if not (run_dir.root / MARKER_NAME).is_file():
-        raise RunDirectoryError(
-            f"{run_dir.root} holds no evaluation to resume; start one without --resume"
-        )
-    lease = RunLease.take(run_dir)
-    try:
-        end_leftover_processes(run_dir.processes, timeout_seconds=LEFTOVERS_SECONDS)
-        # Ready files of killed processes would be taken for those of the new ones.
-        shutil.rmtree(run_dir.ready, ignore_errors=True)
-        (run_dir.root / "results.json").unlink(missing_ok=True)
-    except BaseException:
-        lease.release()
-        raise
-    return lease
+def _identity(
+    run_dir: RunDirectory, config: EvalConfig, plan: LaunchPlan, *, resume: bool
+) -> dict[str, Any]:
+    """What the episodes depend on, with digests of the model's files when gradus serves it.
+
+    ConfigError when the episodes that lie in the folder are of something else.
+    """
+    (evaluator,) = [it for it in plan.configs.values() if isinstance(it, EvaluatorProcessConfig)]
+    folder = model_folder(config.model.name) if config.base_url is None else None
+    digests = {} if folder is None else digest_files(folder, MODEL_FILES)
+    identity = evaluator.identity | {"files": digests}
+    path = run_dir.root / IDENTITY_NAME
+    if not resume or not path.is_file():
+        return identity
+    return continued_identity(read_json(path), identity)
 
 
-def _prepare(run_dir: RunDirectory) -> None:
+def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
+    """The folders and files that the processes of this launch find."""
+    # Ready files of killed processes would be taken for those of the new ones.
+    shutil.rmtree(run_dir.ready, ignore_errors=True)
+    (run_dir.root / RESULTS_NAME).unlink(missing_ok=True)
+    for process, process_config in plan.configs.items():
+        write_json(config_file(run_dir, process), process_config.model_dump(mode="json"))
     for folder in (run_dir.ready, run_dir.logs, run_dir.secrets):
         folder.mkdir(mode=0o700, exist_ok=True)
     for token in (run_dir.admin_token, run_dir.inference_token):
@@ -183,7 +196,7 @@ class _Launch:
         self._live.clear()
 
     def _sum_up(self) -> int:
-        results = read_json(self._run_dir.root / "results.json")
+        results = read_json(self._run_dir.root / RESULTS_NAME)
         self._progress.lines([*table(results), *error_lines(results)])
         self._progress.line(f"{'results':<12}{self._run_dir.root / 'results.json'}")
         if is_complete(results):

@@ -16,7 +16,7 @@ from gradus.config.replay import recorded_config
 from gradus.config.resolve import run_name
 from gradus.config.run import LaunchConfig, RunConfig
 from gradus.config.sft import SftConfig
-from gradus.errors import ConfigError, DeadlineError, GradusError
+from gradus.errors import DeadlineError, GradusError
 from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.plan import (
     LaunchPlan,
@@ -37,7 +37,7 @@ from gradus.launch.resume import (
 from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.launch.tail import LineTail, MetricsTail, Record, iter_records
-from gradus.lease import RunLease, open_run
+from gradus.lease import RunKind, RunLease, choose_opening
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.recording import note_launch
 from gradus.run_dir import RunDirectory, write_atomically, write_json
@@ -54,8 +54,7 @@ _EXIT_DONE = 0
 class Job:
     """What a launch needs to know beyond its plan."""
 
-    kind: str
-    """`rl`, `sft`, `bench` or `replay`."""
+    kind: RunKind
     name: str
     output_dir: Path
     max_steps: int
@@ -149,10 +148,12 @@ def run_bench(config: RunConfig) -> int:
 def run_job(
     job: Job, stream: TextIO, *, resume: bool = False, clean: bool = False, dry_run: bool = False
 ) -> int:
-    """Open the run directory, write the configs, and run the plan unless `dry_run`."""
-    if dry_run and clean:
-        raise ConfigError("--clean deletes a run and --dry-run changes none; use one of them")
-    lease = open_run(job.output_dir, job.name, clean=clean, resume=resume)
+    """Open the run directory and run the plan; with `dry_run` only say what would happen.
+
+    Nothing in the directory changes before everything that may refuse the run was asked.
+    """
+    opening = choose_opening(resume=resume, clean=clean, dry_run=dry_run)
+    lease = opening(job.output_dir, job.name, kind=job.kind)
     try:
         progress = Progress(stream, max_steps=job.max_steps, columns=job.columns)
         point = find_resume_point(lease, job.max_steps) if resume else None
@@ -162,12 +163,13 @@ def run_job(
             progress.lines(_resume_lines(job, lease, plan, point))
         if point is not None and point.is_finished:
             return _EXIT_DONE
-        _write_configs(plan, lease.run_dir)
         if dry_run:
-            progress.lines([*describe(plan), "dry run: configs are written, nothing was started"])
+            progress.lines([*describe(plan), "dry run: nothing was written and nothing started"])
             return _EXIT_DONE
         if point is not None:
+            lease.claim()
             clear_for_resume(lease, point, keeps_versions=job.keeps_versions)
+        _write_configs(plan, lease.run_dir)
         _prepare(lease.run_dir)
         job.before_start(lease)
         if any(spec.name == "inference" for stage in plan.stages for spec in stage):

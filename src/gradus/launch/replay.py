@@ -10,7 +10,7 @@ from typing import Any
 
 from gradus.config.replay import resolve_replay
 from gradus.config.run import RunConfig
-from gradus.errors import CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.launch.local import Job, run_job
 from gradus.launch.plan import LaunchPlan, Machine, plan_replay
 from gradus.monitor.console import SFT_COLUMNS
@@ -50,8 +50,17 @@ class ReplayReport:
 
 
 def replay_folder(recorded: Path, given: str | None) -> Path:
-    """The folder that was asked for, or a new one beside the recorded run."""
+    """The folder that was asked for, or a new one beside the recorded run.
+
+    ConfigError when one of both would lie in the other: neither may go with the other.
+    """
     if given is not None:
+        folder, run = Path(given).resolve(), recorded.resolve()
+        if folder.is_relative_to(run) or run.is_relative_to(folder):
+            raise ConfigError(
+                f"--run-dir {given} is, holds or lies in the recorded run {run}; choose a folder "
+                "beside the recorded run, or leave --run-dir away"
+            )
         return Path(given).absolute()
     return recorded.with_name(f"{recorded.name[:_NAME_LENGTH]}--replay-{secrets.token_hex(4)}")
 

@@ -26,9 +26,12 @@ _REFUSED = re.compile(
     r"|orchestrator\.train\.env\.[^.]+\.(id|taskset)(\..+)?"
     r"|(sft|trainer)\.lora(\.(rank|alpha|target_modules)(\..+)?)?"
     r"|(sft|trainer)\.optimizer\.type"
-    r"|sft\.data\..+|sft\.batch_conversations"
+    r"|sft\.data\.(?!path$|split$).+|sft\.batch_conversations"
 )
-"""Keys that decide what the state in a checkpoint means."""
+"""Keys that decide what the state in a checkpoint means.
+
+Data may lie elsewhere than before: the trainer compares its digest with that in the checkpoint.
+"""
 
 _SILENT = re.compile(
     r"run_dir|epoch|resume_step|(sft\.)?max_steps|(sft\.)?checkpoint\..+|.*\.env_vars(\..+)?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
@@ -73,29 +73,25 @@ class EvaluationFile(Closing):
 
     @classmethod
     def reopen(cls, path: Path, wanted: Collection[EpisodeKey]) -> Self:
-        """Keep the wanted episodes that ended without error; the others leave the file.
+        """Find the wanted episodes that ended without error; those that failed leave the file.
 
-        So no episode stands in it twice, whatever is played again. CorruptStateError for a line in
-        the middle that is no record; a torn last line is what a kill leaves, and goes.
+        So no episode stands in it twice, whatever is played again. Episodes that are not wanted
+        this time stay. CorruptStateError, with the file as it was, for a line in the middle that
+        is no record; a torn last line is what a kill leaves, and goes.
         """
         if not path.exists():
             return cls.create(path)
-        finished: dict[EpisodeKey, EpisodeScore] = {}
-        left = set(wanted)
+        asked = set(wanted)
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        with path.open("rb") as old, temporary.open("wb") as new:
-            for number, line in enumerate(old, start=1):
-                if not line.endswith(b"\n"):
-                    break
-                standing = _standing(line, path, number)
-                if standing.error is None and standing.key in left:
-                    left.remove(standing.key)
-                    finished[standing.key] = standing.score
-                    new.write(line)
-            new.flush()
-            os.fsync(new.fileno())
-        temporary.replace(path)
-        return cls(path, finished)
+        try:
+            with temporary.open("wb") as new:
+                finished = _copy_kept(path, new, asked)
+                new.flush()
+                os.fsync(new.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return cls(path, {key: score for key, score in finished.items() if key in asked})
 
     def append(self, ended: EvaluatedEpisode, state_columns: Collection[str]) -> None:
         """Add one episode; the line is with the operating system when this returns.
@@ -111,6 +107,25 @@ class EvaluationFile(Closing):
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+
+
+def _copy_kept(
+    path: Path, new: BinaryIO, asked: Collection[EpisodeKey]
+) -> dict[EpisodeKey, EpisodeScore]:
+    """Copy all but failed episodes that are played again; the scores of those without error."""
+    finished: dict[EpisodeKey, EpisodeScore] = {}
+    with path.open("rb") as old:
+        for number, line in enumerate(old, start=1):
+            if not line.endswith(b"\n"):
+                break
+            standing = _standing(line, path, number)
+            key, is_failed = standing.key, standing.error is not None
+            if key in finished or (is_failed and key in asked):
+                continue
+            new.write(line)
+            if not is_failed:
+                finished[key] = standing.score
+    return finished
 
 
 def _standing(line: bytes, path: Path, number: int) -> _Standing:

@@ -47,8 +47,9 @@ class EnvironmentResult:
     """Episodes that ended, with or without an error."""
     num_tasks: int
     """Tasks with at least one episode without error; the means are over these."""
-    group_size: int
-    """Episodes per task that were asked for: the k of avg@k."""
+    group_size: int | None
+    """Episodes per task that were asked for: the k of avg@k. None for environments together that
+    differ in it."""
     avg: float | None
     """Mean over tasks of the mean reward of a task."""
     pass_at: Mapping[int, float] = field(default_factory=dict)
@@ -148,7 +149,7 @@ def combine(results: Sequence[EnvironmentResult]) -> EnvironmentResult:
     return EnvironmentResult(
         num_episodes=num_episodes,
         num_tasks=sum(result.num_tasks for result in results),
-        group_size=min(sizes, default=1),
+        group_size=sizes.pop() if len(sizes) == 1 else None,
         avg=_mean([result.avg for result in known if result.avg is not None]),
         pass_at=_common([result.pass_at for result in known]),
         pass_all=_common([result.pass_all for result in known]),
@@ -167,7 +168,7 @@ def metrics(result: EnvironmentResult, prefix: str) -> dict[str, float]:
     1.0
     """
     named = {
-        f"avg@{result.group_size}": result.avg,
+        "avg" if result.group_size is None else f"avg@{result.group_size}": result.avg,
         **{f"pass@{k}": value for k, value in result.pass_at.items()},
         **{f"pass^{k}": value for k, value in result.pass_all.items()},
         "error/share": result.error_share,

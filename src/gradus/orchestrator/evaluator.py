@@ -18,7 +18,6 @@ from typing import Any
 
 from gradus.config.process import EvaluationSourceConfig, EvaluatorProcessConfig
 from gradus.config.resolve import NO_KEY_VARIABLE
-from gradus.errors import ConfigError
 from gradus.lease import check_epoch
 from gradus.log import get_logger
 from gradus.monitor.jsonl import JsonlMonitor
@@ -44,7 +43,7 @@ from gradus.orchestrator.failures import FirstFailures, first_cause
 from gradus.orchestrator.parts import open_evaluated
 from gradus.orchestrator.peers import InferenceReady, read_ready
 from gradus.orchestrator.renderer import settle_renderer
-from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.run_dir import RunDirectory, write_json
 
 log = get_logger(__name__)
 PROGRESS_SECONDS = 0.5
@@ -62,7 +61,6 @@ def run(config: EvaluatorProcessConfig) -> None:
 async def _run(config: EvaluatorProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
     check_epoch(run_dir, config.epoch)
-    keep_identity(run_dir.root / "evaluation.json", config.identity)
     if config.base_url is None:
         config = config.model_copy(update={"model": await settle_renderer(config.model)})
     async with AsyncExitStack() as stack:
@@ -96,25 +94,6 @@ def _settings(
         base_url=config.base_url,
         api_key_var=config.api_key_var or NO_KEY_VARIABLE,
     )
-
-
-def keep_identity(path: Path, identity: dict[str, Any]) -> None:
-    """Note what is evaluated; ConfigError when earlier episodes are of something else."""
-    try:
-        before = read_json(path)
-    except FileNotFoundError:
-        write_json(path, identity)
-        return
-    changed = [key for key in ("model", "base_url") if before.get(key) != identity[key]]
-    for name, source in identity["sources"].items():
-        old = before.get("sources", {}).get(name, source)
-        changed += [f"{name}.{part}" for part in source if old.get(part) != source[part]]
-    if changed:
-        raise ConfigError(
-            f"{', '.join(changed)} changed since this evaluation began, so its episodes cannot be "
-            "kept; resume with the same config, or start anew with --clean or another name"
-        )
-    write_json(path, identity | {"sources": before["sources"] | identity["sources"]})
 
 
 async def evaluate_sources(

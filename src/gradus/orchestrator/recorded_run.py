@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.lease import MARKER_NAME
+from gradus.lease import MARKER_NAME, read_marker
 from gradus.orchestrator.comparison import learned
 from gradus.orchestrator.decisions import Decision, Decisions, GradedGroup, read_decisions
 from gradus.orchestrator.journal import read_journal
@@ -107,10 +107,11 @@ def open_recorded_run(root: Path) -> RecordedRun:
     ConfigError when it is no recorded run, CorruptStateError when something of it is damaged.
     """
     run_dir = RunDirectory(root)
-    if not (root / MARKER_NAME).is_file() or not run_dir.journal.is_file():
+    marker = read_marker(run_dir)
+    if marker is None or marker.kind != "rl" or not run_dir.journal.is_file():
         raise ConfigError(
-            f"{root} holds no reinforcement-learning run: it has no {MARKER_NAME} or no "
-            f"{run_dir.journal.name}; name the folder of a run"
+            f"{root} holds no reinforcement-learning run: it has no {MARKER_NAME} of such a run or "
+            f"no {run_dir.journal.name}; name the folder of a run"
         )
     if not recorded_epochs(run_dir):
         raise ConfigError(

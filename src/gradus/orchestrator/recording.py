@@ -11,8 +11,7 @@ from gradus.config.process import OrchestratorProcessConfig
 from gradus.log import get_logger
 from gradus.orchestrator.episode_codec import save_played
 from gradus.orchestrator.grading import PlayedEpisode
-from gradus.orchestrator.vocabulary import model_folder
-from gradus.recording import EpisodeLog, LaunchRecord, digest_files
+from gradus.recording import EpisodeLog, LaunchRecord, digest_files, model_folder
 from gradus.run_dir import RunDirectory, write_json
 from gradus.wire.codec import encode
 

@@ -18,16 +18,16 @@ import shutil
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradus.config.process import SftEvaluatorProcessConfig
+from gradus.config.resolve_eval import continued_identity
 from gradus.errors import ProtocolError
 from gradus.lease import check_epoch
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation_episodes import warn_of_graded_rewards, watched
-from gradus.orchestrator.evaluator import keep_identity
 from gradus.orchestrator.failures import first_cause
 from gradus.orchestrator.measurement import Measurement
 from gradus.orchestrator.parts import open_served
@@ -79,6 +79,16 @@ async def _run(config: SftEvaluatorProcessConfig) -> None:
         write_json(run_dir.ready_file("evaluator"), ready)
         async with watched(sources):
             await evaluator.run()
+
+
+def keep_identity(path: Path, identity: dict[str, Any]) -> None:
+    """Note what is evaluated; ConfigError when earlier episodes are of something else."""
+    try:
+        before = read_json(path)
+    except FileNotFoundError:
+        write_json(path, identity)
+        return
+    write_json(path, continued_identity(before, identity))
 
 
 class TrainerEvents(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.model import ModelConfig
-from gradus.orchestrator.vocabulary import model_folder
+from gradus.recording import model_folder
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-from huggingface_hub import try_to_load_from_cache
 
 from gradus.config.model import ModelConfig
+from gradus.recording import model_folder
 
 
 def read_vocabulary_size(model: ModelConfig) -> int | None:
@@ -29,14 +27,3 @@ def read_vocabulary_size(model: ModelConfig) -> int | None:
 def _vocab_size(config: object) -> int | None:
     size = config.get("vocab_size") if isinstance(config, dict) else None
     return size if isinstance(size, int) else None
-
-
-def model_folder(name: str, *, file: str = "config.json") -> Path | None:
-    """The folder of a model: the one named, or the copy in the hub's local cache that holds `file`;
-    None if absent. The network is never asked."""
-    if Path(name).is_dir():
-        return Path(name)
-    if name.count("/") > 1 or name.startswith((".", "/")):
-        return None
-    cached = try_to_load_from_cache(name, file)
-    return Path(cached).parent if isinstance(cached, str) else None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.durable import DurableFiles, storage_error
-from gradus.lease import MARKER_NAME
-from gradus.run_dir import RunDirectory, write_json
+from gradus.lease import mark_run
+from gradus.run_dir import RunDirectory
 
 PARTS = ("trainer", "orchestrator")
 
@@ -64,7 +64,7 @@ def new_run(folder: Path, name: str = "demo") -> RunDirectory:
     """A run directory with its marker."""
     run_dir = RunDirectory(folder / name)
     run_dir.root.mkdir(parents=True)
-    write_json(run_dir.root / MARKER_NAME, {"run_id": name, "format": 1})
+    mark_run(run_dir, "rl")
     return run_dir
 
 

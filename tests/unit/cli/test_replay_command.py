@@ -13,7 +13,7 @@ from gradus.config.replay import recorded_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.launch import replay as launched
 from gradus.launch.replay import ReplayJob
-from gradus.lease import MARKER_NAME
+from gradus.lease import mark_run
 from gradus.orchestrator.journal import Journal, JournalEvent
 from gradus.orchestrator.recording import digest_model
 from gradus.recording import EpisodeLog, LaunchRecord, note_launch
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Path:
     (model / "model.safetensors").write_bytes(b"weights")
     run_dir = RunDirectory(tmp_path / "demo")
     run_dir.root.mkdir()
-    write_json(run_dir.root / MARKER_NAME, {"run_id": "demo", "format": 1})
+    mark_run(run_dir, "rl", run_id="demo")
     config = build_run_config({"model": {"name": str(model)}})
     note_launch(run_dir, 1, recorded_config(config))
     record = LaunchRecord(run_dir, 1)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gradus.errors import ConfigError, ProcessError, RunDirectoryError
+from gradus.errors import ConfigError, ProcessError
 from gradus.launch.endpoint_check import check_endpoint
 from gradus.launch.eval_table import error_lines, is_complete, progress_line, table
-from gradus.launch.evaluation import LiveTable, open_evaluation
+from gradus.launch.evaluation import LiveTable
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Status
 from gradus.wire.inference import SERVED_MODEL_NAME
@@ -108,6 +108,11 @@ def test_several_environments_have_a_line_over_all() -> None:
     assert [line.split()[0] for line in table(both)] == ["environment", "words", "sums", "overall"]
 
 
+def test_an_average_over_different_group_sizes_shows_no_k() -> None:
+    _, row = table({"environments": [ROW | {"group_size": None}]})
+    assert row.split()[2:4] == ["0.500", "0.500"]
+
+
 def test_errors_are_counted_by_kind_and_cannot_move_the_cursor() -> None:
     assert error_lines(PROGRESS) == ["error       1 x ProviderError: upstream 500: [2J scripted"]
 
@@ -136,17 +141,6 @@ def test_a_terminal_shows_the_table_and_a_file_gets_lines(tmp_path: Path) -> Non
     assert terminal.getvalue().startswith(table(PROGRESS)[0])
     assert "\x1b[2A" in terminal.getvalue()
     assert file.getvalue() == f"{progress_line(PROGRESS)}\n"
-
-
-def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="holds no evaluation to resume"):
-        open_evaluation(tmp_path, "mine", clean=False, resume=True)
-    open_evaluation(tmp_path, "mine", clean=False, resume=False).release()
-    left = tmp_path / "mine" / "ready" / "evaluator.json"
-    left.parent.mkdir()
-    left.write_text("{}")
-    open_evaluation(tmp_path, "mine", clean=False, resume=True).release()
-    assert not left.exists()
 
 
 def command(tmp_path: Path, base_url: str, *words: str) -> list[str]:

@@ -240,20 +240,19 @@ def test_a_process_that_never_finishes_after_the_others_is_named(
         run_job(build_job(tmp_path, {"orchestrator": WAIT}), io.StringIO())
 
 
-def test_a_dry_run_writes_configs_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     stream = io.StringIO()
     assert run_job(build_job(tmp_path), stream, dry_run=True) == 0
     assert "stage 1, started together:" in stream.getvalue()
-    left = {path.name for path in (tmp_path / "demo").iterdir()}
-    assert left <= {".gradus-run", "lease.json", "lease.lock", "config"}
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_real_run_follows_a_dry_run_without_clean(tmp_path: Path) -> None:
-    job = build_job(tmp_path)
-    run_job(job, io.StringIO(), dry_run=True)
-    write_json(config_file(RunDirectory(tmp_path / "demo"), "old"), {})
-    assert run_job(job, io.StringIO()) == 0
-    assert not config_file(RunDirectory(tmp_path / "demo"), "old").exists()
+def test_what_a_launch_left_that_never_began_is_no_run(tmp_path: Path) -> None:
+    lease = open_run(tmp_path, "demo", kind="rl")
+    write_json(config_file(lease.run_dir, "old"), {})
+    lease.release()
+    assert run_job(build_job(tmp_path), io.StringIO()) == 0
+    assert not config_file(lease.run_dir, "old").exists()
 
 
 def test_a_dry_run_never_deletes_a_run(tmp_path: Path) -> None:
@@ -270,7 +269,7 @@ def test_a_second_run_of_the_same_name_needs_clean(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_directory_is_in_use_starts_nothing(tmp_path: Path) -> None:
-    lease = open_run(tmp_path, "demo")
+    lease = open_run(tmp_path, "demo", kind="rl")
     with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
         run_job(build_job(tmp_path), io.StringIO(), clean=True)
     lease.release()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradus.config.process import ReplayProcessConfig, TrainerProcessConfig
-from gradus.errors import CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.launch import replay
 from gradus.launch.local import Job, _note_launch
 from gradus.launch.plan import Machine, plan_replay
@@ -22,7 +22,7 @@ from gradus.launch.replay import (
 )
 from gradus.lease import RunLease, open_run
 from gradus.recording import read_launch, recorded_epochs
-from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.run_dir import RunDirectory, write_json
 from gradus.testing.configs import build_run_config
 
 MACHINE = Machine(python="/bin/python", num_cores=8, environment={"PATH": "/bin"})
@@ -33,19 +33,41 @@ def job(tmp_path: Path, **changes: Any) -> ReplayJob:
     return ReplayJob(config, tmp_path / "demo", tmp_path / "again", num_steps=3)
 
 
-def test_a_dry_replay_writes_two_configs_and_starts_nothing(
+def test_a_replay_starts_the_trainer_and_the_replayer_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(replay, "become_subreaper", lambda: None)
     assert launch_replay(job(tmp_path), dry_run=True) == 0
-    folder = tmp_path / "again" / "config"
-    assert {path.stem for path in folder.iterdir()} == {"trainer", "replayer"}
-    trainer = TrainerProcessConfig(**read_json(folder / "trainer.json"))
-    assert (trainer.end_step, trainer.max_steps) == (3, 20)
-    assert ReplayProcessConfig(**read_json(folder / "replayer.json")).recorded.endswith("/demo")
     shown = capsys.readouterr().out
     assert "stage 1, started together:\n  trainer" in shown
     assert "inference" not in shown
+
+
+def test_the_configs_of_a_replay_can_be_loaded_by_both_processes(tmp_path: Path) -> None:
+    configs = replay.resolve_replay(
+        build_run_config({}),
+        run_dir=tmp_path,
+        epoch=1,
+        recorded=tmp_path / "demo",
+        num_steps=3,
+    ).by_process()
+    values = {name: config.model_dump(mode="json") for name, config in configs.items()}
+    trainer = TrainerProcessConfig(**values["trainer"])
+    assert (trainer.end_step, trainer.max_steps) == (3, 20)
+    assert ReplayProcessConfig(**values["replayer"]).recorded.endswith("/demo")
+
+
+@pytest.mark.parametrize("given", ["demo", "demo/", "x/../demo", "link", "demo/replay/x", "."])
+def test_a_replay_never_lies_in_its_run_nor_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    recorded = tmp_path / "runs" / "demo"
+    recorded.mkdir(parents=True)
+    (tmp_path / "runs" / "x").mkdir()
+    (tmp_path / "runs" / "link").symlink_to(recorded)
+    monkeypatch.chdir(tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"--run-dir .* choose a folder beside the recorded run"):
+        replay_folder(recorded, given)
 
 
 def test_the_ranks_of_the_run_train_its_replay(tmp_path: Path) -> None:
@@ -71,7 +93,7 @@ def test_a_replay_lies_where_asked_or_beside_its_run(tmp_path: Path) -> None:
 
 
 def test_a_launch_notes_its_config_for_a_replay(tmp_path: Path) -> None:
-    lease = open_run(tmp_path, "demo")
+    lease = open_run(tmp_path, "demo", kind="rl")
     try:
         _note_launch(build_run_config({"orchestrator": {"recording": False}}), lease)
         assert recorded_epochs(lease.run_dir) == []

@@ -13,8 +13,11 @@ import pytest
 from gradus.checkpoints import Checkpoints
 from gradus.config.base import StrictConfig
 from gradus.config.differences import differences
+from gradus.config.model import ModelConfig
 from gradus.config.resolve import resolve_run
+from gradus.config.resolve_sft import resolve_sft
 from gradus.config.run import LaunchConfig
+from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.launch.local import Job, run_job
 from gradus.launch.plan import LaunchPlan, log_file
@@ -23,7 +26,7 @@ from gradus.launch.resume import (
     clear_for_resume,
     find_resume_point,
 )
-from gradus.lease import RunLease, open_run
+from gradus.lease import RunLease, open_run, reopen_run
 from gradus.monitor.console import RL_COLUMNS
 from gradus.run_dir import RunDirectory, read_json, write_json
 from gradus.supervise import ProcessSpec
@@ -43,8 +46,9 @@ with open(run_dir / "metrics.jsonl", "a") as file:
 @pytest.fixture
 def lease(tmp_path: Path) -> Any:
     """A run directory with a lease of its second epoch."""
-    open_run(tmp_path, "demo").release()
-    taken = open_run(tmp_path, "demo", resume=True)
+    open_run(tmp_path, "demo", kind="rl").release()
+    taken = reopen_run(tmp_path, "demo", kind="rl")
+    taken.claim()
     yield taken
     taken.release()
 
@@ -243,3 +247,20 @@ def test_a_dry_resume_says_where_it_would_go_on_and_clears_nothing(tmp_path: Pat
     assert run_job(job_in(tmp_path), stream, resume=True, dry_run=True) == 0
     assert "no checkpoint: starts again" in stream.getvalue()
     assert run_dir.metrics.read_bytes()
+
+
+def sft_configs(**data: Any) -> dict[str, StrictConfig]:
+    config = SftConfig(model=ModelConfig(name="tiny"), data=SftDataConfig(**data))
+    return resolve_sft(config, run_dir=Path("r"), epoch=1).by_process()
+
+
+def test_data_that_moved_is_told_and_left_to_its_digest(lease: RunLease) -> None:
+    config = sft_configs(path="old/words.jsonl")["trainer"]
+    write_json(lease.run_dir.config / "trainer.json", config.model_dump(mode="json"))
+    moved = sft_configs(path="new/words.jsonl")
+    assert changed_settings(lease.run_dir, moved, is_fresh=False) == [
+        "trainer: sft.data.path was 'old/words.jsonl' and is 'new/words.jsonl'"
+    ]
+    shuffled = sft_configs(path="old/words.jsonl", shuffle=False)
+    with pytest.raises(ConfigError, match=r"sft\.data\.shuffle was True and is False"):
+        changed_settings(lease.run_dir, shuffled, is_fresh=False)

@@ -1,9 +1,10 @@
-"""`run_rl` and `run_sft` from a real config to the files of a dry run."""
+"""`run_rl` and `run_sft` from a real config to the configs of the processes."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,8 @@ from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.errors import RunDirectoryError
 from gradus.launch import local
-from gradus.run_dir import read_json
+from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft
+from gradus.run_dir import RunDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -45,34 +47,35 @@ def sft_config(tmp_path: Path) -> SftConfig:
     return SftConfig(name="warm", output_dir=str(tmp_path), model=model, data=data)
 
 
-def test_a_dry_rl_run_writes_what_every_process_can_load(
+def process_configs(plan: LaunchPlan) -> dict[str, Any]:
+    """What the process configs hold on disk."""
+    return {name: config.model_dump(mode="json") for name, config in plan.configs.items()}
+
+
+def test_the_configs_of_an_rl_run_can_be_loaded_by_every_process(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "demo")
+    configs = process_configs(plan_rl(rl_config(tmp_path), run_dir, 1, Machine.current()))
+    assert set(configs) == {"inference", "env_reverse-text", "trainer", "orchestrator"}
+    loaded = OrchestratorProcessConfig(**configs["orchestrator"])
+    assert (loaded.run_dir, loaded.epoch) == (str(tmp_path / "demo"), 1)
+
+
+def test_a_dry_run_shows_the_processes_of_each_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert local.run_rl(rl_config(tmp_path, name="demo"), dry_run=True) == 0
-    folder = tmp_path / "demo" / "config"
-    names = {path.stem for path in folder.iterdir()}
-    assert names == {"inference", "env_reverse-text", "trainer", "orchestrator"}
-    loaded = OrchestratorProcessConfig(**read_json(folder / "orchestrator.json"))
-    assert (loaded.run_dir, loaded.epoch) == (str(tmp_path / "demo"), 1)
     assert "stage 2, started together:\n  trainer" in capsys.readouterr().out
 
 
-def test_a_dry_supervised_run_writes_the_config_of_its_trainer(tmp_path: Path) -> None:
-    assert local.run_sft(sft_config(tmp_path), dry_run=True) == 0
-    loaded = SftProcessConfig(**read_json(tmp_path / "warm" / "config" / "trainer.json"))
-    assert loaded.sft.data.path == "words.jsonl"
-
-
-def test_a_dry_supervised_run_with_an_evaluation_writes_what_every_process_can_load(
-    tmp_path: Path,
-) -> None:
+def test_the_configs_of_a_supervised_run_can_be_loaded_by_every_process(tmp_path: Path) -> None:
     section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
     config = sft_config(tmp_path).model_copy(update={"eval": section})
-    assert local.run_sft(config, dry_run=True) == 0
-    folder = tmp_path / "warm" / "config"
-    names = {path.stem for path in folder.iterdir()}
-    assert names == {"inference", "eval_reverse-text", "trainer", "evaluator"}
-    loaded = SftEvaluatorProcessConfig(**read_json(folder / "evaluator.json"))
+    configs = process_configs(
+        plan_sft(config, RunDirectory(tmp_path / "warm"), 1, Machine.current())
+    )
+    assert set(configs) == {"inference", "eval_reverse-text", "trainer", "evaluator"}
+    assert SftProcessConfig(**configs["trainer"]).sft.data.path == "words.jsonl"
+    loaded = SftEvaluatorProcessConfig(**configs["evaluator"])
     assert (loaded.max_steps, loaded.epoch) == (100, 1)
 
 
@@ -89,11 +92,13 @@ def test_all_evaluations_may_wait_for_the_end_of_training(tmp_path: Path) -> Non
     assert local.all_evaluations_seconds(config) == 44.0, "versions 0, 40, 80 and 100"
 
 
-def test_a_run_without_a_name_gets_one_of_its_own(tmp_path: Path) -> None:
+def test_a_run_without_a_name_gets_one_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
         local.run_rl(rl_config(tmp_path), dry_run=True)
-    names = [path.name for path in tmp_path.iterdir()]
-    assert len(names) == 2
+    names = re.findall(rf"^run +{tmp_path}/(\S+)$", capsys.readouterr().out, re.M)
+    assert len(set(names)) == 2
     assert all(re.fullmatch(r"reverse-text--tiny--[0-9a-f]{8}", name) for name in names)
 
 

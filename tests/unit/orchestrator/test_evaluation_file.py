@@ -47,13 +47,16 @@ def test_finished_episodes_are_kept_and_failed_ones_leave(tmp_path: Path) -> Non
     assert names(path) == ["words/0/0", "words/0/1"]
 
 
-def test_episodes_that_are_no_longer_asked_for_leave(tmp_path: Path) -> None:
+def test_episodes_that_are_not_asked_for_this_time_stay(tmp_path: Path) -> None:
     path = tmp_path / "eval.jsonl"
     with EvaluationFile.create(path) as file:
-        for key in KEYS:
+        for key in KEYS[:-1]:
             file.append(ended(key), ())
-    EvaluationFile.reopen(path, KEYS[:2]).close()
-    assert names(path) == ["words/0/0", "words/0/1"]
+        file.append(ended(KEYS[-1], error="ProviderError"), ())
+    before = path.read_bytes()
+    with EvaluationFile.reopen(path, KEYS[:2]) as file:
+        assert list(file.finished) == KEYS[:2]
+    assert path.read_bytes() == before
 
 
 def test_an_episode_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
@@ -76,6 +79,7 @@ def test_a_line_in_the_middle_that_is_no_record_is_refused(tmp_path: Path) -> No
     with pytest.raises(CorruptStateError, match=r"eval\.jsonl line 1 is no record"):
         EvaluationFile.reopen(path, KEYS)
     assert path.read_text() == '{"something": "else"}\n'
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @given(cut=st.integers(0, 10_000), failed=st.sets(st.integers(0, 5)))

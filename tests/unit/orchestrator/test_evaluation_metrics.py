@@ -135,6 +135,13 @@ def test_overall_only_what_every_environment_has_is_combined() -> None:
     assert not total.is_binary
 
 
+def test_overall_an_average_over_different_group_sizes_carries_no_k() -> None:
+    four = evaluate(scores_of([1.0, 0.0, 0.0, 0.0]), group_size=4)
+    one = evaluate(scores_of([1.0]), group_size=1)
+    assert metrics(combine([four, one]), "eval")["eval/avg"] == 0.625
+    assert metrics(combine([four, four]), "eval")["eval/avg@4"] == 0.25
+
+
 def test_overall_errors_and_lengths_are_over_all_episodes() -> None:
     first = evaluate([EpisodeScore(i, 1.0, length_tokens=10) for i in range(3)], group_size=1)
     second = evaluate(

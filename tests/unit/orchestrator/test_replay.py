@@ -13,7 +13,7 @@ import pytest
 
 from gradus.config.process import ReplayProcessConfig
 from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ReplayError
-from gradus.lease import MARKER_NAME
+from gradus.lease import mark_run
 from gradus.orchestrator.comparison import Comparison
 from gradus.orchestrator.recorded_episodes import RecordedEpisodes
 from gradus.orchestrator.recorded_run import RecordedRun, open_recorded_run, read_learned
@@ -63,7 +63,7 @@ async def rig(build_rig: Any, tmp_path: Path) -> Any:
     )
     recording = EpisodeRecording(record, config.model)
     rig.recording = recording
-    write_json(rig.root / MARKER_NAME, {"run_id": "run", "format": 1})
+    mark_run(RunDirectory(rig.root), "rl", run_id="run")
     note_launch(record.run_dir, 1, {"max_steps": STEPS})
     await rig.play()
     recording.finish()

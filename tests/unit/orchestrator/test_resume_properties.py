@@ -20,7 +20,7 @@ from gradus.checkpoints import Checkpoints
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.curriculum import CurriculumConfig
-from gradus.lease import MARKER_NAME
+from gradus.lease import mark_run
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.checkpoint import find_saved
 from gradus.orchestrator.decisions import read_decisions
@@ -230,7 +230,7 @@ def new_run(tmp_path: Path, base_config: Any) -> Any:
     def build(**changes: Any) -> Lives:
         root = tmp_path / f"run{next(numbers)}"
         root.mkdir()
-        write_json(root / MARKER_NAME, {"run_id": root.name, "format": 1})
+        mark_run(RunDirectory(root), "rl")
         changes = {"max_steps": MAX_STEPS, "sources": ["words", "sums"]} | changes
         interval = changes.pop("interval_steps", 1)
         profile = changes.pop("profile", FailureProfile())

@@ -271,7 +271,7 @@ def test_a_run_without_inference_ends_with_what_to_start_first(rig: Rig) -> None
 def test_other_settings_than_those_of_the_played_episodes_are_refused(rig: Rig) -> None:
     before = {"model": "other", "base_url": None, "sources": {}}
     write_json(rig.run_dir.root / "evaluation.json", before)
-    with pytest.raises(ConfigError, match="model changed since this evaluation began"):
+    with pytest.raises(ConfigError, match="model was 'other' and is 'tiny'"):
         run(rig.config())
 
 
