@@ -119,7 +119,7 @@ class EnvironmentConfig(StrictConfig):
     errors: ErrorPolicyConfig = ErrorPolicyConfig()
     """Which failed episodes are played again."""
     state_columns: list[str] = Field(default_factory=list)
-    """Keys of the trace's info that are kept in the episode record."""
+    """Keys of a trace's info that its record keeps up to 1 MiB; the others share 64 KiB."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of this environment's process."""
 

@@ -24,6 +24,7 @@ from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
 from gradus.orchestrator.peers import EnvironmentReady, read_ready, wait_for_exit
+from gradus.orchestrator.record_limits import CUT, bound_info
 from gradus.orchestrator.renderer import known_renderer
 from gradus.orchestrator.task_client import Task, TaskClient, TaskSetInfo
 from gradus.run_dir import RunDirectory
@@ -112,6 +113,9 @@ class _EpisodeSocket(EnvClient):
         num_tokens = sum(
             len(node["token_ids"]) for trace in record["traces"] for node in trace["nodes"]
         )
+        for trace in record["traces"]:
+            info = trace.get("info") or {}
+            trace["info"] = bound_info({key: info[key] for key in info if key != CUT})
         if num_tokens > SHORT_EPISODE_TOKENS:
             return cast("WireEpisode", await super()._validate_episode(record))
         return cast("WireEpisode", WireEpisode.model_validate(record))

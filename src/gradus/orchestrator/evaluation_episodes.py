@@ -26,6 +26,7 @@ from gradus.orchestrator.evaluation_metrics import (
     metrics,
 )
 from gradus.orchestrator.failures import FirstFailures
+from gradus.orchestrator.record import readable
 from gradus.orchestrator.seats import settle_standing
 from gradus.orchestrator.task_client import Task, TaskSetInfo
 
@@ -104,15 +105,11 @@ class EvaluatedEpisode:
 
     def record(self, state_columns: Sequence[str]) -> dict[str, Any]:
         """One line of `eval.jsonl`: verifiers' own record, plus a `gradus` object."""
-        record: dict[str, Any] = {}
-        if self.episode is not None:
-            self.episode.env = EnvInfo(id=self.episode.env.id, name=self.key.source)
-            self.episode.group = GroupInfo(id=f"{self.key.source}/{self.key.task}")
-            record = self.episode.to_record()
-            for trace in record["traces"]:
-                info = trace.get("info", {})
-                trace["info"] = {key: info[key] for key in state_columns if key in info}
-        return record | {"gradus": self._standing()}
+        if self.episode is None:
+            return {"gradus": self._standing()}
+        self.episode.env = EnvInfo(id=self.episode.env.id, name=self.key.source)
+        self.episode.group = GroupInfo(id=f"{self.key.source}/{self.key.task}")
+        return readable(self.episode, self._standing(), state_columns)
 
     def _standing(self) -> dict[str, Any]:
         score, failure = self.score(), self.failure

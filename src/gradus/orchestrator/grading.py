@@ -21,6 +21,7 @@ from gradus.orchestrator.batcher import ERROR_PREFIX
 from gradus.orchestrator.episode_check import Failure, is_truncated
 from gradus.orchestrator.filters import ActiveFilter, Verdict, dropped_by, judge
 from gradus.orchestrator.group_ledger import Outcome
+from gradus.orchestrator.record_limits import cut_bytes
 from gradus.orchestrator.rounding import are_equal
 from gradus.orchestrator.samples import SampleOrigin, build_samples
 from gradus.orchestrator.task_client import Task
@@ -202,6 +203,7 @@ def _named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
             note(f"reward/{name}", None if reward is None else reward.score)
         for name, metric in trace.metrics.items():
             note(f"metric/{name}", metric)
+        note("info_cut_bytes", cut_bytes(trace.info))
         for stage in STAGES:
             span = getattr(trace.timing, stage)
             if span.end:

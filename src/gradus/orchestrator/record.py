@@ -1,12 +1,13 @@
 """Episodes on disk: one JSON object per line in `episodes/step_N/train.jsonl`.
 
-The line is verifiers' own record without raw tensors, plus a `gradus` object: where the episode
-stood in the run, which versions played it, the advantage of each trace, what each filter said of
-its samples, and why it was dropped.
+The line is verifiers' own record without what is kept per token, plus a `gradus` object: where the
+episode stood in the run, which versions played it, the advantage of each trace, what each filter
+said of its samples, and why it was dropped.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +19,31 @@ from verifiers.v1.trace import WireTrace
 from gradus.durable import append_whole
 from gradus.log import get_logger
 from gradus.orchestrator.grading import Group, PlayedEpisode
+from gradus.orchestrator.record_limits import (
+    CUT,
+    MAX_OTHER_INFO_BYTES,
+    MAX_RECORD_BYTES,
+    as_json,
+    bound_info,
+    bound_texts,
+)
 
 T = TypeVar("T")
+_PER_TOKEN = {
+    "token_ids",
+    "mask",
+    "is_content",
+    "logprobs",
+    "advantages",
+    "reference_logprobs",
+    "trainer_logprobs",
+    "entropies",
+    "loss_weights",
+    "routed_experts",
+    "sampling_mask",
+}
+"""Fields of a message with a value for each token; `replay/` has them."""
+_NOT_READABLE = {"traces": {"__all__": {"info": True, "nodes": {"__all__": _PER_TOKEN}}}}
 log = get_logger(__name__)
 
 
@@ -31,7 +55,7 @@ class EpisodeWriter:
     """
 
     def __init__(self, root: Path, state_columns: Mapping[str, Sequence[str]]) -> None:
-        """`state_columns` names, per source, the keys of a trace's info that are kept."""
+        """`state_columns` names, per source, the keys of a trace's info that come first."""
         self.failed = 0
         """Records that could not be written."""
         self._root = root
@@ -57,24 +81,51 @@ def episode_record(
     played: PlayedEpisode, group: Group, step: int, state_columns: Sequence[str]
 ) -> dict[str, Any]:
     """The record of one episode; without an episode only the `gradus` object."""
-    episode = played.episode
-    record: dict[str, Any] = {}
-    if episode is not None:
-        episode.env = EnvInfo(id=episode.env.id, name=group.source)
-        episode.group = GroupInfo(id=group.id)
-        record = episode.to_record()
-        for trace in record["traces"]:
-            info = trace.get("info", {})
-            trace["info"] = {key: info[key] for key in state_columns if key in info}
-    return record | {"gradus": _standing(played, group, step, episode)}
+    standing = _standing(played, group, step, played.episode)
+    if played.episode is None:
+        return {"gradus": standing}
+    played.episode.env = EnvInfo(id=played.episode.env.id, name=group.source)
+    played.episode.group = GroupInfo(id=group.id)
+    return readable(played.episode, standing, state_columns)
+
+
+def readable(
+    episode: WireEpisode, standing: dict[str, Any], state_columns: Sequence[str]
+) -> dict[str, Any]:
+    """Verifiers' record of an episode, tokens counted instead of listed, with our `standing`.
+
+    `standing["cut"]` counts what was too large, if anything was.
+    """
+    record: dict[str, Any] = episode.model_dump(
+        mode="json", exclude=_NOT_READABLE, exclude_none=True
+    )
+    cut: Counter[str] = Counter()
+    for trace, written in zip(episode.traces, record["traces"], strict=True):
+        info = bound_info(trace.info, first=state_columns, max_bytes=MAX_OTHER_INFO_BYTES)
+        cut["info"] += CUT in info
+        written["info"] = {key: msgspec.json.decode(as_json(info[key])) for key in info}
+        for node, entry in zip(trace.nodes, written["nodes"], strict=True):
+            entry["num_tokens"] = len(node.token_ids)
+            entry["num_sampled_tokens"] = len(node.logprobs)
+            entry["message"], texts = bound_texts(entry["message"])
+            cut["messages"] += texts
+    return record | {"gradus": standing | ({"cut": dict(+cut)} if cut.total() else {})}
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON; lone surrogates become "?", numbers that are not finite become null."""
+    """One line of JSON; lone surrogates become "?", numbers that are not finite become null.
+
+    Of a record that is too large, only the `gradus` object.
+    """
     try:
-        return msgspec.json.encode(record)
+        line = msgspec.json.encode(record)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_replace_surrogates(record))
+        line = msgspec.json.encode(_replace_surrogates(record))
+    if len(line) <= MAX_RECORD_BYTES:
+        return line
+    standing = record["gradus"]
+    cut = {**standing.get("cut", {}), "record_bytes": len(line)}
+    return encode_record({"gradus": {**standing, "cut": cut}})
 
 
 def _replace_surrogates(value: Any) -> Any:

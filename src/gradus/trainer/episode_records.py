@@ -40,9 +40,12 @@ def record_conversations(
 ) -> list[Conversation]:
     """The branches of every trace that the policy played to its end with enough reward.
 
-    None of an episode that failed; ConfigError for a record that is not ours.
+    None of an episode that failed, or whose messages were too large to be recorded whole;
+    ConfigError for a record that is not ours.
     """
     try:
+        if row["gradus"].get("cut", {}).get("messages"):
+            return []
         traces = [t for t in row.get("traces", ()) if _is_wanted(t, min_reward)]
         return [
             Conversation(f"{place} {trace['id']}/{number}", messages, learned, _tools(trace))

@@ -28,6 +28,7 @@ from gradus.orchestrator.environment import (
     find_environment,
 )
 from gradus.orchestrator.episode_check import EpisodeFailed
+from gradus.orchestrator.record_limits import cut_bytes
 from gradus.orchestrator.task_client import Task, TaskClient
 from gradus.run_dir import RunDirectory, write_json
 
@@ -219,6 +220,17 @@ async def test_only_a_long_episode_is_typed_on_a_thread(
     episode = await client._episodes._validate_episode(record)
     assert len(episode.traces[0].nodes[0].token_ids) == num_tokens
     assert len(threads) == num_threads
+
+
+async def test_a_huge_info_is_cut_at_the_door_and_the_rest_of_it_stays(servers: Servers) -> None:
+    trace = {"id": "t", "task": HEAD["task"], "agent": {"config": {}}, "verifiers": {"version": ""}}
+    info = {"dump": "x" * 50_000_000, "quarantined_turns": [0], "gradus_cut": "not ours"}
+    record = {**HEAD, "traces": [{**trace, "nodes": [], "info": info}]}
+    episode = await servers.client()._episodes._validate_episode(record)
+    kept = episode.traces[0].info
+    assert kept["quarantined_turns"] == [0]
+    assert "dump" not in kept
+    assert cut_bytes(kept) == 50_000_002
 
 
 async def test_an_episode_beyond_its_deadline_is_cancelled_and_named(servers: Servers) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +21,11 @@ from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, give_up, 
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
 from gradus.orchestrator.record import EpisodeWriter, encode_record, episode_record
+from gradus.orchestrator.record_limits import (
+    MAX_OTHER_INFO_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_TEXT_CHARACTERS,
+)
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_trace
@@ -163,11 +170,55 @@ def test_a_failure_without_an_episode_is_a_record_too() -> None:
     assert record["gradus"]["error"] == {"type": "episode_timeout", "message": "took too long"}
 
 
-def test_only_the_chosen_keys_of_a_trace_s_info_are_kept() -> None:
+def record_of(episode: WireEpisode, state_columns: Sequence[str] = ()) -> dict[str, Any]:
+    group = group_of(episode)
+    line = encode_record(episode_record(group.played[0], group, 0, state_columns))
+    found: dict[str, Any] = msgspec.json.decode(line)
+    return found
+
+
+def test_info_stays_in_the_record_also_when_no_column_names_it() -> None:
     episode = build_episode()
-    episode.traces[0].info = {"score": 1, "secret": 2}
-    record = episode_record(group_of(episode).played[0], group_of(episode), 0, ["score", "absent"])
-    assert record["traces"][0]["info"] == {"score": 1}
+    episode.traces[0].info = {"judge": {"votes": [1, 0]}, "box": object(), "raw": b"x"}
+    record = record_of(episode)
+    assert record["traces"][0]["info"]["judge"] == {"votes": [1, 0]}
+    assert record["traces"][0]["info"]["box"].startswith("<object object")
+    assert "cut" not in record["gradus"]
+
+
+def test_info_that_is_too_large_is_cut_and_says_so_and_named_columns_come_first() -> None:
+    episode = build_episode()
+    large = "x" * MAX_OTHER_INFO_BYTES
+    episode.traces[0].info = {"dump": large, "outcome": "won", "chosen": large}
+    record = record_of(episode, ["chosen", "absent"])
+    info = record["traces"][0]["info"]
+    assert info["outcome"] == "won"
+    assert info["chosen"] == large
+    assert info["gradus_cut"]["keys"] == 1
+    assert list(info["gradus_cut"]["largest"]) == ["dump"]
+    assert record["gradus"]["cut"] == {"info": 1}
+
+
+def test_a_message_that_is_too_large_is_cut_and_says_so() -> None:
+    episode = build_episode()
+    episode.traces[0].nodes[0].message.content = "y" * (MAX_TEXT_CHARACTERS + 5)
+    record = record_of(episode)
+    content = record["traces"][0]["nodes"][0]["message"]["content"]
+    assert content.endswith(f"… [gradus kept {MAX_TEXT_CHARACTERS} of 262149 characters]")
+    assert record["gradus"]["cut"] == {"messages": 1}
+
+
+def test_a_record_that_is_too_large_keeps_where_the_episode_stood() -> None:
+    line = encode_record({"task": "z" * MAX_RECORD_BYTES, "gradus": {"episode": "g0.0"}})
+    standing = msgspec.json.decode(line)["gradus"]
+    assert standing["episode"] == "g0.0"
+    assert standing["cut"]["record_bytes"] > MAX_RECORD_BYTES
+
+
+def test_a_record_counts_tokens_instead_of_listing_them() -> None:
+    reply = record_of(build_episode())["traces"][0]["nodes"][1]
+    assert (reply["num_tokens"], reply["num_sampled_tokens"]) == (5, 4)
+    assert not {"token_ids", "mask", "is_content", "logprobs", "advantages"} & reply.keys()
 
 
 def test_text_that_is_not_unicode_and_numbers_that_are_not_finite_are_still_json() -> None:

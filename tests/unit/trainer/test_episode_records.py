@@ -81,6 +81,14 @@ def test_failed_and_frozen_traces_are_not_learned() -> None:
     assert conversations({"gradus": {}}) == []
 
 
+def test_a_record_whose_messages_were_cut_teaches_nothing() -> None:
+    row = record(trace())
+    row["gradus"]["cut"] = {"info": 1}
+    assert len(conversations(row)) == 1
+    row["gradus"]["cut"] = {"messages": 1}
+    assert conversations(row) == []
+
+
 def test_tools_and_calls_take_the_form_that_templates_know() -> None:
     call = {"id": "1", "name": "add", "arguments": "{}"}
     reply = {"message": {"role": "assistant", "tool_calls": [call]}, "parent": 0, "sampled": True}
