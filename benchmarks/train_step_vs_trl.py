@@ -75,7 +75,6 @@ def build_rows(vocabulary: int, seed: int = 0) -> list[dict[str, Any]]:
 def build_sample(number: int, row: dict[str, Any], sampling_logprob: float) -> Sample:
     length = len(row["prompt"]) + len(row["completion"])
     mask = np.arange(length) >= len(row["prompt"])
-    zeros = np.zeros(length, np.float32)
     return Sample(
         id=f"e{number}/0/0",
         environment="benchmark",
@@ -88,7 +87,7 @@ def build_sample(number: int, row: dict[str, Any], sampling_logprob: float) -> S
         sampling_logprobs=np.where(mask, np.float32(sampling_logprob), np.float32(0)),
         temperatures=np.ones(length, np.float32),
         advantages=np.where(mask, np.float32(row["advantage"]), np.float32(0)),
-        reference_logprobs=zeros,
+        reference_logprobs=np.full(length, np.nan, np.float32),
         loss_weights={"rl": mask.astype(np.float32)},
     )
 

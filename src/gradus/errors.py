@@ -12,6 +12,7 @@ GradusError            70   something in gradus failed
 ├── HubError           75   the hub of models did not take what was sent
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── EmptyBatchError    70   no trainable batch could be made
+├── CreditError        70   an algorithm wrote credit that cannot be trained
 ├── ReplayError        70   a replay came to something else than the run that it repeats
 └── CorruptStateError  78   a file does not hold what its digest or format promises
 """
@@ -91,6 +92,10 @@ class EnvironmentFailure(GradusError):
 
 class EmptyBatchError(GradusError):
     """No trainable batch could be made."""
+
+
+class CreditError(GradusError):
+    """An algorithm wrote credit that cannot be trained."""
 
 
 class ReplayError(GradusError):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +63,7 @@ class EvenScorer:
         return [1] * len(messages)
 
 
+ROOT = Path(__file__).resolve().parents[2]
 DISTILLING = (OnPolicyDistillation, SelfDistillation, FrozenSampler)
 OPTIONS = {"opsd": {"demonstration": "prompt"}}
 """What an algorithm needs to score the tasks of `build_games`."""
@@ -208,3 +211,28 @@ def test_what_the_algorithm_refuses_the_config_refuses_before_anything_starts(
     assert len(list(algorithm_option_problems((), name, options))) == 1
     with pytest.raises(ConfigError):
         build_algorithm(AlgorithmConfig(type=name, options=options), EvenScorer())
+
+
+DOCUMENTED = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "algorithms.md").read_text(), flags=re.DOTALL
+)
+
+
+@pytest.mark.parametrize("snippet", DOCUMENTED)
+async def test_the_algorithms_of_the_documentation_give_valid_credit(
+    snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "documented.py").write_text(snippet)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "documented", raising=False)
+    name = re.findall(r"^class (\w+)", snippet, flags=re.MULTILINE)[0]
+    algorithm = build_algorithm(AlgorithmConfig(type=f"documented:{name}"))
+    games = build_games()
+    await score(algorithm, games)
+    assert algorithm.state() == {}
+    assert any(node.advantages for trace in games[0].traces for node in trace.nodes)
+    assert build_samples(games[0], ORIGIN)
+
+
+def test_the_documentation_shows_credit_per_turn_and_per_token() -> None:
+    assert len(DOCUMENTED) >= 2

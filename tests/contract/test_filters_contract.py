@@ -36,7 +36,7 @@ def test_a_verdict_depends_on_the_sample_alone_and_leaves_it_alone(chosen: Filte
     before = {key: array.copy() for key, array in sample.arrays().items()}
     assert chosen.keeps(sample) == chosen.keeps(sample)
     for key, array in sample.arrays().items():
-        assert np.array_equal(array, before[key])
+        np.testing.assert_array_equal(array, before[key])
 
 
 @pytest.mark.parametrize("length", [1, 2])

@@ -26,6 +26,7 @@ def build_inputs(count: int, *, members: int, seed: int = 0) -> LossInputs:
         entropies=torch.rand(count),
         mask=torch.arange(count) < members,
         sample_index=torch.arange(count) // 3,
+        is_scored=torch.ones(count, dtype=torch.bool),
     )
 
 

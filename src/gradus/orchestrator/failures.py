@@ -12,6 +12,9 @@ from gradus.run_dir import RunDirectory
 _SHOWN_CHARACTERS = 300
 log = get_logger(__name__)
 
+INVALID_CREDIT = "invalid_credit"
+"""Kind of failure of an episode or group on which an algorithm wrote what cannot be trained."""
+
 
 @dataclass(frozen=True)
 class Failure:

@@ -159,7 +159,7 @@ def _standing(
 
 def _advantage(trace: WireTrace) -> float | None:
     """Mean over the sampled tokens of the trace; None when it got no credit."""
-    values = [a for node in trace.nodes for a in node.advantages or ()]
+    values = [float(a) for node in trace.nodes for a in node.advantages or ()]
     return sum(values) / len(values) if values else None
 
 

@@ -18,6 +18,7 @@ import msgspec
 from gradus.config.reference import ReferenceConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.wire.sample import LARGEST_REFERENCE_LOGPROB
 
 UNAVAILABLE = "reference_unavailable"
 """Kind of failure of an episode whose reference model gave no answer, also not after retries."""
@@ -35,7 +36,7 @@ class ReferenceModel:
 
     >>> async with ReferenceModel(config, token=None) as teacher:  # doctest: +SKIP
     ...     await teacher.score([5, 6, 7])
-    [0.0, -1.2, -0.3]
+    [nan, -1.2, -0.3]
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ReferenceModel:
         await self.close()
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprob of each token given those before it, [T] nats at temperature 1; 0.0 for the
+        """Logprob of each token given those before it, [T] nats at temperature 1; NaN for the
         first. EpisodeFailed when the server refuses the tokens or does not answer."""
         body = {
             "model": self._config.model,
@@ -80,7 +81,7 @@ class ReferenceModel:
             entries = answer["choices"][0]["prompt_logprobs"]
             return _chosen_logprobs(token_ids, entries)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            text = f"{self._url} sent no prompt_logprobs for the tokens ({error!r}); is it vLLM?"
+            text = f"{self._url} sent no usable prompt_logprobs ({error!r}); is it vLLM?"
             raise EpisodeFailed(Failure(REFUSED, text)) from error
 
     async def tokenize(
@@ -173,12 +174,16 @@ def _chosen_logprobs(
 ) -> list[float]:
     if len(entries) != len(token_ids):
         raise ValueError(f"{len(token_ids)} tokens got {len(entries)} entries")
-    chosen = [0.0]
+    chosen = [math.nan]
     for token, entry in zip(token_ids[1:], entries[1:], strict=True):
         if entry is None:
             raise ValueError("an entry behind the first is null")
-        logprob = float(entry[str(token)]["logprob"])
+        logprob = entry[str(token)]["logprob"]
+        if isinstance(logprob, bool) or not isinstance(logprob, int | float):
+            raise ValueError(f"a logprob is {logprob!r}, which is no number")
         if math.isnan(logprob):
             raise ValueError("a logprob is NaN")
-        chosen.append(max(logprob, _LEAST_LOGPROB))
+        if logprob > LARGEST_REFERENCE_LOGPROB:
+            raise ValueError(f"a logprob is {logprob:g}, above 0")
+        chosen.append(max(float(logprob), _LEAST_LOGPROB))
     return chosen

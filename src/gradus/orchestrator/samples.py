@@ -14,6 +14,7 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
+from gradus.orchestrator.algorithms.base import Floats, TokenCredit, credit_by_node
 from gradus.orchestrator.episode_check import quarantined_nodes
 from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import LOSS_NAMES, BoolArray, FloatArray, Sample
@@ -45,6 +46,7 @@ def build_samples(episode: WireEpisode, origin: SampleOrigin) -> list[Sample]:
 def _trace_samples(trace: WireTrace, index: int, origin: SampleOrigin) -> list[Sample]:
     samples: list[Sample] = []
     # By identity: the same message node stands in every branch that holds it.
+    credit = credit_by_node(trace)
     trained = {id(node) for node in quarantined_nodes(trace)}
     for branch in trace.branches:
         if not branch.trainable:
@@ -52,24 +54,31 @@ def _trace_samples(trace: WireTrace, index: int, origin: SampleOrigin) -> list[S
         fresh = _per_token(branch.nodes, [id(node) not in trained for node in branch.nodes])
         trained.update(id(node) for node in branch.nodes)
         name = f"{origin.episode_id}/{index}/{branch.index}"
-        sample = _branch_sample(branch, fresh, name, origin, trace.reward)
+        nodes = [credit[id(node)] for node in branch.nodes]
+        sample = _branch_sample(branch, nodes, fresh, name, origin, trace.reward)
         if bool(sample.loss_mask.any()):
             samples.append(sample)
     return samples
 
 
 def _branch_sample(
-    branch: Branch, fresh: BoolArray, name: str, origin: SampleOrigin, reward: float
+    branch: Branch,
+    credit: list[TokenCredit],
+    fresh: BoolArray,
+    name: str,
+    origin: SampleOrigin,
+    reward: float,
 ) -> Sample:
     """All arrays are [T], cut together to the longest allowed length."""
     end = origin.max_length_tokens
     fresh = fresh[:end]
     length = len(fresh)
     sampled = np.array(branch.sampled_mask[:end], dtype=np.bool_)
-    loss_weights = _loss_weights(branch, sampled & fresh, fresh)
+    loss_weights = _loss_weights(credit, fresh)
     loss_mask = np.zeros(length, dtype=np.bool_)
     for weights in loss_weights.values():
         loss_mask |= weights != 0
+    advantages = _joined([it.advantages for it in credit], length)
     return Sample(
         id=name,
         environment=origin.environment,
@@ -79,24 +88,25 @@ def _branch_sample(
         versions=origin.versions,
         token_ids=np.array(branch.token_ids[:end], dtype=np.int32),
         loss_mask=loss_mask,
-        sampling_logprobs=_floats(branch.logprobs, length),
+        sampling_logprobs=np.array(branch.logprobs[:end], dtype=np.float32),
         temperatures=np.where(sampled, np.float32(origin.temperature), np.float32(1.0)),
-        advantages=np.where(loss_mask, _floats(branch.advantages, length), np.float32(0.0)),
-        reference_logprobs=_floats(branch.reference_logprobs, length),
+        advantages=np.where(loss_mask, advantages, np.float32(0.0)),
+        reference_logprobs=_joined([it.reference_logprobs for it in credit], length),
         loss_weights=loss_weights,
     )
 
 
-def _loss_weights(branch: Branch, trains: BoolArray, fresh: BoolArray) -> dict[str, FloatArray]:
-    """What the algorithm weighed; unless it says otherwise, `rl` weighs 1 on tokens with credit."""
+def _loss_weights(credit: list[TokenCredit], fresh: BoolArray) -> dict[str, FloatArray]:
+    """What the algorithm weighed; a message with advantages that was not weighed for `rl` weighs 1
+    on its sampled tokens."""
     weights: dict[str, FloatArray] = {}
     for name in LOSS_NAMES:
-        chosen = branch.loss_weights(name)
-        if chosen is not None:
-            weights[name] = np.where(fresh, _floats(chosen, len(fresh)), np.float32(0.0))
-    if "rl" not in weights:
-        has_credit = _per_token(branch.nodes, [n.advantages is not None for n in branch.nodes])
-        weights["rl"] = (trains & has_credit[: len(trains)]).astype(np.float32)
+        parts = [
+            it.loss_weights.get(name, it.default_weight if name == "rl" else it.nothing)
+            for it in credit
+        ]
+        if name == "rl" or any(name in it.loss_weights for it in credit):
+            weights[name] = np.where(fresh, _joined(parts, len(fresh)), np.float32(0.0))
     return weights
 
 
@@ -105,8 +115,7 @@ def _per_token(nodes: list[MessageNode], values: list[bool]) -> BoolArray:
     return np.repeat(np.array(values, dtype=np.bool_), [len(node.token_ids) for node in nodes])
 
 
-def _floats(values: list[float] | None, length: int) -> FloatArray:
-    """The first `length` values, [T]; zeros where the trace has none."""
-    if values is None:
-        return np.zeros(length, dtype=np.float32)
-    return np.array(values[:length], dtype=np.float32)
+def _joined(parts: list[Floats], length: int) -> FloatArray:
+    """The arrays of the messages end to end, the first `length` values, [T]."""
+    joined: FloatArray = np.concatenate(parts)[:length].astype(np.float32)
+    return joined

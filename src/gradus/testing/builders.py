@@ -41,7 +41,7 @@ def build_sample(
         sampling_logprobs=logprobs,
         temperatures=np.ones(length, np.float32),
         advantages=np.where(sampled, advantage, 0.0).astype(np.float32),
-        reference_logprobs=np.zeros(length, np.float32),
+        reference_logprobs=np.full(length, np.nan, np.float32),
         loss_weights={"rl": sampled.astype(np.float32)},
     )
 

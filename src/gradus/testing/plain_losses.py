@@ -17,8 +17,14 @@ class PlainToken:
     policy: float
     sampling: float
     advantage: float = 1.0
-    reference: float = 0.0
+    reference: float = math.nan
+    """NaN where no reference model scored."""
     entropy: float = 0.0
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a reference model scored it."""
+        return not math.isnan(self.reference)
 
     @property
     def log_ratio(self) -> float:
@@ -61,7 +67,7 @@ def plain_loss(name: str, sample: Sequence[PlainToken], **options: Any) -> Plain
             gain, slope = 0.0, 0.0
         value = -gain + chosen["kl_coefficient"] * token.log_ratio**2
         slope = -slope + 2 * chosen["kl_coefficient"] * token.log_ratio
-        if token.reference != 0:
+        if token.is_scored:
             distance = token.policy - token.reference
             value += chosen["reference_kl_coefficient"] * distance**2 / 2
             slope += chosen["reference_kl_coefficient"] * distance

@@ -72,7 +72,6 @@ def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _fake_sample(number: int, length: int, vocabulary: int, random: np.random.Generator) -> Sample:
     mask = np.arange(length) > 0
-    zeros = np.zeros(length, np.float32)
     # Near those of a random model, so that no trust region drops tokens.
     logprobs = np.where(mask, -np.log(vocabulary), 0.0).astype(np.float32)
     return Sample(
@@ -87,7 +86,7 @@ def _fake_sample(number: int, length: int, vocabulary: int, random: np.random.Ge
         sampling_logprobs=logprobs,
         temperatures=np.ones(length, np.float32),
         advantages=np.where(mask, random.normal(), 0.0).astype(np.float32),
-        reference_logprobs=zeros,
+        reference_logprobs=np.full(length, np.nan, np.float32),
         loss_weights={"rl": mask.astype(np.float32)},
     )
 

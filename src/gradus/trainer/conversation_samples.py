@@ -245,7 +245,7 @@ class _Branch:
             sampling_logprobs=zeros,
             temperatures=np.ones(length, np.float32),
             advantages=zeros,
-            reference_logprobs=zeros,
+            reference_logprobs=np.full(length, np.nan, np.float32),
             loss_weights={"ce": learned.astype(np.float32)},
         )
 

@@ -298,6 +298,7 @@ def _double_inputs(tensors: TrainTensors, scores: TokenScores) -> LossInputs:
         entropies=scores.entropies,
         mask=tensors.members("rl"),
         sample_index=tensors.sample_index,
+        is_scored=tensors.is_scored,
     )
 
 

@@ -113,7 +113,7 @@ class GradientStep:
         for micro_batch in micro_batches:
             counts.update(count_members(micro_batch))
             counts["tokens"] += 0 if micro_batch.is_dummy else len(micro_batch)
-            counts["scored"] += int(np.count_nonzero(micro_batch.reference_logprobs))
+            counts["scored"] += int(np.count_nonzero(~np.isnan(micro_batch.reference_logprobs)))
         members = {name: int(value) for name, value in self._world.sums(counts).items()}
         needs_reference = getattr(self._losses["rl"], "needs_reference_logprobs", False)
         if needs_reference and members["rl"] and not members["scored"]:
@@ -172,6 +172,7 @@ def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossI
         policy_logprobs=scores.logprobs,
         sampling_logprobs=tensors.sampling_logprobs,
         reference_logprobs=tensors.reference_logprobs,
+        is_scored=tensors.is_scored,
         advantages=tensors.advantages,
         entropies=scores.entropies,
         mask=tensors.members(name),

@@ -26,6 +26,8 @@ class TrainTensors:
     temperatures: Tensor
     sampling_logprobs: Tensor
     reference_logprobs: Tensor
+    """0 where no reference model scored."""
+    is_scored: Tensor
     advantages: Tensor
     sample_index: Tensor
     weights: dict[str, Tensor]
@@ -40,6 +42,8 @@ class TrainTensors:
         weights = _member_weights(micro_batch)
         is_target = np.any([weight != 0 for weight in weights.values()], axis=0)
         lengths = micro_batch.sequence_lengths
+        references = micro_batch.reference_logprobs
+        is_scored = ~np.isnan(references)
 
         def tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
             # A copy: arrays off the wire are read-only views of the message.
@@ -50,7 +54,9 @@ class TrainTensors:
             position_ids=tensor(micro_batch.position_ids, torch.int64),
             temperatures=tensor(micro_batch.temperatures, torch.float32),
             sampling_logprobs=tensor(micro_batch.sampling_logprobs, torch.float32),
-            reference_logprobs=tensor(micro_batch.reference_logprobs, torch.float32),
+            # NaN would pass any later `torch.where` on the way back.
+            reference_logprobs=tensor(np.where(is_scored, references, 0.0), torch.float32),
+            is_scored=tensor(is_scored, torch.bool),
             advantages=tensor(micro_batch.advantages, torch.float32),
             sample_index=tensor(np.repeat(np.arange(len(lengths)), lengths), torch.int64),
             weights={name: tensor(weight, torch.float32) for name, weight in weights.items()},

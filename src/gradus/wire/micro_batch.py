@@ -7,7 +7,14 @@ import numpy as np
 
 from gradus.errors import ProtocolError
 from gradus.wire.policy import VersionSpan
-from gradus.wire.sample import BoolArray, FloatArray, IntArray, check_arrays, check_loss_names
+from gradus.wire.sample import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    check_arrays,
+    check_loss_names,
+    check_reference,
+)
 
 
 class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +33,7 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperatures: FloatArray
     advantages: FloatArray
     reference_logprobs: FloatArray
+    """NaN where no reference model scored."""
     loss_weights: dict[str, FloatArray]
 
     def __len__(self) -> int:
@@ -58,6 +66,7 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         check_arrays("micro batch", self.arrays(), length)
         check_loss_names("micro batch", self.loss_weights)
+        check_reference("micro batch", self.reference_logprobs, self.loss_weights)
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

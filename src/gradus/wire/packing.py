@@ -161,7 +161,7 @@ def build_dummy(sample: Sample) -> MicroBatch:
         sampling_logprobs=zeros,
         temperatures=np.ones(length, np.float32),
         advantages=zeros,
-        reference_logprobs=zeros,
+        reference_logprobs=np.full(length, np.nan, np.float32),
         loss_weights={},
     )
 

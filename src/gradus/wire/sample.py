@@ -19,6 +19,10 @@ BoolArray = NDArray[np.bool_]
 LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch")
 """The loss components; the trainer refuses a loss weight with another name. `ce_batch` is the loss
 of `ce`, divided together with `rl` by the tokens of both; the others have a count of their own."""
+SAMPLED_ONLY = frozenset({"rl", "ref_kl"})
+"""Components with a ratio to the policy that sampled; they weigh no other token."""
+LARGEST_REFERENCE_LOGPROB = 1e-3
+"""Above 0 by what rounding may add; more is no logprob."""
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +49,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sampling temperature of each token; 1.0 where nothing was sampled."""
     advantages: FloatArray
     reference_logprobs: FloatArray
-    """Nats; 0.0 where no reference model scored."""
+    """Nats; NaN where no reference model scored."""
     loss_weights: dict[str, FloatArray]
 
     def __len__(self) -> int:
@@ -76,6 +80,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if bool((self.temperatures <= 0).any()):
             raise ProtocolError(f"sample {self.id}: temperatures must be positive")
         check_loss_names(f"sample {self.id}", self.loss_weights)
+        check_reference(f"sample {self.id}", self.reference_logprobs, self.loss_weights)
 
 
 def check_arrays(what: str, arrays: Mapping[str, np.ndarray], length: int) -> None:
@@ -83,8 +88,24 @@ def check_arrays(what: str, arrays: Mapping[str, np.ndarray], length: int) -> No
     for name, array in arrays.items():
         if array.shape != (length,):
             raise ProtocolError(f"{what}: {name} has shape {array.shape}, expected ({length},)")
-        if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
+        if array.dtype.kind != "f":
+            continue
+        is_known = np.isfinite(array)
+        if name == "reference_logprobs":
+            is_known |= np.isnan(array)
+        if not bool(is_known.all()):
             raise ProtocolError(f"{what}: {name} holds a value that is not finite")
+
+
+def check_reference(
+    what: str, reference_logprobs: FloatArray, loss_weights: Mapping[str, FloatArray]
+) -> None:
+    """ProtocolError for reference logprobs that are none, or that a member of ref_kl lacks."""
+    if bool((reference_logprobs > LARGEST_REFERENCE_LOGPROB).any()):
+        raise ProtocolError(f"{what}: reference_logprobs holds a value above 0")
+    weights = loss_weights.get("ref_kl")
+    if weights is not None and bool(((weights != 0) & np.isnan(reference_logprobs)).any()):
+        raise ProtocolError(f"{what}: ref_kl weighs a token without a reference logprob")
 
 
 def check_loss_names(what: str, names: Iterable[str]) -> None:

@@ -80,6 +80,7 @@ def test_its_loss_is_that_of_the_package(loop: ModuleType) -> None:
         reference_logprobs=torch.zeros(batch.tokens.numel()),
         entropies=torch.zeros(batch.tokens.numel()),
         sample_index=torch.zeros(batch.tokens.numel(), dtype=torch.int64),
+        is_scored=torch.zeros(batch.tokens.numel(), dtype=torch.bool),
     )
     ours = Dppo()(inputs).per_token.sum() / batch.is_sampled.sum()
     (gradient,) = torch.autograd.grad(ours, policy_logprobs)

@@ -59,7 +59,7 @@ async def test_opd_weighs_every_sampled_token_and_lays_the_teachers_logprobs_on_
     mask = sample.loss_weights["ref_kl"] != 0
     assert mask.tolist() == sample.loss_mask.tolist()
     assert int(mask.sum()) == 8
-    assert np.allclose(sample.reference_logprobs, np.where(mask, expected, 0))
+    assert np.allclose(sample.reference_logprobs, np.where(mask, expected, np.nan), equal_nan=True)
     assert not sample.loss_weights["rl"].any()
 
 

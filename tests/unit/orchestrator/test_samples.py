@@ -132,7 +132,8 @@ def test_reference_logprobs_reach_the_sampled_tokens() -> None:
     episode = credited(build_episode())
     episode.traces[0].nodes[1].reference_logprobs = [-1.0, -2.0, -3.0, -4.0]
     (sample,) = build_samples(episode, ORIGIN)
-    assert sample.reference_logprobs.tolist() == [0.0] * 4 + [-1.0, -2.0, -3.0, -4.0]
+    assert np.isnan(sample.reference_logprobs[:4]).all()
+    assert sample.reference_logprobs[4:].tolist() == [-1.0, -2.0, -3.0, -4.0]
 
 
 @st.composite

@@ -25,20 +25,22 @@ def build_inputs(
     sampling: list[float],
     *,
     advantages: list[float] | None = None,
-    reference: list[float] | None = None,
+    reference: list[float | None] | None = None,
     mask: list[bool] | None = None,
     entropies: list[float] | None = None,
     sample_index: list[int] | None = None,
 ) -> LossInputs:
     count = len(policy)
+    scores = reference or [None] * count
     return LossInputs(
         policy_logprobs=torch.tensor(policy, requires_grad=True),
         sampling_logprobs=torch.tensor(sampling),
-        reference_logprobs=torch.tensor(reference or [0.0] * count),
+        reference_logprobs=torch.tensor([0.0 if r is None else r for r in scores]),
         advantages=torch.tensor(advantages or [1.0] * count),
         entropies=torch.tensor(entropies or [0.0] * count, requires_grad=True),
         mask=torch.tensor(mask or [True] * count),
         sample_index=torch.tensor(sample_index or [0] * count),
+        is_scored=torch.tensor([r is not None for r in scores]),
     )
 
 
@@ -180,8 +182,15 @@ def test_the_entropy_bonus_reaches_the_entropy() -> None:
     assert by_entropy.tolist() == pytest.approx([-0.1, 0.0])
 
 
+def test_the_reference_pulls_a_token_of_which_it_is_certain() -> None:
+    inputs = build_inputs([-1.0], [-1.0], reference=[0.0], advantages=[0.0])
+    output = PpoClip(reference_kl_coefficient=1.0)(inputs)
+    assert output.per_token.tolist() == pytest.approx([0.5])
+    assert gradient_of(output, inputs).tolist() == pytest.approx([-1.0])
+
+
 def test_the_reference_pulls_only_tokens_that_it_scored() -> None:
-    inputs = build_inputs([-1.0, -1.0], [-1.0, -1.0], reference=[-3.0, 0.0], advantages=[0.0, 0.0])
+    inputs = build_inputs([-1.0, -1.0], [-1.0, -1.0], reference=[-3.0, None], advantages=[0.0, 0.0])
     output = PpoClip(reference_kl_coefficient=0.5)(inputs)
     assert output.per_token.tolist() == pytest.approx([1.0, 0.0])
     assert gradient_of(output, inputs).tolist() == pytest.approx([1.0, 0.0])

@@ -39,11 +39,12 @@ def as_inputs(samples: list[list[PlainToken]], dtype: torch.dtype) -> LossInputs
     return LossInputs(
         policy_logprobs=column("policy", requires_grad=True),
         sampling_logprobs=column("sampling"),
-        reference_logprobs=column("reference"),
+        reference_logprobs=column("reference").nan_to_num(0.0),
         advantages=column("advantage"),
         entropies=column("entropy", requires_grad=True),
         mask=torch.tensor(mask),
         sample_index=torch.tensor(index),
+        is_scored=torch.tensor([token.is_scored for token in tokens]),
     )
 
 
@@ -93,7 +94,7 @@ tokens = st.builds(
     sampling=st.floats(-7, -0.0625, width=32),
     shift=st.one_of(st.floats(-0.125, 0.125, width=32), st.floats(-2, 2, width=32), st.just(0.0)),
     advantage=single,
-    reference=st.sampled_from([0.0, -0.5, -2.25]),
+    reference=st.sampled_from([float("nan"), 0.0, -0.5, -2.25]),
     entropy=st.floats(0, 4, width=32),
 )
 batches = st.lists(st.lists(tokens, min_size=1, max_size=6), min_size=1, max_size=4)

@@ -42,7 +42,7 @@ def test_a_sample_survives_the_wire(length: int, seed: int) -> None:
     back: Sample = decode(encode(sample), Sample)
     back.check()
     for name, array in sample.arrays().items():
-        assert np.array_equal(back.arrays()[name], array)
+        np.testing.assert_array_equal(back.arrays()[name], array)
         assert back.arrays()[name].dtype == array.dtype
 
 

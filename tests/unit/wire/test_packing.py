@@ -64,7 +64,7 @@ def test_all_arrays_of_a_sample_move_together(lengths: list[int], num_ranks: int
         for id, length in zip(micro_batch.sample_ids, micro_batch.sequence_lengths, strict=True):
             packed = micro_batch.arrays()
             for name, array in samples[id].arrays().items():
-                assert np.array_equal(packed[name][start : start + length], array)
+                np.testing.assert_array_equal(packed[name][start : start + length], array)
             assert np.array_equal(packed["position_ids"][start : start + length], np.arange(length))
             start += length
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
+from gradus.orchestrator.algorithms.base import (
+    CreditContext,
+    trainable_traces,
+    write_credit,
+)
 from gradus.orchestrator.failures import EpisodeFailed, Failure
 from gradus.orchestrator.rounding import is_at_least
 from gradus.orchestrator.untokenized import Tokenizes, tokenize_trace
@@ -28,7 +33,7 @@ class Scorer(Tokenizes, Protocol):
     """What a distilling algorithm needs of its reference model."""
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprob of each token given those before it, [T] nats; 0.0 for the first."""
+        """Logprob of each token given those before it, [T] nats; NaN for the first."""
         ...
 
 
@@ -179,8 +184,7 @@ async def score_branches(trace: WireTrace, scorer: Scorer, *, hint: Sequence[int
 
 def weigh_sampled(node: MessageNode, component: str) -> None:
     """Weight 1 in `component` on the sampled tokens of one message."""
-    weights = [1.0 if is_sampled else 0.0 for is_sampled in node.mask]
-    node.loss_weights = {**(node.loss_weights or {}), component: weights}
+    write_credit(node, loss_weights={component: [float(is_sampled) for is_sampled in node.mask]})
 
 
 def sampled_nodes(nodes: Iterable[MessageNode]) -> list[MessageNode]:
@@ -197,10 +201,7 @@ def _lay_out(branch: Branch, scores: Sequence[float]) -> None:
     for node in branch.nodes:
         end = start + len(node.token_ids)
         if any(node.mask) and node.reference_logprobs is None:
-            node.reference_logprobs = [
-                score
-                for score, is_sampled in zip(scores[start:end], node.mask, strict=True)
-                if is_sampled
-            ]
+            known = np.where(node.mask, scores[start:end], np.nan)
+            write_credit(node, reference_logprobs=known)
             weigh_sampled(node, "ref_kl")
         start = end

@@ -16,7 +16,11 @@ from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import AssistantMessage, ToolMessage
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
+from gradus.orchestrator.algorithms.base import (
+    CreditContext,
+    trainable_traces,
+    write_credit,
+)
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.plugins import find_function
 
@@ -72,7 +76,7 @@ class Echo:
             for node in _nodes_after_first_turn(trace):
                 weights = self._weights(trace, node)
                 if any(weights):
-                    node.loss_weights = {**(node.loss_weights or {}), self._component: weights}
+                    write_credit(node, loss_weights={self._component: weights})
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
         """Advantages as in `grpo`."""

@@ -21,7 +21,7 @@ class LossInputs:
     sampling_logprobs: Tensor
     """Float32; 0 on tokens that were not sampled."""
     reference_logprobs: Tensor
-    """Float32; 0 where no reference model scored."""
+    """Float32; 0 where no reference model scored, see `is_scored`."""
     advantages: Tensor
     """Float32."""
     entropies: Tensor
@@ -30,6 +30,8 @@ class LossInputs:
     """Bool: members of the component. Other tokens may hold anything; use `torch.where`."""
     sample_index: Tensor
     """Int64: which sample of the micro batch the token belongs to, from 0."""
+    is_scored: Tensor
+    """Bool: tokens that a reference model scored; 0 is a logprob like any other there."""
 
     def sample_sums(self, values: Tensor) -> Tensor:
         """[T]: each token gets the sum of `values` over the members of its own sample.

@@ -125,11 +125,10 @@ class PolicyGradient:
         if self.entropy_coefficient:
             per_token = per_token - self.entropy_coefficient * members.entropies
         if self.reference_kl_coefficient:
-            # 0.0 stands for "not scored". The estimator is the one whose gradient is that of
-            # KL(policy | reference) where the policy itself sampled, without a ratio to overflow.
+            # The estimator is the one whose gradient is that of KL(policy | reference) where the
+            # policy itself sampled, without a ratio to overflow.
             distance = members.policy_logprobs - members.reference_logprobs
-            is_scored = members.reference_logprobs != 0
-            reference_kl = torch.where(is_scored, 0.5 * distance.square(), 0.0)
+            reference_kl = torch.where(members.is_scored, 0.5 * distance.square(), 0.0)
             metrics["reference_kl/mean"] = reference_kl.detach()
             per_token = per_token + self.reference_kl_coefficient * reference_kl
         return per_token
@@ -157,6 +156,7 @@ def members_only(inputs: LossInputs) -> LossInputs:
         policy_logprobs=kept(inputs.policy_logprobs),
         sampling_logprobs=kept(inputs.sampling_logprobs),
         reference_logprobs=kept(inputs.reference_logprobs),
+        is_scored=inputs.is_scored & inputs.mask,
         advantages=kept(inputs.advantages),
         entropies=kept(inputs.entropies),
     )

@@ -66,7 +66,7 @@ def _probe(vocabulary: int) -> MicroBatch:
         sampling_logprobs=zeros,
         temperatures=everything,
         advantages=zeros,
-        reference_logprobs=zeros,
+        reference_logprobs=np.full(num_tokens, np.nan, np.float32),
         loss_weights={"ce": everything},
     )
 
