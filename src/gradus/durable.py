@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradus.errors import StorageError
+from gradus.log import get_logger
 
 PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
 """Errors of network disks that another try may not meet."""
@@ -24,6 +25,7 @@ FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 DISK_ERRORS = PASSING_ERRORS | FULL_DISK_ERRORS | {errno.EROFS}
 """Errors for which the disk is to blame, and neither gradus nor what the user wrote."""
 
+_LOG = get_logger(__name__)
 _TRIES = 3
 _PAUSE_SECONDS = 0.1
 
@@ -97,6 +99,25 @@ def append_whole(descriptor: int, content: bytes) -> None:
     except OSError:
         os.ftruncate(descriptor, size)
         raise
+
+
+def write_when_there_is_room(
+    write: Callable[[], None], path: Path, *, seconds: float, pause_seconds: float
+) -> None:
+    """Run `write`, and again while the disk of `path` is full; any other error goes through.
+
+    `write` must start anew each time. OSError when there is no room after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            write()
+            return
+        except OSError as error:
+            if error.errno not in FULL_DISK_ERRORS or time.monotonic() >= deadline:
+                raise
+            _LOG.warning("waiting for room: %s", storage_error(error, path))
+        time.sleep(pause_seconds)
 
 
 def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None) -> StorageError:

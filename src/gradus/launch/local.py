@@ -16,6 +16,7 @@ from gradus.config.replay import recorded_config
 from gradus.config.resolve import run_name
 from gradus.config.run import LaunchConfig, RunConfig
 from gradus.config.sft import SftConfig
+from gradus.durable import free_bytes
 from gradus.errors import DeadlineError, GradusError
 from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.plan import (
@@ -47,6 +48,7 @@ FINISH_SECONDS = 600.0
 """Deadline for the last process to finish after the first one did."""
 
 _LEASE_SECONDS = 1.0
+_LEAST_FREE_BYTES = 1 << 20
 _EXIT_DONE = 0
 
 
@@ -251,6 +253,7 @@ class _Launch:
         # What a resumed run did before counts in its summary and is not shown again.
         self._records: list[Record] = list(iter_records(self._tail))
         self._lease_checked_at = time.monotonic()
+        self._is_disk_full = False
         self._supervisor = Supervisor(
             lease.run_dir.processes,
             stop_timeout_seconds=job.launch.stop_timeout_seconds,
@@ -328,7 +331,17 @@ class _Launch:
         if time.monotonic() - self._lease_checked_at >= _LEASE_SECONDS:
             self._lease_checked_at = time.monotonic()
             self._lease.check()
+            self._note_full_disk()
             self._supervisor.reap_orphans()
+
+    def _note_full_disk(self) -> None:
+        """Roles wait for room and say so in their logs alone."""
+        root = self._lease.run_dir.root
+        free = free_bytes(root)
+        is_full = free is not None and free < _LEAST_FREE_BYTES
+        if is_full and not self._is_disk_full:
+            self._progress.line(f"the disk of {root} is full: make room, the run waits for it")
+        self._is_disk_full = is_full
 
     def _note_ready(self, child: Child, content: Mapping[str, Any]) -> None:
         address = content.get("base_url") or content.get("run_address") or ""

@@ -7,11 +7,11 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,7 +20,7 @@ from gradus.trainer.distributed import World
 from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
 from gradus.trainer.model.serving_names import serving_tensors
 from gradus.weights.base import Published, WeightPublisher
-from gradus.weights.filesystem import write_tensors
+from gradus.weights.filesystem import write_patiently, write_tensors
 
 
 class TensorSource(Protocol):
@@ -96,14 +96,14 @@ class PolicyPublisher:
                 temporary.mkdir(parents=True)
                 write_tensors(temporary, tensors, stem=stem)
                 for name, content in extra_files.items():
-                    (temporary / name).write_bytes(content)
+                    path = temporary / name
+                    write_patiently(path, partial(_write_file, path, content))
                 shutil.rmtree(directory, ignore_errors=True)
                 temporary.rename(directory)
-            except (OSError, SafetensorError) as error:
+            except OSError as error:
+                told = storage_error(error, directory)
                 shutil.rmtree(temporary, ignore_errors=True)
-                # safetensors knows no error number: it is Rust's, and of a disk when it writes.
-                known = error if isinstance(error, OSError) else OSError(None, str(error))
-                raise storage_error(known, directory) from error
+                raise told from error
 
         self._gather(write, source)
 
@@ -123,6 +123,10 @@ class PolicyPublisher:
         if not self._world.is_first:
             deque(tensors, maxlen=0)
         self._world.first_rank_does(write_and_drain)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> dict[str, bytes]:

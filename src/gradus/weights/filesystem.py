@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,13 +10,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gradus.durable import DISK_ERRORS, storage_error
+from gradus.durable import DISK_ERRORS, storage_error, write_when_there_is_room
 from gradus.errors import CorruptStateError, RunDirectoryError
 from gradus.lease import check_epoch
 from gradus.run_dir import RunDirectory, file_digest
@@ -34,6 +36,10 @@ SHARD_BYTES = 4 << 30
 Write = Callable[[Path, Iterable[tuple[str, Tensor]]], list[Path]]
 """Writes a stream of tensors into a directory and gives the files."""
 
+FULL_DISK_SECONDS = 480.0
+"""How long each file waits for room; less than the other ranks wait for rank 0."""
+FULL_DISK_PAUSE_SECONDS = 5.0
+_OS_ERROR = re.compile(r"os error (\d+)")
 _VERSION_NAME = re.compile(r"version_(\d{8})")
 _TEMPORARY_NAME = re.compile(r"\..+\.tmp-(\d+)")
 
@@ -119,15 +125,33 @@ def _disk_errors_named(folder: Path) -> Iterator[None]:
     """A disk that is full or read-only becomes a StorageError, and `folder` is deleted."""
     try:
         yield
-    except SafetensorError as error:
-        # It knows no error number: it is Rust's, and of a disk when it writes.
-        shutil.rmtree(folder, ignore_errors=True)
-        raise storage_error(OSError(None, str(error)), folder) from error
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
+        told = storage_error(error, folder)
         shutil.rmtree(folder, ignore_errors=True)
-        raise storage_error(error, folder) from error
+        raise told from error
+
+
+def write_patiently(path: Path, write: Callable[[], None]) -> None:
+    """Let `write` make the file `path`; a full disk holds the run until somebody makes room."""
+    write_when_there_is_room(
+        write, path, seconds=FULL_DISK_SECONDS, pause_seconds=FULL_DISK_PAUSE_SECONDS
+    )
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _save_shard(shard: dict[str, Tensor], path: Path) -> None:
+    """OSError with its number; safetensors writes in Rust, which says it in words alone."""
+    try:
+        save_file(shard, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        number = _OS_ERROR.search(str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error)) from error
 
 
 def write_tensors(
@@ -142,7 +166,7 @@ def write_tensors(
     total_bytes = 0
     for shard in _in_shards(tensors, shard_bytes):
         path = directory / f"shard-{len(shards):05d}"
-        save_file(shard, path, metadata={"format": "pt"})
+        write_patiently(path, partial(_save_shard, shard, path))
         total_bytes += sum(tensor.nbytes for tensor in shard.values())
         shards.append((path, list(shard)))
     if len(shards) == 1:
@@ -154,9 +178,8 @@ def write_tensors(
         files.append(file)
         weight_map |= dict.fromkeys(names, file.name)
     index = directory / f"{stem}.safetensors.index.json"
-    index.write_text(
-        json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
-    )
+    content = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+    write_patiently(index, partial(_write_bytes, index, content.encode()))
     return [*files, index]
 
 
@@ -180,11 +203,11 @@ def _seal_version(
     """Complete `directory`, durable to the last byte; gives the digest of its manifest."""
     for name, content in extra_files.items():
         path = directory / name
-        path.write_bytes(content)
+        write_patiently(path, partial(_write_bytes, path, content))
         files.append(path)
     manifest = build_manifest(version, epoch, {path.name: file_entry(path) for path in files})
     seal = directory / MANIFEST_NAME
-    seal.write_bytes(manifest.encode())
+    write_patiently(seal, partial(_write_bytes, seal, manifest.encode()))
     # In threads: the disk joins syncs that wait at the same time.
     with ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(_sync, [*files, seal]))

@@ -106,6 +106,13 @@ def living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if read_process(pid)]
 
 
+def test_a_full_disk_is_told_once(small_disk: Path) -> None:
+    fill = "(run_dir.parent / 'ballast').write_bytes(bytes(3 << 20))\nready()\ntime.sleep(2.5)"
+    stream = io.StringIO()
+    assert run_job(build_job(small_disk, {"orchestrator": fill}), stream) == 0
+    assert stream.getvalue().count("is full: make room, the run waits for it") == 1
+
+
 def test_lines_for_the_person_appear_among_the_steps(tmp_path: Path) -> None:
     tell = "(run_dir / 'notices.log').write_text(\"first TaskError in 'words'\\n\")\n"
     stream = io.StringIO()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor
 from gradus.errors import CorruptStateError, FencedError, RunDirectoryError, StorageError
 from gradus.lease import RunLease
 from gradus.run_dir import RunDirectory
+from gradus.testing.waiting import wait_until
+from gradus.weights import filesystem
 from gradus.weights.filesystem import FilesystemWeights, published_versions, write_tensors
 from gradus.weights.manifest import verify
 
@@ -164,7 +167,28 @@ def test_versions_of_older_epochs_make_room_for_those_of_a_resumed_run(
     assert names == ["version_00000003", "version_00000007"]
 
 
-def test_a_full_disk_is_named_and_what_was_written_goes(small_disk: Path) -> None:
+def test_a_version_waits_on_a_full_disk_until_there_is_room(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(filesystem, "FULL_DISK_PAUSE_SECONDS", 0.01)
+    weights = build_weights(RunDirectory(small_disk))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(3 << 20))
+    tensors = [("w", torch.ones(1 << 19))]
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(weights.publish, 1, iter(tensors))
+        wait_until(lambda: "waiting for room" in caplog.text)
+        assert not publishing.done()
+        ballast.unlink()
+        published = publishing.result(timeout=10)
+    assert torch.equal(load_file(published.directory / "model.safetensors")["w"], tensors[0][1])
+    assert "No space left" in caplog.text
+
+
+def test_a_full_disk_is_named_and_what_was_written_goes(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystem, "FULL_DISK_SECONDS", 0.0)
     weights = build_weights(RunDirectory(small_disk))
     weights.publish(1, TENSORS)
     large = [("w", torch.zeros(2 << 20))]
