@@ -38,7 +38,8 @@ def run(words: Sequence[str]) -> int:
     from gradus.trainer.losses import build_loss
 
     loss = build_loss(config)
-    with join_world() as world:
+    # Float64 is the measure, and a table in the place of a model needs no GPU.
+    with join_world(on_cpu=True) as world:
         report = check_loss(loss, world)
     print("\n".join(_table(config.type, report)))
     if report.reason is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
@@ -74,6 +76,9 @@ class SftConfig(StrictConfig):
     """Most tokens of one forward on one rank."""
     compute_dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
     """Precision of forward and backward."""
+    logits_dtype: Literal["float32", "compute"] = "float32"
+    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
+    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
     num_processes: int = Field(1, ge=1)
     """Processes, one per device; more than one start under torchrun."""
     parallel: ParallelConfig = ParallelConfig()

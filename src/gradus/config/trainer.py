@@ -39,6 +39,9 @@ class TrainerConfig(StrictConfig):
     """Most tokens of one forward on one rank."""
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision of forward and backward; master weights and reductions are float32."""
+    logits_dtype: Literal["float32", "compute"] = "float32"
+    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
+    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
     deterministic: bool = False
     """Use only deterministic kernels and one thread, for bitwise repeats."""
     max_skipped_steps: int = Field(5, ge=1)

@@ -26,7 +26,7 @@ from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import add_adapters
-from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.policy_model import build_policy, vocabulary_size
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
@@ -101,7 +101,7 @@ def _measure(
     if trainer.lora is not None:
         add_adapters(model, trainer.lora, dtype)
     vocabulary = vocabulary_size(model)
-    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, trainer.parallel)
+    policy = shard_model(build_policy(model, trainer, world), world.mesh, dtype, trainer.parallel)
     meter = WorkMeter.build(model, world, dtype, trainer.peak_teraflops)
     loss = build_loss(trainer.loss)
     step = GradientStep(policy, loss, world, sync=trainer.parallel.gradient_sync)

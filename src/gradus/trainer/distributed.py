@@ -126,13 +126,15 @@ def join_world(
     deterministic: bool = False,
     parallel: ParallelConfig | None = None,
     timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
+    on_cpu: bool = False,
 ) -> Iterator[World]:
-    """The world that torchrun describes, or a world of one without torchrun.
+    """The world that torchrun describes, or a world of one without torchrun; on this process's GPU
+    if there is one, unless `on_cpu`.
 
     `deterministic` makes torch use one thread and deterministic kernels only, until the exit.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = _own_device()
+    device = torch.device("cpu") if on_cpu else _own_device()
     if device.type == "cpu":
         keep_freed_memory()
     is_alone = "WORLD_SIZE" not in os.environ

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,13 @@ class BlockSize(NamedTuple):
     vocabulary: int
 
 
+class _Form(NamedTuple):
+    """How logits are computed."""
+
+    block: BlockSize
+    is_exact: bool
+
+
 _CPU_BLOCK = BlockSize(tokens=512, vocabulary=1024)
 _CUDA_BLOCK = BlockSize(tokens=4096, vocabulary=16384)
 """Near the caches of a CPU core; large enough to fill a GPU."""
@@ -40,16 +48,18 @@ def chosen_logprobs(
     *,
     bias: Tensor | None = None,
     block: BlockSize | None = None,
+    is_exact: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Float32 logprobs [N] of `labels`, and the entropies [N] of their distributions, in nats.
 
-    The logits are `hidden @ weight.T (+ bias)` in the dtype of `hidden`, then float32 (float64 if
-    that is the dtype), divided by each token's temperature. Both results carry gradient to
-    `hidden`, `weight` and `bias`; an unused entropy costs nothing on the way back.
+    The logits are `hidden @ weight.T (+ bias)` in float32 (float64 if that is the dtype of
+    `hidden`), divided by each token's temperature; without `is_exact` the product is rounded to the
+    dtype of `hidden` first. Both results carry gradient to `hidden`, `weight` and `bias`; an unused
+    entropy costs nothing on the way back.
     """
-    size = block or _block_for(weight, hidden.is_cuda)
+    form = _Form(block or _block_for(weight, hidden.is_cuda), is_exact)
     logprobs, entropies = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, temperatures, size
+        hidden, weight, bias, labels, temperatures, form
     )
     return logprobs, entropies
 
@@ -69,7 +79,7 @@ class _Head:
     weight: Tensor
     bias: Tensor | None
     temperatures: Tensor
-    block: BlockSize
+    form: _Form
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,16 +87,42 @@ class _Head:
         return torch.promote_types(self.hidden.dtype, torch.float32)
 
     def word_blocks(self) -> Iterator[slice]:
-        return _slices(self.weight.shape[0], self.block.vocabulary)
+        return _slices(self.weight.shape[0], self.form.block.vocabulary)
 
     def token_blocks(self) -> Iterator[slice]:
-        return _slices(self.hidden.shape[0], self.block.tokens)
+        return _slices(self.hidden.shape[0], self.form.block.tokens)
 
     def logits(self, tokens: slice, words: slice) -> Tensor:
         """[C, W] logits of the sampled distribution; the caller owns the memory."""
+        hidden, weight = self.hidden[tokens], self.weight[words]
         bias = None if self.bias is None else self.bias[words]
-        logits = torch.nn.functional.linear(self.hidden[tokens], self.weight[words], bias)
-        return logits.to(self.dtype).div_(self.temperatures[tokens, None])
+        if self.form.is_exact and hidden.dtype == torch.bfloat16:
+            logits = _unrounded_product(hidden, weight)
+            logits = logits if bias is None else logits.add_(bias)
+        else:
+            logits = torch.nn.functional.linear(hidden, weight, bias).to(self.dtype)
+        return logits.div_(self.temperatures[tokens, None])
+
+
+def _unrounded_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden @ weight.T of bfloat16 values as its float32 sums.
+
+    A CPU gives bfloat16 alone: where it has instructions for that, a second product brings what the
+    first one rounded off; elsewhere float32 is the faster arithmetic.
+    """
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    if not _has_bfloat16_instructions():
+        return torch.nn.functional.linear(hidden.float(), weight.float())
+    rounded = torch.nn.functional.linear(hidden, weight)
+    rest = torch.addmm(rounded, hidden, weight.T, beta=-1)
+    return rounded.float().add_(rest)
+
+
+@cache
+def _has_bfloat16_instructions() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
@@ -127,9 +163,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         temperatures: Tensor,
-        block: BlockSize,
+        form: _Form,
     ) -> tuple[Tensor, Tensor]:
-        head = _Head(hidden, weight, bias, temperatures, block)
+        head = _Head(hidden, weight, bias, temperatures, form)
         sums = _Sums(hidden.shape[0], hidden, head.dtype)
         chosen = torch.zeros_like(sums.total)
         for words in head.word_blocks():
@@ -141,7 +177,7 @@ class _ChosenLogprobs(torch.autograd.Function):
                 sums.add(tokens, logits)
         log_total = sums.total.log()
         entropies = log_total - sums.moment / sums.total
-        ctx.block = block
+        ctx.form = form
         ctx.save_for_backward(
             hidden, weight, bias, labels, temperatures, sums.highest + log_total, entropies
         )
@@ -151,7 +187,7 @@ class _ChosenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, temperatures, normalisers, entropies = ctx.saved_tensors
-        head = _Head(hidden, weight, bias, temperatures, ctx.block)
+        head = _Head(hidden, weight, bias, temperatures, ctx.form)
         for_logprobs, for_entropies = gradients
         if for_logprobs is None:
             for_logprobs = torch.zeros_like(normalisers)

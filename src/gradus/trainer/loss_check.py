@@ -8,7 +8,8 @@ Shapes: T tokens of a micro batch, K tokens of the table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -30,7 +31,7 @@ from gradus.wire.sample import Sample
 BOUND = 1e-5
 """Largest difference to float64: of the loss relative to the sum of its absolute values, of a
 token's gradient relative to the largest one."""
-_LENGTHS = (9, 2, 31, 17, 5, 40, 12, 3, 24, 7)
+_LENGTHS = (9, 2, 31, 17, 5, 40, 12, 3, 24, 7, 28, 14, 36, 6, 19, 33, 11, 22)
 _MICRO_BATCH_TOKENS = 48
 _EXTREME = np.float32(1e30)
 _SAME_SCALE = 1e-3
@@ -100,7 +101,10 @@ def check_loss(loss: TokenLoss, world: World, *, seed: int = 0) -> LossReport:
         )
     alone = _alone(samples)
     rows = [_compare_calls(step.measure(alone), step.measure(alone))]
-    rows += [_compare(name, step.measure(ranks), truth) for name, ranks in _layouts(samples)]
+    rows += [
+        _compare(name, step.measure(ranks, is_other_outside=name == _OUTSIDE), truth)
+        for name, ranks in _layouts(samples)
+    ]
     return LossReport(len(samples), int(truth.is_member.sum()), tuple(rows))
 
 
@@ -172,7 +176,7 @@ def _with_other_numbers_outside(sample: Sample) -> Sample:
     is_member = sample.loss_weights["rl"] != 0
 
     def changed(values: np.ndarray) -> np.ndarray:
-        return np.where(is_member, values, 1.0 - 2.0 * values).astype(np.float32)
+        return np.where(is_member, values, _other(values)).astype(np.float32)
 
     return msgspec.structs.replace(
         sample,
@@ -180,6 +184,11 @@ def _with_other_numbers_outside(sample: Sample) -> Sample:
         advantages=changed(sample.advantages),
         reference_logprobs=changed(sample.reference_logprobs),
     )
+
+
+def _other(values: np.ndarray) -> np.ndarray:
+    """Numbers that lie well away from the ones given."""
+    return 1.0 - 2.0 * values
 
 
 class _Guarded:
@@ -247,8 +256,16 @@ class _TableStep(torch.nn.Module):
         """Scores of every token, as a model gives them."""
         return self._look_up(self.table, tensors)
 
-    def measure(self, ranks: Sequence[Sequence[MicroBatch]]) -> _Measured:
-        """What ranks with these micro batches compute together."""
+    def measure(
+        self, ranks: Sequence[Sequence[MicroBatch]], *, is_other_outside: bool = False
+    ) -> _Measured:
+        """What ranks with these micro batches compute together.
+
+        `is_other_outside`: from another table on tokens that are no members.
+        """
+        if is_other_outside:
+            with self._other_scores_outside():
+                return self.measure(ranks)
         self.table.grad = None
         counts = [count_members(m) for micro_batches in ranks for m in micro_batches]
         members = {name: sum(count[name] for count in counts) for name in counts[0]}
@@ -258,6 +275,18 @@ class _TableStep(torch.nn.Module):
             loss=sum(share["total"] for share in shares),
             gradient=self.table.grad.double().numpy().copy(),
         )
+
+    @contextmanager
+    def _other_scores_outside(self) -> Iterator[None]:
+        before = self.table.detach().clone()
+        is_member = np.concatenate([sample.loss_weights["rl"] != 0 for sample in self._samples])
+        values = before.double().numpy()
+        changed = torch.tensor(np.where(is_member, values, _other(values)))
+        try:
+            self.table.data.copy_(changed)
+            yield
+        finally:
+            self.table.data.copy_(before)
 
     def truth(self) -> _Truth:
         """The loss in float64, called with one sample at a time; plain sums."""

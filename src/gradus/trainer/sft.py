@@ -38,7 +38,7 @@ from gradus.trainer.evaluated_versions import EvaluatedVersions
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.lora import adapter_files, add_adapters
-from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.policy_model import PolicyModel, build_policy, vocabulary_size
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import PolicyPublisher, model_files
@@ -151,7 +151,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     origin = build_origin(sft.model, sft.compute_dtype, sft.lora, model=model, world=world)
     if sft.lora is not None:
         add_adapters(model, sft.lora, dtype)
-    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, sft.parallel)
+    policy = shard_model(build_policy(model, sft, world), world.mesh, dtype, sft.parallel)
     optimizer = PolicyOptimizer(
         policy,
         sft.optimizer,

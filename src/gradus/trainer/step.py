@@ -202,7 +202,8 @@ def _is_peak(metric: str) -> bool:
 def _policy_means(
     tensors: TrainTensors, scores: TokenScores, members: Mapping[str, int]
 ) -> dict[str, float]:
-    """Entropy of the main component; mismatch KL = ratio - ln ratio - 1 of the rl tokens."""
+    """Entropy of the main component; of the rl tokens mismatch KL = ratio - ln ratio - 1 and the
+    largest ratio, which is the largest weight that a loss without a bound gives a token."""
     main = next((name for name in LOSS_NAMES if members[name]), "rl")
     denominator = max(1, members[main])
     means = _means({"entropy/mean": scores.entropies}, tensors.members(main), denominator)
@@ -211,6 +212,8 @@ def _policy_means(
         log_ratio = torch.where(mask, scores.logprobs - tensors.sampling_logprobs, 0.0)
         mismatch = clamped_exp(log_ratio) - log_ratio - 1.0
         means |= _means({"mismatch_kl/mean": mismatch}, mask, denominator)
+        ratio = torch.where(mask, clamped_exp(log_ratio), 0.0)
+        means["ratio/max"] = ratio.max().item()
     return means
 
 

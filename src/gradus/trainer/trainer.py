@@ -36,7 +36,7 @@ from gradus.trainer.model.lora import (
     adapter_tensors,
     add_adapters,
 )
-from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.policy_model import build_policy, vocabulary_size
 from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer import PolicyOptimizer, Update
@@ -188,7 +188,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     if lora is not None:
         add_adapters(model, lora, dtype)
     parallel = config.trainer.parallel
-    policy = shard_model(PolicyModel(model, world.context), world.mesh, dtype, parallel)
+    policy = shard_model(build_policy(model, config.trainer, world), world.mesh, dtype, parallel)
     adapter = (
         {} if lora is None else adapter_files(model, lora, config.model.name, origin.base_sha256)
     )

@@ -37,6 +37,8 @@ from gradus.wire.sample import Sample
 
 Gradients = dict[str, np.ndarray]
 
+# The bounds here are those of a CPU; read by CUDA when it starts, also in processes of the tests.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 LEAST_MARGIN = 1e-5
 """Nearer to a threshold, float32 may decide otherwise than float64."""
 NUM_RANKS = 2

@@ -209,3 +209,27 @@ def test_no_tensor_is_as_large_as_all_logits(monkeypatch: pytest.MonkeyPatch) ->
     chosen_logprobs(hidden, weight, labels, torch.ones(64), block=block)[0].sum().backward()
     assert max(seen) == 16 * 128
     assert sum(seen) == 2 * 64 * 1000
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_instructions", [False, True])
+def test_bfloat16_logits_are_not_rounded(
+    monkeypatch: pytest.MonkeyPatch, has_instructions: bool, has_bias: bool
+) -> None:
+    """At logits of about ±10 rounding each to bfloat16 moves a logprob by a hundredth of a nat."""
+    monkeypatch.setattr(
+        "gradus.trainer.logprobs._has_bfloat16_instructions", lambda: has_instructions
+    )
+    hidden = torch.randn(64, 256).bfloat16()
+    weight = (torch.randn(500, 256) * 3 / 16).bfloat16()
+    bias = torch.randn(500).bfloat16() if has_bias else None
+    labels, ones = torch.randint(0, 500, (64,)), torch.ones(64)
+    logits = hidden.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    expected = logits.log_softmax(-1).gather(1, labels[:, None]).squeeze(1)
+
+    def error(*, is_exact: bool) -> float:
+        found, _ = chosen_logprobs(hidden, weight, labels, ones, bias=bias, is_exact=is_exact)
+        return float((found.double() - expected).abs().mean())
+
+    assert error(is_exact=True) < 5e-5
+    assert error(is_exact=False) > 5e-3

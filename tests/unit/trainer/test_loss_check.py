@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradus.cli.main import main
 from gradus.config.trainer import LossConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, ExitCode
 from gradus.trainer.distributed import World
 from gradus.trainer.loss_check import BOUND, LossReport, check_loss
 from gradus.trainer.losses import LOSSES, build_loss
@@ -140,6 +141,30 @@ def test_a_loss_that_reads_tokens_outside_the_mask_is_caught(world: World) -> No
 
     report = check_loss(spoiled(spoil), world)
     assert "other numbers outside the mask" in failing_layouts(report)
+
+
+@pytest.mark.parametrize("field", ["policy_logprobs", "entropies"])
+def test_a_loss_that_reads_scores_outside_the_mask_is_caught(world: World, field: str) -> None:
+    """A baseline over the whole row: a plain loss otherwise, and the same in every layout."""
+
+    def spoil(inputs: LossInputs, per_token: Tensor) -> Tensor:
+        values = getattr(inputs, field).detach()
+        sums = torch.zeros_like(values).index_add(0, inputs.sample_index, values)
+        per_token = per_token * (1 + 0.01 * sums[inputs.sample_index])
+        return torch.where(inputs.mask, per_token, 0.0)
+
+    report = check_loss(spoiled(spoil), world)
+    assert failing_layouts(report) == {"other numbers outside the mask"}
+
+
+def test_the_check_runs_on_enough_tokens(world: World) -> None:
+    assert check_loss(spoiled(lambda _, per_token: per_token), world).num_members >= 150
+
+
+def test_the_check_needs_no_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert main(["check-loss", "dppo"]) == ExitCode.DONE
 
 
 def test_a_loss_that_masks_by_multiplication_is_caught(world: World) -> None:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from gradus.config.parallel import head_problem
+from gradus.config.sft import SftConfig
+from gradus.config.trainer import TrainerConfig
 from gradus.errors import ConfigError
-from gradus.trainer.distributed import ContextGroup
+from gradus.trainer.distributed import ContextGroup, World
 from gradus.trainer.logprobs import chosen_logprobs
 from gradus.trainer.model.context_parallel import ContextPart, gather_targets
 
@@ -43,13 +45,20 @@ class PolicyModel(torch.nn.Module):
     >>> scores = PolicyModel(model)(tensors)  # doctest: +SKIP
     """
 
-    def __init__(self, model: PreTrainedModel, context: ContextGroup | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        context: ContextGroup | None = None,
+        *,
+        has_exact_logits: bool = True,
+    ) -> None:
         super().__init__()
         _refuse_changed_logits(model)
         if context is not None:
             _refuse_heads(model, context)
         self.model = model
         self._context = context
+        self._has_exact_logits = has_exact_logits
 
     def forward(self, tensors: TrainTensors) -> TokenScores:
         """Scores of every target token of `tensors`; each sample is read by itself."""
@@ -88,6 +97,7 @@ class PolicyModel(torch.nn.Module):
             tensors.token_ids[targets],
             tensors.temperatures[targets],
             bias=head.bias,
+            is_exact=self._has_exact_logits,
         )
 
     def _shared_scores(
@@ -109,6 +119,13 @@ class PolicyModel(torch.nn.Module):
             gather_targets(logprobs, mine, count, context),
             gather_targets(entropies, mine, count, context),
         )
+
+
+def build_policy(
+    model: PreTrainedModel, config: TrainerConfig | SftConfig, world: World
+) -> PolicyModel:
+    """The policy that a run trains, not yet sharded."""
+    return PolicyModel(model, world.context, has_exact_logits=config.logits_dtype == "float32")
 
 
 def output_head(model: PreTrainedModel) -> torch.nn.Linear:
