@@ -163,5 +163,5 @@ def test_without_the_package_the_message_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"gradus\[data\]"):
+    with pytest.raises(ConfigError, match=r"gradus-rl\[data\]"):
         load_conversations(SftDataConfig(path="org/chats"))
