@@ -89,6 +89,7 @@ def summarize(run: SimulatedRun, simulation: Simulation) -> dict[str, Any]:
         "max_staleness_seen": max(ages),
         "groups_abandoned": events["group_abandoned"],
         "tasks_returned": events["task_returned"],
+        "tasks_given_up": events["task_given_up"],
         "samples_dropped_as_stale": int(stale),
         "slow_bias_at_the_end": round(run.monitor.records[-1][f"episode/{SOURCE}/slow_bias"], 3),
         "trainer_idle_share": round(sum(run.idle_seconds[2:]) / run.seconds, 3),

@@ -13,8 +13,8 @@ from hypothesis import settings
 
 SMALL_DISK_BYTES = 4 << 20
 
-# `pytest --hypothesis-profile=nightly`: twelve times as many examples where a test follows it.
-settings.register_profile("nightly", max_examples=1_200)
+# `pytest --hypothesis-profile=nightly`: fifteen times as many examples where a test follows it.
+settings.register_profile("nightly", max_examples=1_500)
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,8 @@ UNHEALTHY_SECONDS = 1.0
 """How long `health` tells the reason before a failed process ends."""
 STOP_GRACE_SECONDS = 0.2
 """A stop signal reaches the whole group; a pool that ends with it did not fail."""
+TASKS_TO_TRY = 10
+"""Of which one must be readable before anything starts."""
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket that the kernel takes."""
 
@@ -102,7 +104,7 @@ async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
     """
     if config.algo is None:
         return
-    first = (await tasks.task(0))["task_data"]
+    first = await _first_readable(tasks)
     refusal = seat_refusal(
         config.algo,
         tasks.agents,
@@ -111,6 +113,22 @@ async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
     )
     if refusal is not None:
         raise ConfigError(f"source {config.name!r}: {refusal}")
+
+
+async def _first_readable(tasks: Tasks) -> dict[str, Any]:
+    """The data of the first task that can be loaded; EnvironmentFailure when none of ten can."""
+    number = min(tasks.num_tasks or TASKS_TO_TRY, TASKS_TO_TRY)
+    for index in range(number):
+        try:
+            task_data: dict[str, Any] = (await tasks.task(index))["task_data"]
+            return task_data
+        except Exception as error:  # the environment's own code, of which one task may be broken
+            last = error
+            log.warning("task %d cannot be loaded: %s: %s", index, type(error).__name__, error)
+    raise EnvironmentFailure(
+        f"none of the first {number} tasks can be loaded, the last one because of "
+        f"{type(last).__name__}: {last}; mend the data or the environment's package"
+    )
 
 
 class EnvironmentProcess:

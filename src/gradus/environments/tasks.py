@@ -48,6 +48,8 @@ class TaskIndex:
         self._iterator: Iterator[vf.Task[Any, Any, Any]] = iter(())
         self._window: deque[vf.Task[Any, Any, Any]] = deque(maxlen=ENDLESS_WINDOW)
         self._next_index = 0
+        self._broken: str | None = None
+        """Why the iterator of an endless taskset gives no more tasks."""
         self._lock = asyncio.Lock()
         if self._all is None:
             self._restart()
@@ -77,10 +79,19 @@ class TaskIndex:
             try:
                 self._window.append(next(self._iterator))
             except StopIteration:
+                if self._broken is not None:
+                    raise EnvironmentFailure(self._broken) from None
                 raise EnvironmentFailure(
                     f"taskset {self.taskset_id!r} says that it is endless, and ended before task "
                     f"{index}; set INFINITE = False in its class"
                 ) from None
+            except Exception as error:
+                self._broken = (
+                    f"taskset {self.taskset_id!r} failed at task {self._next_index}: "
+                    f"{_origin(error)}. A generator that raised gives no more tasks: catch the "
+                    "error there and go on with the next one"
+                )
+                raise EnvironmentFailure(self._broken) from error
             self._next_index += 1
         return _record(self._window[index - self._next_index])
 
@@ -88,6 +99,7 @@ class TaskIndex:
         self._iterator = iter(self._taskset)
         self._window.clear()
         self._next_index = 0
+        self._broken = None
 
 
 def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:

@@ -56,6 +56,11 @@ class Draws:
         """The group of `draw` is open."""
         del self._fetching[draw.number]
 
+    def redraw(self, draw: Draw) -> None:
+        """The task of `draw` cannot be played: another one gets its number."""
+        del self._fetching[draw.number]
+        self._interrupted.appendleft(Draw(draw.number, self._tasks.next_task()))
+
     def restore(self, interrupted: Iterable[Draw], *, num_drawn: int) -> None:
         """Go on after `num_drawn` draws; those of groups that a restart cut off are drawn first."""
         self._interrupted = deque(sorted(interrupted, key=lambda d: d.number))

@@ -28,7 +28,7 @@ from gradus.orchestrator.evaluation_metrics import (
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.record import readable
 from gradus.orchestrator.seats import settle_standing
-from gradus.orchestrator.task_client import Task, TaskSetInfo
+from gradus.orchestrator.task_client import Task, TaskRefused, TaskSetInfo
 
 log = get_logger(__name__)
 
@@ -203,7 +203,10 @@ class EvaluationPlayer:
 
     async def _play(self, key: EpisodeKey, version: int) -> EvaluatedEpisode:
         source = self._sources[key.source]
-        task = await source.environment.task(key.task)
+        try:
+            task = await source.environment.task(key.task)
+        except TaskRefused as error:
+            return EvaluatedEpisode(key, version, 0, failure=Failure("unreadable_task", f"{error}"))
         for attempt in range(1, self._max_retries + 2):
             ended = await _attempt(source, key, task, version, attempt)
             if attempt > self._max_retries or not may_pass(ended):

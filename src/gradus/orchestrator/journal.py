@@ -32,6 +32,8 @@ class JournalEvent(StrEnum):
     GROUP_DROPPED = "group_dropped"
     GROUP_ABANDONED = "group_abandoned"
     TASK_RETURNED = "task_returned"
+    TASK_GIVEN_UP = "task_given_up"
+    TASK_SET_ASIDE = "task_set_aside"
     SAMPLES_DROPPED = "samples_dropped"
     BATCH_CUT = "batch_cut"
     BATCH_SHIPPED = "batch_shipped"

@@ -172,6 +172,16 @@ class Tally:
         self._counts["episode/retried/sum"] += 1
         self._counts[f"episode/{source}/retried/{kind}/sum"] += 1
 
+    def add_given_up(self, source: str) -> None:
+        """A task was too slow again and again; it is drawn anew in its turn."""
+        self._counts["task/given_up/sum"] += 1
+        self._counts[f"task/given_up/{source}/sum"] += 1
+
+    def add_set_aside(self, source: str, reason: str) -> None:
+        """A task cannot be played, and is not drawn again."""
+        self._counts["task/set_aside/sum"] += 1
+        self._counts[f"task/set_aside/{source}/{reason}/sum"] += 1
+
     def add_dropped(self, source: str) -> None:
         """A group was played to its end and trains nothing; its samples say why."""
         self._counts["group/dropped/sum"] += 1

@@ -5,12 +5,20 @@ Every change of a group's standing goes through here, and each is a line of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
-from gradus.orchestrator.batcher import STALE, Batcher, ReadyGroup, SampleBatch, StaleDrop
+from gradus.orchestrator.batcher import (
+    ERROR_PREFIX,
+    STALE,
+    Batcher,
+    ReadyGroup,
+    SampleBatch,
+    StaleDrop,
+)
 from gradus.orchestrator.failures import Failure, FirstFailures
 from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
 from gradus.orchestrator.group_ledger import GroupLedger, Phase
@@ -21,11 +29,13 @@ from gradus.orchestrator.player import RunningEpisode
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.recording import Recording
 from gradus.orchestrator.starvation import Fate, GroupTime, PlayTime, Starvation
-from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_client import Task, TaskRefused
 from gradus.orchestrator.task_source import TaskPointer, TaskSource
 
 ABANDONED = "abandoned"
 RUN_ENDED = "run_ended"
+UNREADABLE = "unreadable"
+"""Why a task is put aside that its environment cannot load."""
 TOO_OLD = "too_old"
 """Why a running group is abandoned: the next batch cannot train its oldest episode any more."""
 LEAST_TRAINABLE_SHARE = 0.1
@@ -82,6 +92,27 @@ class OpenGroups:
             attempt=pointer.attempt,
         )
         return group, episode_ids
+
+    def set_aside(self, pointer: TaskPointer, reason: str, error: str) -> None:
+        """A task cannot be played: it is not drawn again in this run."""
+        if not self.tasks.set_aside(pointer):
+            return
+        self.journal.write(
+            JournalEvent.TASK_SET_ASIDE,
+            source=pointer.source,
+            index=pointer.index,
+            reason=reason,
+            error=error,
+        )
+        self.tally.add_set_aside(pointer.source, reason)
+        place = f"task {pointer.index}, put aside"
+        self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
+
+    def note_unreadable(self, pointer: TaskPointer, error: TaskRefused) -> None:
+        """A task cannot be loaded, and no group opens; EnvironmentFailure after many in a row."""
+        self.set_aside(pointer, UNREADABLE, f"{error}")
+        with self._noting_the_end():
+            self.batcher.reject({f"{ERROR_PREFIX}{UNREADABLE}_task": 1})
 
     def start(self, episode_id: str, *, version: int) -> None:
         """An episode starts while `version` is served."""
@@ -178,8 +209,14 @@ class OpenGroups:
         samples = [sample.id for sample in group.samples]
         self.journal.write(JournalEvent.GROUP_GRADED, group=group.id, samples=samples)
         self.tasks.record(group.pointer, episode_rewards(group))
-        try:
+        with self._noting_the_end():
             self._offer(group, is_frozen=source.is_frozen)
+
+    @contextmanager
+    def _noting_the_end(self) -> Iterator[None]:
+        """When nothing could be trained for too long, the user finds the reason beside the run."""
+        try:
+            yield
         except (EmptyBatchError, EnvironmentFailure) as error:
             self.evict(f"{error}")
             raise
@@ -225,9 +262,12 @@ class OpenGroups:
             self._drop(self.groups[group_id])
 
     def _return_task(self, group: Group) -> None:
-        """Time, not the task, kept the group from training: its task is drawn again."""
-        self.tasks.give_back(group.pointer)
-        self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
+        """Time kept the group from training: its task is drawn again, but not for ever."""
+        if self.tasks.give_back(group.pointer):
+            self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
+            return
+        self.tally.add_given_up(group.source)
+        self.journal.write(JournalEvent.TASK_GIVEN_UP, group=group.id)
 
 
 def group_time(group: Group) -> GroupTime:

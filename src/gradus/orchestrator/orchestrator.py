@@ -41,6 +41,7 @@ from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.scheduler import Scheduler
 from gradus.orchestrator.standing import Standing
 from gradus.orchestrator.starvation import Starvation
+from gradus.orchestrator.task_client import TaskRefused
 from gradus.orchestrator.task_source import TaskSource
 from gradus.orchestrator.watchdog import WaitBoard, WaitFor, Watchdog, guard_event_loop
 from gradus.recording import weights_digest
@@ -282,8 +283,13 @@ class Orchestrator:
         draw = self._draws.next()
         pointer = draw.task
         asked = WaitFor(f"task {pointer.index}", on=f"environment {pointer.source!r}")
-        with self._board.waiting("schedule", asked):
-            task = await self._parts.sources[pointer.source].environment.task(pointer.index)
+        try:
+            with self._board.waiting("schedule", asked):
+                task = await self._parts.sources[pointer.source].environment.task(pointer.index)
+        except TaskRefused as error:
+            self._groups.note_unreadable(pointer, error)
+            self._draws.redraw(draw)
+            return
         group, episode_ids = self._groups.open(pointer, task, number=draw.number)
         self._draws.opened(draw)
         self._scheduler.plan(group.id, episode_ids)

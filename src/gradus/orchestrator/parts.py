@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.model import ModelConfig
@@ -47,12 +48,16 @@ from gradus.orchestrator.renderer import check_tools, settle_renderer
 from gradus.orchestrator.restarts import RestartedEnvironment
 from gradus.orchestrator.seats import check_seats
 from gradus.orchestrator.stop_tokens import read_stop_token_ids
+from gradus.orchestrator.task_client import TaskRefused
 from gradus.orchestrator.task_source import SourceShare
 from gradus.orchestrator.vocabulary import read_vocabulary_size
 from gradus.run_dir import RunDirectory
 from gradus.transport.base import BatchSender
 from gradus.transport.build import build_sender
 from gradus.wire.inference import SERVED_MODEL_NAME
+
+TASKS_TO_TRY = 10
+"""Of which one must be readable before anything is played."""
 
 log = get_logger(__name__)
 
@@ -159,10 +164,19 @@ async def _open_source(
     info = await environment.info()
     check_tools(source.name, config.model, offers_tools=info.tools)
     if info.agents and info.num_tasks != 0:
-        check_seats(source, info.agents, (await environment.task(0)).task_data)
+        check_seats(source, info.agents, await _first_task_data(environment, info.num_tasks))
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
     errors = build_error_policy(source.errors, source=source.name)
     return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
+
+
+async def _first_task_data(environment: Environment, num_tasks: int | None) -> dict[str, Any]:
+    """Of the first task that can be loaded; TaskRefused when none of ten can."""
+    last = min(num_tasks or TASKS_TO_TRY, TASKS_TO_TRY) - 1
+    for index in range(last):
+        with suppress(TaskRefused):
+            return (await environment.task(index)).task_data
+    return (await environment.task(last)).task_data
 
 
 def connect_environment(

@@ -48,6 +48,14 @@ class Health(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class _Refused(EnvironmentFailure):
+    """The environment answered that it cannot do what was asked."""
+
+
+class TaskRefused(EnvironmentFailure):
+    """The environment lives and cannot give this one task."""
+
+
 class _Reply(msgspec.Struct, frozen=True):
     ok: bool
     result: msgspec.Raw = msgspec.Raw()
@@ -79,8 +87,12 @@ class TaskClient:
         return self._decode(await self._request({"method": "info"}), TaskSetInfo)
 
     async def task(self, index: int) -> Task:
-        """One task; EnvironmentFailure when the environment has no such task."""
-        return self._decode(await self._request({"method": "task", "index": index}), Task)
+        """One task; TaskRefused when it cannot be had."""
+        try:
+            return self._decode(await self._request({"method": "task", "index": index}), Task)
+        except (_Refused, ProtocolError, DeadlineError) as error:
+            # An environment that is lost with all its tasks says so in `health`, or no more.
+            raise TaskRefused(f"{error}") from error
 
     async def health(self) -> Health:
         """Whether episodes can be played; DeadlineError when the process does not answer."""
@@ -119,7 +131,7 @@ class TaskClient:
             del self._pending[request_id]
         reply = self._decode(answer, _Reply)
         if not reply.ok:
-            raise EnvironmentFailure(f"environment {self._name!r}: {reply.error}")
+            raise _Refused(f"environment {self._name!r}: {reply.error}")
         return reply.result
 
     async def _receive(self) -> None:

@@ -8,9 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradus.config.curriculum import CurriculumConfig
-from gradus.errors import ConfigError, CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.curriculum import build_curriculum
 from gradus.plugins import describe, plain_state
+
+MAX_RETURNS = 2
+"""How often the task of a draw comes back to its source before it is given up."""
+_SKIPS_PER_TASK = 10
+"""Draws in a row that may be of tasks that were put aside, for each such task of the source."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,10 @@ class TaskSource:
 
     After n tasks every source has supplied its share of n, give or take two. A task that came back
     is drawn before new ones of its source, and counts towards the share again: otherwise a source
-    whose tasks are always too slow would take the whole stream.
+    whose tasks are always too slow would take the whole stream. It comes back `MAX_RETURNS` times;
+    then its draw is given up, or tasks that are always too slow would take their whole source.
+
+    A task that cannot be played is put aside: it is not drawn again in this run.
 
         >>> tasks = TaskSource([SourceShare("words", ratio=1.0, num_tasks=2)], seed=0)
         >>> first = tasks.next_task()
@@ -61,6 +69,7 @@ class TaskSource:
         self._total_ratio = sum(share.ratio for share in shares)
         self._counts = dict.fromkeys(self._shares, 0)
         self._returned: dict[str, deque[TaskPointer]] = {name: deque() for name in self._shares}
+        self._aside: dict[str, set[int]] = {name: set() for name in self._shares}
         self._curricula = {
             share.name: build_curriculum(
                 share.curriculum, source=share.name, num_tasks=share.num_tasks, seed=seed
@@ -69,17 +78,41 @@ class TaskSource:
         }
 
     def next_task(self) -> TaskPointer:
-        """The next task of the stream."""
+        """The next task of the stream; EnvironmentFailure when its source has none left."""
         name = self._most_behind()
         self._counts[name] += 1
         if self._returned[name]:
             return self._returned[name].popleft()
-        draw = self._curricula[name].next_task()
-        return TaskPointer(name, draw.pass_number, draw.index)
+        aside = self._aside[name]
+        for _ in range(1 + _SKIPS_PER_TASK * len(aside)):
+            draw = self._curricula[name].next_task()
+            if draw.index not in aside:
+                return TaskPointer(name, draw.pass_number, draw.index)
+        raise EnvironmentFailure(
+            f"source {name!r} has no task left to play: {len(aside)} of "
+            f"{self._shares[name].num_tasks or 'endless'} tasks were put aside, see "
+            "task_set_aside in journal.jsonl; mend its data, or leave the source out"
+        )
 
-    def give_back(self, task: TaskPointer) -> None:
-        """Draw a task again that was drawn before and could not be trained."""
+    def give_back(self, task: TaskPointer) -> bool:
+        """Draw a task again that could not be trained in time; False when it is given up."""
+        if task.attempt >= MAX_RETURNS or task.index in self._aside[task.source]:
+            return False
         self._returned[task.source].append(replace(task, attempt=task.attempt + 1))
+        return True
+
+    def set_aside(self, task: TaskPointer) -> bool:
+        """Draw this task no more; False when it was put aside before."""
+        if task.index in self._aside[task.source]:
+            return False
+        self._aside[task.source].add(task.index)
+        returned = self._returned[task.source]
+        self._returned[task.source] = deque(t for t in returned if t.index != task.index)
+        return True
+
+    def is_aside(self, task: TaskPointer) -> bool:
+        """Whether the task was put aside."""
+        return task.index in self._aside[task.source]
 
     def record(self, task: TaskPointer, rewards: Sequence[float]) -> None:
         """Tell the source's curriculum the rewards of a group that was played to its end."""
@@ -96,6 +129,7 @@ class TaskSource:
                 name: [[task.pass_number, task.index, task.attempt] for task in tasks]
                 for name, tasks in self._returned.items()
             },
+            "aside": {name: sorted(indices) for name, indices in self._aside.items()},
             "curricula": {
                 name: plain_state(f"{describe('curriculum', c)} of source {name!r}", c.state())
                 for name, c in self._curricula.items()
@@ -123,6 +157,7 @@ class TaskSource:
             self._returned[name] = deque(
                 TaskPointer(name, *map(int, task)) for task in state["returned"][name]
             )
+            self._aside[name] = set(map(int, state["aside"][name]))
             curriculum.load_state(state["curricula"][name])
 
     def _most_behind(self) -> str:

@@ -7,7 +7,7 @@ and remember what happened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,11 @@ class ScriptedEnvironment:
         play: Callable[[int], WireEpisode | Exception] | None = None,
         wait: Callable[[int], Awaitable[None]] = at_once,
         num_tasks: int | None = 100,
+        refused: Mapping[int, Exception] | None = None,
     ) -> None:
-        """By default every second episode of a group is rewarded."""
+        """By default every second episode of a group is rewarded; `refused` says what is raised
+        when a task is asked for."""
+        self._refused = refused or {}
         self.calls: list[Call] = []
         self._play = play or (lambda number: build_episode(reward=float(number % 2), seed=number))
         self._wait = wait
@@ -86,7 +89,9 @@ class ScriptedEnvironment:
         return ScriptedInfo(self._num_tasks)
 
     async def task(self, index: int) -> ScriptedTask:
-        """Any index is a task; the key is an integer."""
+        """Any index is a task, unless it is `refused`; the key is an integer."""
+        if index in self._refused:
+            raise self._refused[index]
         return ScriptedTask({"idx": index}, index)
 
     async def run(

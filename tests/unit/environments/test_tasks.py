@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,22 @@ async def test_an_endless_taskset_that_ends_is_told_so() -> None:
     index = TaskIndex(_Liar(EchoConfig(id="liar", num_tasks=None)))
     with pytest.raises(EnvironmentFailure, match="says that it is endless, and ended before"):
         await index.task(2)
+
+
+class _Broken(EchoTaskset):
+    """Raises at its third task."""
+
+    def load(self) -> Iterator[Any]:
+        yield from itertools.islice(super().load(), 2)
+        raise KeyError("answer")
+
+
+async def test_an_endless_taskset_that_raises_says_where_also_later() -> None:
+    index = TaskIndex(_Broken(EchoConfig(id="broken", num_tasks=None)))
+    await index.task(1)
+    for wanted in (2, 3, 2):
+        with pytest.raises(EnvironmentFailure, match="failed at task 2: KeyError: 'answer'"):
+            await index.task(wanted)
 
 
 @pytest.mark.parametrize("wanted", [-1, 3])

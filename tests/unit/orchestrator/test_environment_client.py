@@ -29,7 +29,7 @@ from gradus.orchestrator.environment import (
 )
 from gradus.orchestrator.episode_check import EpisodeFailed
 from gradus.orchestrator.record_limits import cut_bytes
-from gradus.orchestrator.task_client import Task, TaskClient
+from gradus.orchestrator.task_client import Task, TaskClient, TaskRefused
 from gradus.run_dir import RunDirectory, write_json
 
 MODEL = ModelConfig(name="tiny", renderer="qwen3")
@@ -154,7 +154,7 @@ async def test_overlapping_requests_get_their_own_replies(servers: Servers) -> N
 
 async def test_a_task_that_is_not_there_is_named(servers: Servers) -> None:
     servers.start("tasks", answer_tasks)
-    with pytest.raises(EnvironmentFailure, match="'words': has no task 99"):
+    with pytest.raises(TaskRefused, match="'words': has no task 99"):
         await servers.tasks().task(99)
 
 

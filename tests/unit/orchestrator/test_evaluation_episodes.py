@@ -26,7 +26,7 @@ from gradus.orchestrator.evaluation_episodes import (
     warn_of_graded_rewards,
 )
 from gradus.orchestrator.evaluation_metrics import EpisodeScore
-from gradus.orchestrator.task_client import TaskSetInfo
+from gradus.orchestrator.task_client import TaskRefused, TaskSetInfo
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment
 
@@ -162,15 +162,18 @@ async def test_an_episode_of_nobody_who_is_measured_is_an_error() -> None:
     assert {e.score().error for e in ended} == {"no_trace"}
 
 
-async def test_a_task_that_cannot_be_had_ends_the_evaluation() -> None:
-    environment = ScriptedEnvironment()
+async def test_a_task_that_cannot_be_loaded_fails_its_episodes_only() -> None:
+    refused = {1: TaskRefused("environment 'words': KeyError: 'answer'")}
+    ended = await play(ScriptedEnvironment(refused=refused), num_tasks=3, group_size=2)
+    errors = {(e.key.task, e.score().error) for e in ended}
+    assert errors == {(0, None), (1, "unreadable_task"), (2, None)}
+    assert len(ended) == 6
 
-    async def missing(index: int) -> Any:
-        raise EnvironmentFailure(f"no task {index}")
 
-    environment.task = missing  # type: ignore[method-assign]
+async def test_an_environment_that_is_lost_ends_the_evaluation() -> None:
+    refused = {0: EnvironmentFailure("the process ended")}
     with pytest.RaisesGroup(EnvironmentFailure, allow_unwrapped=False, flatten_subgroups=True):
-        await play(environment, max_in_flight=1)
+        await play(ScriptedEnvironment(refused=refused), max_in_flight=1)
 
 
 def test_a_score_is_the_mean_over_the_agents_that_are_measured() -> None:

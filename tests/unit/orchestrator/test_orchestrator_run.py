@@ -17,6 +17,8 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.task_client import TaskRefused
+from gradus.orchestrator.task_source import SourceShare, TaskSource
 from gradus.run_dir import RunDirectory
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
@@ -166,6 +168,33 @@ async def test_the_task_of_an_abandoned_group_is_played_again_before_new_ones(
     after = lines[lines.index(returned) + 1]
     first = rig.events("group_opened")[0]
     assert (after["index"], after["attempt"]) == (first["index"], 1)
+
+
+async def test_a_task_that_cannot_be_loaded_is_put_aside_and_the_run_goes_on(
+    build_rig: Any,
+) -> None:
+    stream = TaskSource([SourceShare("words", 1.0, 100)], seed=0)
+    order = [stream.next_task().index for _ in range(2)]
+    refused = {order[1]: TaskRefused("environment 'words': KeyError: 'answer'")}
+    rig = build_rig(max_steps=2, environment=ScriptedEnvironment(refused=refused))
+    await rig.play()
+    (aside,) = rig.events("task_set_aside")
+    assert (aside["source"], aside["index"]) == ("words", order[1])
+    assert aside["reason"] == "unreadable"
+    assert "KeyError: 'answer'" in aside["error"]
+    assert sum(m.get("task/set_aside/sum", 0) for _, m in rig.monitor.records) == 1
+    numbers = [line["group"] for line in rig.events("group_opened")]
+    assert numbers == [f"g{number:06d}" for number in range(len(numbers))]
+    assert_conserved(rig)
+
+
+async def test_a_task_set_of_which_nothing_can_be_loaded_ends_the_run_with_the_reason(
+    build_rig: Any,
+) -> None:
+    refused = {index: TaskRefused("no such column") for index in range(100)}
+    rig = build_rig(max_empty_attempts=3, environment=ScriptedEnvironment(refused=refused))
+    with pytest.raises(EnvironmentFailure, match=r"6 groups in a row.* 6 x error:unreadable_task"):
+        await rig.play()
 
 
 async def test_the_task_of_a_group_that_became_stale_in_the_queue_returns_too(

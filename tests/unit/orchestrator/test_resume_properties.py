@@ -322,7 +322,7 @@ def random_death(source: random.Random) -> Death:
 
 
 @settings(
-    max_examples=settings.default.max_examples // 4,
+    max_examples=settings.default.max_examples // 5,
     deadline=None,
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

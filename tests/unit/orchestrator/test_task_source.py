@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.config.curriculum import CurriculumConfig
-from gradus.errors import ConfigError, CorruptStateError
-from gradus.orchestrator.task_source import SourceShare, TaskSource
+from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
+from gradus.orchestrator.task_source import MAX_RETURNS, SourceShare, TaskPointer, TaskSource
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
 SUMS = SourceShare("sums", ratio=3.0, num_tasks=None)
@@ -113,15 +113,41 @@ def test_a_task_that_came_back_is_drawn_again_before_new_ones() -> None:
     assert [task.attempt for task in again] == [1, 1, 0]
 
 
-def test_a_task_that_comes_back_again_and_again_is_never_lost() -> None:
+def test_a_task_that_comes_back_too_often_waits_for_the_next_pass() -> None:
     tasks = TaskSource([WORDS], seed=0)
     slow = tasks.next_task()
-    for attempt in range(1, 4):
-        tasks.give_back(slow)
+    for attempt in range(1, MAX_RETURNS + 1):
+        assert tasks.give_back(slow)
         slow = tasks.next_task()
         assert slow.attempt == attempt
+    assert not tasks.give_back(slow)
     rest = {tasks.next_task().index for _ in range(4)}
     assert rest == set(range(5)) - {slow.index}
+    second_pass = [tasks.next_task() for _ in range(5)]
+    assert slow.index in {task.index for task in second_pass}
+    assert {task.attempt for task in second_pass} == {0}
+
+
+def test_a_task_that_was_put_aside_is_drawn_no_more_also_after_a_restart() -> None:
+    tasks = TaskSource([WORDS], seed=0)
+    broken = tasks.next_task()
+    tasks.give_back(broken)
+    assert tasks.set_aside(broken)
+    assert not tasks.set_aside(broken)
+    resumed = TaskSource([WORDS], seed=0)
+    resumed.load_state(json.loads(json.dumps(tasks.state())))
+    for source in (tasks, resumed):
+        drawn = {source.next_task().index for _ in range(30)}
+        assert drawn == set(range(5)) - {broken.index}
+        assert source.is_aside(broken)
+
+
+def test_a_source_without_a_task_to_play_says_so() -> None:
+    tasks = TaskSource([WORDS], seed=0)
+    for index in range(5):
+        tasks.set_aside(TaskPointer("words", 0, index))
+    with pytest.raises(EnvironmentFailure, match="'words' has no task left to play: 5 of 5 tasks"):
+        tasks.next_task()
 
 
 def test_a_source_whose_tasks_always_come_back_takes_no_more_than_its_share() -> None:
