@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
-from gradus.cli.options import print_help, take_value, wants_help
+from gradus.cli.inspection import REFUSED, look_at, parts_of, table
+from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.replay import REPLAY, check_replay
 from gradus.config.eval import EvalConfig
 from gradus.config.load import load_config, top_level_keys
@@ -12,35 +14,58 @@ from gradus.config.overview import describe_eval, describe_run, describe_sft
 from gradus.config.preflight import check_eval, check_run, check_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
+from gradus.errors import ExitCode
+from gradus.launch.plan import Machine
+from gradus.supervise import become_subreaper
 
 KINDS = ("rl", "sft", "eval")
 SUMMARY = (
-    "Checks a config and prints the plan; starts and writes nothing. 'gradus check rl', "
-    "'check sft' or 'check eval' if the config alone does not say which it is. "
-    "'gradus check --replay RUN' says whether a recorded run is whole."
+    "Loads what a run would load, each part in a process of its own, says what works here, and "
+    "prints the plan; starts no run and writes nothing. 'gradus check rl', 'check sft' or 'check "
+    "eval' if the config alone does not say which it is. 'gradus check --replay RUN' says whether "
+    "a recorded run is whole. The exit code is 0 only when nothing was refused."
 )
+FAST = "--fast"
+OPTIONS = {FAST: "look at the config and at installed modules alone, half a second"}
 
 
 def run(words: Sequence[str]) -> int:
-    """Check the config and print what it would run."""
+    """Check the config, load its parts, and print what it would run."""
     if wants_help(words):
-        print_help("check [rl|sft|eval]", SUMMARY, RunConfig)
+        print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS)
         return 0
     recorded, words = take_value(words, REPLAY)
     if recorded is not None:
         print("\n".join(["this run can be replayed", *check_replay(recorded, words).lines()]))
         return 0
+    options, rest = take_options(words, OPTIONS)
+    config, plan = _load(rest)
+    if FAST in options:
+        print("\n".join(["this config is consistent; nothing was loaded", *plan]))
+        return ExitCode.DONE
+    machine = Machine.current()
+    become_subreaper()
+    findings = look_at(parts_of(config, machine), machine)
+    is_refused = any(finding.verdict == REFUSED for finding in findings)
+    title = "this config does not work here" if is_refused else "this config works here"
+    width = shutil.get_terminal_size((120, 24)).columns
+    print("\n".join([title, *table(findings, width=width), *plan]))
+    return ExitCode.CONFIG if is_refused else ExitCode.DONE
+
+
+def _load(words: Sequence[str]) -> tuple[RunConfig | SftConfig | EvalConfig, list[str]]:
+    """The config with its plan in a few lines; ConfigError with every problem of the config."""
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else _kind(rest)
     if kind == "sft":
-        lines = describe_sft(load_config(SftConfig, rest, check=check_sft))
-    elif kind == "eval":
-        lines = describe_eval(load_config(EvalConfig, rest, check=check_eval))
-    else:
-        lines = describe_run(load_config(RunConfig, rest, check=check_run))
-    print("\n".join(["this config works here", *lines]))
-    return 0
+        supervised = load_config(SftConfig, rest, check=check_sft)
+        return supervised, describe_sft(supervised)
+    if kind == "eval":
+        evaluation = load_config(EvalConfig, rest, check=check_eval)
+        return evaluation, describe_eval(evaluation)
+    config = load_config(RunConfig, rest, check=check_run)
+    return config, describe_run(config)
 
 
 def _kind(words: Sequence[str]) -> str:

@@ -161,6 +161,11 @@ def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
         yield Problem(path, text)
 
 
+def is_on_this_machine(name: str) -> bool:
+    """Whether a model lies in a directory here or in the hub's cache."""
+    return Path(name).is_dir() or _is_cached(name)
+
+
 def _is_directory_name(name: str) -> bool:
     """Whether a name means a directory here: it looks like a path, or begins with one."""
     if name.startswith(_PATH_STARTS) or name.count("/") > 1 or name.endswith("/"):

@@ -89,7 +89,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         # Blocks on purpose: some environments can only be imported in the main thread, and nothing
         # is served yet.
         settings = complete_roles(config.name, config.verifiers)
-        tasks = load_tasks(config.name, settings)
+        tasks = load_tasks(config.name, settings, is_rendered=config.algo is not None)
         config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)
         await EnvironmentProcess(config, pool, tasks, directory).run()

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
 from verifiers.v1.utils.loaders import env_config_type, taskset_config_type
 
+from gradus.config.installed import plugin_module
 from gradus.config.problems import nearest
 from gradus.config.process import EVERY_ROLE
 from gradus.errors import ConfigError, EnvironmentFailure
@@ -24,6 +25,8 @@ log = get_logger(__name__)
 
 _OWN_KEYS = ("id", "taskset", "timeout", "retries")
 """Keys of an environment's config that gradus writes itself."""
+_NO_CHAT = {"codex": "OpenAI's Responses", "claude_code": "Anthropic's Messages"}
+"""Harnesses that cannot ask for chat completions, and what they ask for."""
 ENDLESS_WINDOW = 4096
 """Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
 
@@ -107,8 +110,13 @@ def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
     return {"task_data": task_data, "key": task.key}
 
 
-def load_tasks(source: str, verifiers_config: Mapping[str, Any]) -> TaskIndex:
+def load_tasks(
+    source: str, verifiers_config: Mapping[str, Any], *, is_rendered: bool = False
+) -> TaskIndex:
     """The tasks of the environment of `source`.
+
+    `is_rendered` says that gradus serves the policy, whose tokens are recorded: then a harness that
+    speaks something else than chat completions is refused.
 
     Builds the environment once to see every error here, with its cause: ConfigError for what the
     user wrote, EnvironmentFailure for what the environment's own code did.
@@ -117,6 +125,8 @@ def load_tasks(source: str, verifiers_config: Mapping[str, Any]) -> TaskIndex:
     with _explained(name, verifiers_config):
         config = vf.resolve_env_config(dict(verifiers_config))
         environment = vf.load_environment(config)
+    if refusal := harness_refusal(environment, is_rendered=is_rendered):
+        raise ConfigError(f"{name}: {refusal}")
     try:
         index = TaskIndex(
             environment.taskset, standing(environment), offers_tools=offers_tools(environment)
@@ -225,6 +235,27 @@ def standing(environment: vf.Env[Any]) -> dict[str, bool]:
     finally:
         setup.close()
     return {name: bool(seat.trainable) for name, seat in seats.items()}
+
+
+def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | None:
+    """Why a role's harness cannot play here, and what to write; None when each of them can."""
+    for role, agent in agent_config_fields(environment.config).items():
+        harness = environment._harnesses[role]
+        kind = harness.config.id
+        if harness.NEEDS_CONTAINER and agent.runtime.type == "subprocess":
+            return (
+                f"harness {kind!r} of role {role!r} needs a container; write "
+                'runtime = {type = "docker"}'
+            )
+        transport = getattr(harness.config, "transport", None)
+        spoken = _NO_CHAT.get(plugin_module(kind)) or transport
+        if is_rendered and agent.client is None and spoken not in (None, "chat_completions"):
+            advice = 'harness.config.transport = "chat_completions", or ' if transport else ""
+            return (
+                f"harness {kind!r} of role {role!r} asks the model by {spoken}, and gradus records "
+                f"tokens of chat completions alone; use {advice}another harness, e.g. chat or bash"
+            )
+    return None
 
 
 def offers_tools(environment: vf.Env[Any]) -> bool:

@@ -251,3 +251,25 @@ def test_a_harness_that_runs_code_offers_tools(harness: dict[str, Any], expected
 
 def test_a_taskset_with_a_tool_server_offers_tools() -> None:
     assert load_tasks("here", completed(id="gradus-word-lookup")).offers_tools
+
+
+@pytest.mark.parametrize(
+    ("harness", "words"),
+    [
+        ({"id": "codex"}, "asks the model by OpenAI's Responses"),
+        ({"id": "claude-code"}, "asks the model by Anthropic's Messages"),
+        (
+            {"id": "pi", "config": {"transport": "responses"}},
+            'use harness.config.transport = "chat_completions"',
+        ),
+    ],
+)
+def test_a_harness_whose_tokens_cannot_be_recorded_is_refused(
+    harness: dict[str, Any], words: str
+) -> None:
+    source = {"id": "gradus-test-echo", "harness": harness, "runtime": {"type": "docker"}}
+    config = completed(**source)
+    with pytest.raises(ConfigError) as caught:
+        load_tasks("here", config, is_rendered=True)
+    assert words in str(caught.value)
+    assert load_tasks("here", config).num_tasks is not None

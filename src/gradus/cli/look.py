@@ -1,0 +1,251 @@
+"""The child side of `gradus check`: loads one part of a config and says what it saw.
+
+`python -m gradus.cli.look PART REQUEST RESULT` reads what to look at from the file REQUEST and
+writes {"seen": ...} or {"refused": ...} to the file RESULT. Each part imports only what the process
+would import that plays it in a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradus.config.checks import ALGORITHMS, CURRICULA, FILTERS, LOSSES
+from gradus.config.inference import InferenceConfig
+from gradus.config.model import ModelConfig, renderer_settings
+from gradus.config.process import EnvironmentProcessConfig, OrchestratorProcessConfig
+from gradus.config.sft import SftConfig
+from gradus.config.trainer import LossConfig
+from gradus.errors import ConfigError, GradusError
+from gradus.log import configure_logging
+from gradus.run_dir import write_json
+from gradus.supervise import watch_death_pipe
+
+NUM_ROWS = 100
+"""Rows of supervised data that are made into samples; reading goes over all."""
+_NODES = Path("/sys/devices/system/node")
+
+Request = Mapping[str, Any]
+
+
+def look_at_model(request: Request) -> str:
+    """The policy's tokenizer, its chat template and its renderer."""
+    from gradus.orchestrator.renderer import load_policy_tokenizer
+
+    model = ModelConfig.model_validate(request["model"])
+    tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
+    settings, how = _renderer(model)
+    return f"vocabulary of {len(tokenizer):,}, renderer {settings['name']} ({how})"
+
+
+def look_at_environment(request: Request) -> str:
+    """The environment's settings, roles and tasks, and its first prompt as the policy reads it."""
+    from gradus.environments.process import check_seats
+    from gradus.environments.tasks import complete_roles, load_tasks
+
+    config = EnvironmentProcessConfig.model_validate(request["config"])
+    model = request["model"] and ModelConfig.model_validate(request["model"])
+    settings = complete_roles(config.name, config.verifiers)
+    tasks = load_tasks(config.name, settings, is_rendered=request["plays"])
+    asyncio.run(check_seats(config, tasks))
+    number = "endless" if tasks.num_tasks is None else f"{tasks.num_tasks:,}"
+    seen = [f"{number} tasks", f"played by {', '.join(tasks.agents)}"]
+    task_data = asyncio.run(tasks.task(0))["task_data"]
+    if model is not None:
+        seen += _first_prompt(config.name, model, task_data, offers_tools=tasks.offers_tools)
+    elif tasks.offers_tools:
+        seen.append("with tools")
+    return ", ".join(seen)
+
+
+def _first_prompt(
+    source: str, model: ModelConfig, task_data: Request, *, offers_tools: bool
+) -> list[str]:
+    from gradus.orchestrator.renderer import check_tools, load_policy_tokenizer, render
+
+    settings, _ = _renderer(model)
+    settled = model.model_copy(update={"renderer": settings})
+    check_tools(source, settled, offers_tools=offers_tools)
+    seen = ["with tools"] if offers_tools else []
+    messages = _messages(task_data)
+    if not messages:
+        return [*seen, "the user opens"]
+    tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
+    num_tokens = len(render(tokenizer, settings, messages))
+    if num_tokens >= model.max_length_tokens:
+        raise ConfigError(
+            f"source {source!r}: the first prompt has {num_tokens} tokens, which leaves none to "
+            f"sample in model.max_length_tokens = {model.max_length_tokens}; raise it"
+        )
+    return [*seen, f"first prompt {num_tokens} tokens"]
+
+
+def _messages(task_data: Request) -> list[dict[str, Any]]:
+    system, prompt = task_data.get("system_prompt"), task_data.get("prompt")
+    messages = [{"role": "system", "content": system}] if system else []
+    if isinstance(prompt, str):
+        return [*messages, {"role": "user", "content": prompt}]
+    return [*messages, *(prompt or [])] if prompt else []
+
+
+def _renderer(model: ModelConfig) -> tuple[dict[str, Any], str]:
+    """The renderer that a run would take, and how it is found."""
+    from gradus.orchestrator.renderer import AUTO, find_renderer, known_renderer, reads_tool_calls
+
+    settings = known_renderer(model)
+    if settings is not None:
+        is_written = renderer_settings(model)["name"] != AUTO
+        return settings, "as written" if is_written else "by the model's name"
+    found = find_renderer(model.tokenizer or model.name)
+    settings = {**renderer_settings(model), **found}
+    reads = reads_tool_calls(settings)
+    return settings, "by its chat template" if reads else "its chat template; reads no tool calls"
+
+
+def look_at_plug_ins(request: Request) -> str:
+    """Algorithms, filters, curricula and error policies, built with their options."""
+    from gradus.orchestrator.algorithms import build_algorithm, needs_reference
+    from gradus.orchestrator.curriculum import build_curriculum
+    from gradus.orchestrator.error_policy import build_error_policy
+    from gradus.orchestrator.filters import build_filters
+
+    config = OrchestratorProcessConfig.model_validate(request["orchestrator"])
+    build_filters(config.orchestrator.filters, vocabulary_size=1)
+    for source in config.sources:
+        # A reference answers only when a group is scored.
+        reference: Any = object() if needs_reference(source.algo) else None
+        build_algorithm(source.algo, reference)
+        build_curriculum(source.curriculum, source=source.name, num_tasks=1, seed=config.seed)
+        build_error_policy(source.errors, source=source.name)
+    chosen = [
+        *(source.algo.type for source in config.sources),
+        *(chosen.type for chosen in config.orchestrator.filters),
+        *(source.curriculum.type for source in config.sources),
+    ]
+    own = [name for name in chosen if name not in ALGORITHMS | FILTERS | CURRICULA]
+    return ", ".join(dict.fromkeys(own or chosen))
+
+
+def look_at_trainer(request: Request) -> str:
+    """The loss with its options, and a device for each process."""
+    import torch
+
+    seen = []
+    if request["loss"] is not None:
+        from gradus.trainer.losses import build_loss
+
+        loss = LossConfig.model_validate(request["loss"])
+        build_loss(loss)
+        seen.append(f"loss {loss.type}" if loss.type in LOSSES else f"your loss {loss.type}")
+    wanted, found = request["num_processes"], torch.cuda.device_count()
+    if found and wanted > found:
+        raise ConfigError(f"num_processes = {wanted}, but this machine has {found} GPUs; lower it")
+    seen.append(f"{wanted} of {found} GPUs" if found else "CPU")
+    return ", ".join(seen)
+
+
+def look_at_data(request: Request) -> str:
+    """Every row of supervised data read, and the first ones made into samples."""
+    from gradus.trainer.conversation_files import load_conversations
+    from gradus.trainer.conversation_samples import ConversationEncoder, learnable_samples
+    from gradus.trainer.model.load import load_tokenizer
+
+    sft = SftConfig.model_validate(request["sft"])
+    conversations = load_conversations(sft.data)
+    seen = f"{len(conversations):,} conversations"
+    if not request["has_model"]:
+        return seen
+    encoder = ConversationEncoder(load_tokenizer(sft.model))
+    rows = itertools.islice(conversations, NUM_ROWS)
+    limit = sft.model.max_length_tokens
+    samples = [sample for row in rows for sample in learnable_samples(encoder, row, limit)]
+    if not samples:
+        raise ConfigError(
+            f"none of the first {min(NUM_ROWS, len(conversations))} conversations of "
+            f"{sft.data.path!r} gives a token to learn within model.max_length_tokens = {limit}; "
+            "raise it, or look at the roles and lengths of the messages"
+        )
+    longest = max(len(sample.token_ids) for sample in samples)
+    return f"{seen}, the first {min(NUM_ROWS, len(conversations))} up to {longest:,} tokens long"
+
+
+def look_at_engine(request: Request) -> str:
+    """vLLM with everything that the server imports, and a device for each part of the model."""
+    from gradus.inference.settings import CLEARED_VARIABLES, is_cpu_build
+
+    inference = InferenceConfig.model_validate(request["inference"])
+    for name in CLEARED_VARIABLES:
+        os.environ.pop(name, None)
+    importlib.import_module("gradus.inference.vllm_server")
+    # Loaded only with the model, and what breaks when its build does not fit that of torch.
+    importlib.import_module("vllm.model_executor.model_loader")
+    for name in ("torchvision", "torchaudio"):
+        _import_if_installed(name)
+    import torch
+    import vllm
+
+    size, is_cpu = inference.tensor_parallel_size, is_cpu_build()
+    num_gpus = torch.cuda.device_count()
+    found = len(list(_NODES.glob("node[0-9]*"))) or 1 if is_cpu else num_gpus
+    if size > found:
+        what = "NUMA nodes" if is_cpu else "GPUs"
+        raise ConfigError(
+            f"inference.tensor_parallel_size = {size}, but this machine has {found} {what}; "
+            f"lower it to {found}"
+        )
+    return f"vLLM {vllm.__version__} on {'CPU' if is_cpu else f'{size} of {num_gpus} GPUs'}"
+
+
+def _import_if_installed(name: str) -> None:
+    """Packages that transformers imports as soon as they are there; a wrong build ends the run."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+    except (OSError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{name} does not fit this torch: {first}. Models need it no more than gradus does: "
+            f"pip uninstall {name}, or install the build that belongs to this torch"
+        ) from error
+
+
+PARTS: Mapping[str, Callable[[Request], str]] = {
+    "model": look_at_model,
+    "environment": look_at_environment,
+    "plug-ins": look_at_plug_ins,
+    "trainer": look_at_trainer,
+    "data": look_at_data,
+    "engine": look_at_engine,
+}
+
+
+def main(part: str, request: Path, result: Path) -> None:
+    """Look at one part; every failure is an answer."""
+    watch_death_pipe()
+    configure_logging(f"check_{part}")
+    try:
+        answer = {"seen": PARTS[part](json.loads(request.read_bytes()))}
+    except GradusError as error:
+        answer = {"refused": str(error)}
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split()) or "no message"
+        answer = {"refused": f"{type(error).__name__}: {text}"}
+    with contextlib.suppress(FileNotFoundError):  # nobody waits any more
+        write_json(result, answer)
+    # Threads of libraries must not keep the answer waiting.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,175 @@
+"""What `gradus check` loads, what it says about each part, and that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.cli.inspection import (
+    NOT_LOOKED_AT,
+    OK,
+    REFUSED,
+    Finding,
+    Part,
+    look_at,
+    parts_of,
+    table,
+)
+from gradus.config.eval import EvalConfig
+from gradus.launch.plan import Machine
+from gradus.process_table import living_processes
+from gradus.testing.configs import build_run_config, build_sft_config
+
+MODULES = Path(__file__).parents[2] / "environments"
+PLUG_IN = """
+import os
+
+class Dying:
+    def __init__(self):
+        os._exit(3)
+
+class Raising:
+    def __init__(self, limit=1):
+        raise ValueError(f"limit {limit} is not for me")
+
+class Fine:
+    async def score_episode(self, episode, context): ...
+    def score_group(self, episodes, context): ...
+    def state(self): return {}
+    def load_state(self, state): ...
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(PLUG_IN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def machine() -> Machine:
+    current = Machine.current()
+    path = os.pathsep.join([str(MODULES), os.environ.get("PYTHONPATH", "")])
+    return replace(current, environment={**current.environment, "PYTHONPATH": path})
+
+
+def look(changes: dict[str, Any], *names: str, deadline_seconds: float = 60.0) -> list[Finding]:
+    """The findings about the named parts of a run."""
+    parts = parts_of(build_run_config(changes), machine())
+    wanted = [part for part in parts if part.name in names]
+    return look_at(wanted, machine(), deadline_seconds=deadline_seconds)
+
+
+def algo(name: str, **options: Any) -> dict[str, Any]:
+    return {"orchestrator": {"train": {"algo": {"type": name, "options": options}}}}
+
+
+def env(**source: Any) -> dict[str, Any]:
+    return {"orchestrator": {"train": {"env": [{"id": "gradus-test-echo", **source}]}}}
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_part_of_a_run_stands_in_reading_order() -> None:
+    parts = parts_of(build_run_config(env(name="words")), machine())
+    names = ["model", "environment words", "plug-ins", "trainer", "engine"]
+    assert [part.name for part in parts] == names
+
+
+def test_a_model_that_is_not_here_is_not_looked_at(folder: Path) -> None:
+    (finding,) = look({}, "model")
+    assert finding == Finding("model", NOT_LOOKED_AT, "someone/tiny is fetched from the hub")
+    assert not (folder / "runs").exists()
+
+
+def test_what_others_serve_is_not_looked_at() -> None:
+    source = {"id": "words", "address": "tcp://10.0.0.1:5000/run"}
+    config = EvalConfig.model_validate(
+        {"model": {"name": "m"}, "base_url": "http://host/v1", "env": [source]}
+    )
+    findings = look_at(parts_of(config, machine()), machine())
+    assert [(finding.part, finding.verdict) for finding in findings] == [
+        ("model", NOT_LOOKED_AT),
+        ("environment words", NOT_LOOKED_AT),
+    ]
+
+
+def test_data_from_the_hub_is_not_looked_at() -> None:
+    parts = parts_of(build_sft_config(), machine())
+    (data,) = [part for part in parts if part.name == "data"]
+    assert data.skipped == "someone/conversations is fetched from the hub"
+
+
+@pytest.mark.usefixtures("folder")
+def test_plug_ins_are_built_with_their_options() -> None:
+    (fine,) = look(algo("mine:Fine"), "plug-ins")
+    assert (fine.verdict, fine.text) == (OK, "mine:Fine")
+    (wrong,) = look(algo("mine:Fine", limit=2), "plug-ins")
+    assert wrong.verdict == REFUSED
+    assert "'mine:Fine' does not accept options {'limit': 2}" in wrong.text
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plug_in_that_raises_is_refused_with_its_words() -> None:
+    (finding,) = look(algo("mine:Raising", limit=2), "plug-ins")
+    assert finding.verdict == REFUSED
+    assert "limit 2 is not for me" in finding.text
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_part_that_ends_its_process_is_refused() -> None:
+    (finding,) = look(algo("mine:Dying"), "plug-ins")
+    assert finding.verdict == REFUSED
+    assert finding.text.startswith("its code ended the process (exit code 3)")
+
+
+def test_what_hangs_is_refused_at_the_deadline_and_ended_with_all_it_started(folder: Path) -> None:
+    hanging = folder / "python"
+    hanging.write_text("#!/bin/sh\nsleep 300 &\necho $! > pid\nwait\n")
+    hanging.chmod(0o755)
+    part = Part("engine", "engine", {}, os.environ)
+    (finding,) = look_at([part], replace(machine(), python=str(hanging)), deadline_seconds=3.0)
+    assert finding.verdict == REFUSED
+    assert finding.text.startswith("not loaded within 3 s")
+    started = int((folder / "pid").read_text())
+    assert started not in {process.pid for process in living_processes()}
+
+
+def test_an_environment_is_loaded_and_its_tasks_are_counted() -> None:
+    (finding,) = look(env(name="words", taskset={"num_tasks": 3}), "environment words")
+    assert (finding.verdict, finding.text) == (OK, "3 tasks, played by agent")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({"taskset": {"num_task": 3}}, "taskset.num_task is no key of this taskset"),
+        ({"id": "gradus-kuhn-poker"}, "grpo compares all traces of a group"),
+    ],
+)
+def test_an_environment_that_cannot_train_is_refused(source: dict[str, Any], words: str) -> None:
+    (finding,) = look(env(name="words", **source), "environment words")
+    assert finding.verdict == REFUSED
+    assert words in finding.text
+
+
+def test_the_table_is_aligned_and_goes_on_below_itself() -> None:
+    findings = [
+        Finding("model", OK, "fine", 1.25),
+        Finding("environment words", REFUSED, "one two three four five six seven eight", 0.5),
+        Finding("data", NOT_LOOKED_AT, "fetched from the hub"),
+    ]
+    assert table(findings, width=70) == [
+        "  model                1.2 s  ok  fine",
+        "  environment words    0.5 s  refused: one two three four five six",
+        "                              seven eight",
+        "  data                        not looked at: fetched from the hub",
+    ]
+
+
+def test_a_part_without_a_child_needs_no_process() -> None:
+    (finding,) = look_at([Part("data", skipped="why")], machine())
+    assert finding.verdict == NOT_LOOKED_AT
