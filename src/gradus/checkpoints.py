@@ -188,6 +188,10 @@ class Checkpoints:
         folder = self._find(step).folder
         return Checkpoint(folder, read_manifest(folder))
 
+    def folders(self) -> list[tuple[int, Path]]:
+        """Step and folder of every committed checkpoint, oldest first, none of them checked."""
+        return [(found.step, found.folder) for found in reversed(self._committed())]
+
     def prune(self, keep_last: int, keep_interval_steps: int | None = None) -> None:
         """Delete old checkpoints; never one of the newest two that verify.
 
