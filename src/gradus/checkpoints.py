@@ -38,6 +38,7 @@ _COMMITTED = re.compile(r"step_(\d{8})(?:\.epoch_(\d{8}))?")
 _HIDDEN = re.compile(r"\.step_\d{8}(?:\.epoch_\d{8})?\.(?:tmp|deleted)-(\d+)")
 _MAX_MANIFEST_BYTES = 16 << 20
 _HASHING_THREADS = 4
+_MAX_LOOKS = 10
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,21 +157,33 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """The newest committed checkpoint that verifies; None when there is none at all.
 
-        One that does not verify is reported and the one before is used. CorruptStateError when
-        there are some and none verifies; ConfigError when a newer gradus wrote one.
+        One that does not verify is reported and the one before is used; when a run that is alive
+        deletes one meanwhile, the newest is looked for again. CorruptStateError when there are some
+        and none verifies; ConfigError when a newer gradus wrote one.
         """
-        found = self._committed()
-        for committed in found:
-            try:
-                return self._verify(committed)
-            except CorruptStateError as error:
-                logger.error("checkpoint %d is not used: %s", committed.step, error)
+        for _ in range(_MAX_LOOKS):
+            found = self._committed()
+            for committed in found:
+                try:
+                    return self._verify(committed)
+                except CorruptStateError as error:
+                    if not committed.folder.exists():
+                        break
+                    logger.error("checkpoint %d is not used: %s", committed.step, error)
+            else:
+                self._refuse_damaged(found)
+                return None
+        raise StorageError(
+            f"{self._root}: each of {_MAX_LOOKS} checkpoints was deleted while it was read; keep "
+            "more of them (checkpoint.keep_last)"
+        )
+
+    def _refuse_damaged(self, found: Sequence[_Committed]) -> None:
         if found:
             raise CorruptStateError(
                 f"none of the {len(found)} checkpoints in {self._root} is whole; restore one, or "
                 "start anew with --clean or under another name"
             )
-        return None
 
     def load(self, step: int) -> Checkpoint:
         """Checkpoint `step`, verified; ConfigError when there is none of that step."""
@@ -314,8 +327,11 @@ def verify_checkpoint(folder: Path) -> CheckpointManifest:
     if found != set(manifest.files):
         odd = sorted(found ^ set(manifest.files))
         raise CorruptStateError(f"{folder}: files {odd} are missing or not in the manifest")
-    names = sorted(manifest.files)
-    for name, entry in _entries(folder, [folder / name for name in names]).items():
+    try:
+        entries = _entries(folder, [folder / name for name in sorted(manifest.files)])
+    except FileNotFoundError as error:
+        raise CorruptStateError(f"{error.filename} vanished while it was read") from error
+    for name, entry in entries.items():
         expected = manifest.files[name]
         if entry != expected:
             raise CorruptStateError(
@@ -341,7 +357,7 @@ def read_manifest(folder: Path) -> CheckpointManifest:
                 f"format {FORMAT}; use the version that wrote it"
             )
         return msgspec.json.decode(body, type=CheckpointManifest)
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CorruptStateError(f"{path} is not a manifest: {error}") from error
 
 

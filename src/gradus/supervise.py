@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.death_watch import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, watch_death_pipe
-from gradus.errors import DeadlineError, ExitCode, ProcessError
+from gradus.errors import CorruptStateError, DeadlineError, ExitCode, ProcessError
 from gradus.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
 from gradus.process_table import (
     ProcessEntry,
@@ -360,8 +360,14 @@ def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
         content = read_json(registry)
     except FileNotFoundError:
         return
-    mark = str(content["launch"])
-    known = [(int(p["pid"]), int(p["start_time"])) for p in content["processes"]]
+    try:
+        mark = str(content["launch"])
+        known = [(int(p["pid"]), int(p["start_time"])) for p in content["processes"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(
+            f"{registry} does not list processes ({error!r}); make sure that none of this run is "
+            "left, then delete it"
+        ) from error
     deadline = time.monotonic() + timeout_seconds
     while True:
         roots = {pid for pid, start_time in known if is_alive(pid, start_time)}

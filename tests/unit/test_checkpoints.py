@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -25,7 +26,7 @@ from gradus.errors import (
     StorageError,
 )
 from gradus.lease import MARKER_NAME, RunLease
-from gradus.run_dir import RunDirectory
+from gradus.run_dir import RunDirectory, file_digest
 from gradus.testing.checkpoints import (
     PARTS,
     Crash,
@@ -179,8 +180,8 @@ def test_damage_to_any_file_falls_back_and_says_so(
 def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(run_dir: RunDirectory) -> None:
     path = commit(Checkpoints(run_dir, epoch=1), 10).folder / MANIFEST_NAME
     content = path.read_bytes()
-    for position in range(len(content)):
-        flipped = content[position] ^ 1
+    for position, bit in itertools.product(range(len(content)), (1, 0x80)):
+        flipped = content[position] ^ bit
         path.write_bytes(content[:position] + bytes([flipped]) + content[position + 1 :])
         with pytest.raises(CorruptStateError):
             verify_checkpoint(path.parent)
@@ -201,6 +202,27 @@ def test_a_file_that_was_cut_at_any_byte_falls_back(run_dir: RunDirectory, name:
     latest = Checkpoints(run_dir, epoch=2).latest()
     assert latest is not None
     assert latest.step == 10
+
+
+def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
+    run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Checkpoints(run_dir, epoch=1)
+    commit(run, 10)
+    steps = iter([20, 30])
+
+    def hash_slowly(path: Path) -> str:
+        """The run goes on while a reader hashes."""
+        if path.parent.parent.name == "step_00000010" and (step := next(steps, None)):
+            commit(run, step)
+            run.prune(2)
+        return file_digest(path)
+
+    monkeypatch.setattr("gradus.checkpoints._HASHING_THREADS", 1)
+    monkeypatch.setattr("gradus.checkpoints.file_digest", hash_slowly)
+    latest = Checkpoints(run_dir, epoch=0).latest()
+    assert latest is not None
+    assert latest.step == 30
 
 
 def test_no_whole_checkpoint_at_all_ends_the_run(run_dir: RunDirectory) -> None:

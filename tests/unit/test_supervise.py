@@ -343,6 +343,13 @@ def test_no_registry_means_no_leftovers(tmp_path: Path) -> None:
     end_leftovers(tmp_path / "pids.json", timeout_seconds=0)
 
 
+@pytest.mark.parametrize("content", [[], {}, {"launch": "1", "processes": [{"pid": "x"}]}, 5])
+def test_a_registry_of_another_shape_is_corrupt(tmp_path: Path, content: object) -> None:
+    write_json(tmp_path / "pids.json", content)
+    with pytest.raises(CorruptStateError, match=r"pids\.json does not list processes"):
+        end_leftovers(tmp_path / "pids.json", timeout_seconds=0)
+
+
 def test_a_ready_file_that_does_not_parse_is_corrupt(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:

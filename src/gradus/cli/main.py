@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -97,6 +98,14 @@ def run_command(name: str, words: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             _complain(name, str(storage_error(error, disk_to_blame(error, words))))
             return ExitCode.TRY_AGAIN
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            place = os.fsdecode(error.filename or b"a path")
+            _complain(
+                name,
+                f"{place[:80]}…: too long for the file system, which takes 255 bytes "
+                "between two slashes; choose a shorter name",
+            )
+            return ExitCode.CONFIG
         traceback.print_exc()
         _complain(name, f"internal error: {first_line(error)}. Please report it")
         return ExitCode.INTERNAL

@@ -11,7 +11,7 @@ from pathlib import Path
 from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.config.base import StrictConfig
 from gradus.config.differences import differences
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.lease import RunLease
 from gradus.rewind import rewind_to_sizes, rewind_to_step
 from gradus.run_dir import RunDirectory, read_json
@@ -150,4 +150,10 @@ def _finished_steps(run_dir: RunDirectory) -> int | None:
         summary = read_json(run_dir.summary)
     except FileNotFoundError:
         return None
-    return int(summary["max_steps"]) if summary.get("outcome") == "done" else None
+    try:
+        return int(summary["max_steps"]) if summary["outcome"] == "done" else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(
+            f"{run_dir.summary} does not say how the run ended ({error!r}); delete it, and the run "
+            "goes on from its newest checkpoint"
+        ) from error

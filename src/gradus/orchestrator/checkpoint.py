@@ -302,5 +302,5 @@ def _read(path: Path, parse: Callable[[bytes], T]) -> T:
         return parse(path.read_bytes())
     except OSError as error:
         raise CorruptStateError(f"{path} cannot be read: {error.strerror}") from error
-    except (ProtocolError, msgspec.MsgspecError) as error:
+    except (ProtocolError, ValueError) as error:
         raise CorruptStateError(f"{path}: {error}") from error

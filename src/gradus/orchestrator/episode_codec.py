@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from pydantic import ValidationError
 from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import ConfigError, CorruptStateError
@@ -78,5 +77,5 @@ def _plain(value: Any) -> Any:
 def _decode(raw: bytes, episode_id: str) -> WireEpisode:
     try:
         return WireEpisode.model_validate(msgspec.msgpack.decode(raw))
-    except (msgspec.MsgspecError, ValidationError) as error:
+    except ValueError as error:
         raise CorruptStateError(f"episode {episode_id} cannot be read back: {error}") from error

@@ -39,7 +39,7 @@ def read_ready(run_dir: RunDirectory, process: str, kind: type[T]) -> T:
         raise ProcessError(
             f"process {process!r} is not ready: {path} does not exist; start it first"
         ) from error
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise ProtocolError(f"{path} is not what {process!r} should write: {error}") from error
 
 

@@ -200,5 +200,5 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except ValueError as error:
         raise ProtocolError(f"inference sent no valid {kind.__name__}: {error}") from error

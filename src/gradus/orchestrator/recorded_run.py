@@ -78,6 +78,8 @@ class RecordedRun:
                 f"{path} is missing, so nobody can tell whether {name!r} still holds the initial "
                 "weights; the run stopped before it was written, or it was deleted"
             ) from None
+        if not isinstance(recorded, dict):
+            raise CorruptStateError(f"{path} does not list the files of a model; restore it")
         found = digest_model(name)
         if not found:
             raise ConfigError(

@@ -148,7 +148,7 @@ class ReferenceModel:
             raise EpisodeFailed(Failure(REFUSED, f"{url} answered {response.status}: {text}"))
         try:
             return msgspec.json.decode(raw, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise _Unavailable(f"{url} sent no JSON object") from error
 
 

@@ -151,7 +151,7 @@ class TaskClient:
     def _decode(self, data: bytes | msgspec.Raw, kind: type[T]) -> T:
         try:
             return msgspec.msgpack.decode(data, type=kind)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise ProtocolError(
                 f"environment {self._name!r} sent no valid {kind.__name__}: {error}"
             ) from error

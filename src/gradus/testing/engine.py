@@ -260,7 +260,7 @@ class ScriptedEngine:
     async def _chat(self, request: web.BaseRequest) -> web.Response:
         try:
             asked = msgspec.json.decode(await request.read(), type=ChatRequest)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             return _json(error_body(400, str(error)), status=400)
         return _json(chat_body(self.chat_reply(asked.messages)))
 

@@ -46,7 +46,22 @@ def export(source: Path, directory: Path) -> int:
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already; choose another name or delete it")
-    checkpoint = _find(source.absolute())
+    while True:
+        checkpoint = _find(source.absolute())
+        try:
+            _write(checkpoint, directory)
+            return checkpoint.step
+        except (CorruptStateError, FileNotFoundError) as error:
+            if checkpoint.folder.exists():
+                raise
+            if checkpoint.folder == source.absolute():
+                raise ConfigError(
+                    f"{source} was deleted by its run while it was read; export a newer one"
+                ) from error
+            logger.info("checkpoint %d was deleted while it was read", checkpoint.step)
+
+
+def _write(checkpoint: Checkpoint, directory: Path) -> None:
     origin = read_progress(checkpoint.part(PART)).origin
     trained = _trained(checkpoint, origin)
     dtype = serving_dtype(origin.compute_dtype)
@@ -59,7 +74,6 @@ def export(source: Path, directory: Path) -> int:
         load_weights(PolicyModel(model), checkpoint.part(PART))
         PolicyPublisher(model, world, dtype=dtype, weights=None).save(directory, files)
     logger.info("%s holds the weights of %s", directory, checkpoint.folder)
-    return checkpoint.step
 
 
 def _find(source: Path) -> Checkpoint:

@@ -206,7 +206,7 @@ def open_shards(folder: Path) -> Iterator[ShardReader]:
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 header = (file.metadata() or {}).get(_HEADER_KEY, "")
                 boxes = msgspec.json.decode(header, type=dict[str, Box])
-            except (SafetensorError, OSError, msgspec.DecodeError) as error:
+            except (SafetensorError, OSError, ValueError) as error:
                 raise CorruptStateError(f"{path} is no part of a checkpoint: {error}") from error
             for name, box in boxes.items():
                 _check_box(path, name, box, file.get_slice(name).get_shape())

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
 from gradus.durable import DurableFiles
-from gradus.errors import ConfigError, CorruptStateError, ProtocolError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.trainer.distributed import World
 from gradus.trainer.model.lora import base_digest
 from gradus.trainer.model.shard import release_gathered
@@ -230,5 +230,5 @@ def read_progress(part: Path) -> Progress:
     path = part / _PROGRESS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Progress)
-    except (OSError, msgspec.DecodeError, ProtocolError) as error:
+    except (OSError, ValueError) as error:
         raise CorruptStateError(f"{path} does not say where training stood: {error}") from error

@@ -292,7 +292,7 @@ def _read_manifest(folder: Path) -> _Manifest:
     path = folder / _MANIFEST
     try:
         manifest = msgspec.json.decode(_read_file(path), type=_Manifest)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise CorruptStateError(f"{path} is not a manifest: {error}") from error
     if FilesystemTransport.name_of_batch(manifest.step) != folder.name:
         raise ProtocolError(f"{path} says step {manifest.step}, which is not its folder's")

@@ -282,7 +282,7 @@ def read_stream(directory: Path) -> WeightStream:
     path = directory / STREAM_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=WeightStream)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise CorruptStateError(f"{path}: {error}") from error
 
 

@@ -103,7 +103,7 @@ def _read_manifest(directory: Path) -> bytes:
 def _decode(raw: bytes, directory: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise CorruptStateError(
             f"{directory / MANIFEST_NAME} is not a manifest: {error}"
         ) from error

@@ -129,7 +129,7 @@ def decode_apply_request(body: bytes) -> ApplyRequest:
     """The request in `body`; ApplyRefusal(400) when it is anything else."""
     try:
         return msgspec.json.decode(body, type=ApplyRequest)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except ValueError as error:
         raise ApplyRefusal(400, f"not a valid apply request: {error}") from error
 
 

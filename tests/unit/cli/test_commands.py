@@ -259,3 +259,10 @@ def test_a_rank_logs_under_its_number(
 def test_a_role_without_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trainer"]) == ExitCode.CONFIG
     assert "gradus trainer: run_dir: missing" in capsys.readouterr().err
+
+
+def test_a_name_that_no_file_system_takes_is_a_mistake_of_the_caller(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path / ("n" * 300)), str(tmp_path / "out")]) == ExitCode.CONFIG
+    assert "takes 255 bytes" in capsys.readouterr().err

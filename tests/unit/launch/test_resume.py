@@ -98,6 +98,13 @@ def test_a_finished_run_is_left_alone(lease: RunLease) -> None:
     assert "raise max_steps" in point.describe(6)
 
 
+@pytest.mark.parametrize("content", [[], 5, {"max_steps": 3}, {"outcome": "done"}])
+def test_a_summary_of_another_shape_is_corrupt(lease: RunLease, content: Any) -> None:
+    write_json(lease.run_dir.summary, content)
+    with pytest.raises(CorruptStateError, match=r"summary\.json does not say"):
+        find_resume_point(lease, 5)
+
+
 def test_a_finished_run_goes_on_to_more_steps(lease: RunLease) -> None:
     finish(lease, 6)
     commit_checkpoint(lease, 6)

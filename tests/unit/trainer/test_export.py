@@ -21,7 +21,9 @@ from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.run_dir import write_json
 from gradus.trainer.export import export
+from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.sft import run
+from gradus.trainer.training_state import Progress, load_weights
 
 pytestmark = pytest.mark.torch
 
@@ -81,6 +83,26 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, tiny_model: Path) 
     with pytest.raises(CorruptStateError, match=r"rank_00000\.safetensors"):
         export(step, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_its_run_deletes_is_not_called_damaged(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = trained_run(tmp_path / "run", tiny_model)
+    newest, before = (root / f"checkpoints/step_0000000{step}" for step in (2, 1))
+
+    def load_late(policy: PolicyModel, part: Path) -> Progress:
+        """The run deletes a checkpoint between its check and its use."""
+        if part.parent == newest:
+            newest.rename(newest.with_name(".deleted"))
+        return load_weights(policy, part)
+
+    monkeypatch.setattr("gradus.trainer.export.load_weights", load_late)
+    with pytest.raises(ConfigError, match="was deleted by its run"):
+        export(newest, tmp_path / "out")
+    newest.with_name(".deleted").rename(newest)
+    assert export(root, tmp_path / "out") == 1
+    assert before.is_dir()
 
 
 def test_a_place_that_takes_no_directory_is_named(tmp_path: Path, tiny_model: Path) -> None:
