@@ -46,5 +46,5 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
     followers = [*words[1:], "@"]
     return [
         "--model.name" if word == "--model" and follower != "@" else word
-        for word, follower in zip(words, followers, strict=True)
+        for word, follower in zip(words, followers, strict=False)
     ]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from gradus.config.problems import Problem
 from gradus.config.schema import KeyPath
 
 FILE_SIGN = "@"
+
+FILE_SUFFIXES = (".toml", ".json")
+"""Endings of config files."""
 
 
 class Text(str):
@@ -74,7 +78,10 @@ def key_path(flag: str) -> KeyPath:
 
 
 def parse_arguments(words: Sequence[str]) -> Arguments:
-    """Read `@ file`, `--section @ file`, `--key value`, `--key=value`, `--x` and `--no-x`."""
+    """Read `@ file`, `--section @ file`, `--key value`, `--key=value`, `--x` and `--no-x`.
+
+    A word of its own that is named like a config file is that file, also without the sign.
+    """
     parsed = Arguments()
     rest = list(words)
     while rest:
@@ -83,6 +90,8 @@ def parse_arguments(words: Sequence[str]) -> Arguments:
             _read_file(parsed, word, rest, section=(), after=FILE_SIGN)
         elif word.startswith("--") and len(word) > len("--"):
             _read_flag(parsed, word, rest)
+        elif PurePath(word).suffix in FILE_SUFFIXES:
+            parsed.files.append(FileArgument(file=word, section=()))
         else:
             parsed.problems.append(Problem((), _unexpected(word)))
     return parsed

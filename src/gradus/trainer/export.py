@@ -11,6 +11,7 @@ from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.config.lora import LoraConfig, ServedLoraConfig
 from gradus.config.model import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
+from gradus.lease import read_marker
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory
 from gradus.trainer.distributed import join_world
@@ -84,9 +85,19 @@ def _find(source: Path) -> Checkpoint:
     run_dir = RunDirectory(source)
     checkpoint = Checkpoints(run_dir, epoch=0).latest()
     if checkpoint is None:
-        hint = f"; its final model is {run_dir.model}" if run_dir.model.is_dir() else ""
-        raise ConfigError(f"{source} holds no checkpoints{hint}")
+        raise ConfigError(f"{source} holds no checkpoints; {_instead_of_checkpoints(run_dir)}")
     return checkpoint
+
+
+def _instead_of_checkpoints(run_dir: RunDirectory) -> str:
+    """What a folder without checkpoints is, for who wanted one of them."""
+    if (run_dir.root / "config.json").is_file():
+        return "it is a model directory already: load it as it is"
+    if (run_dir.model / "config.json").is_file():
+        return f"{run_dir.model} is its final model, a Hugging Face directory: use or copy that"
+    if read_marker(run_dir) is None:
+        return "it is no run of gradus; name the folder of a run, or one of its checkpoints"
+    return "the run has not saved one; checkpoint.interval_steps says how often it does"
 
 
 def _trained(checkpoint: Checkpoint, origin: Origin) -> _Trained:

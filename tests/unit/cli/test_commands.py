@@ -92,6 +92,34 @@ def test_rl_hands_config_and_options_to_the_launcher(
     assert keywords == options
 
 
+@pytest.mark.parametrize("words", [["run.toml"], ["--max-steps", "3", "./run.toml"]])
+def test_a_config_file_is_accepted_without_its_sign(
+    words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_rl = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.local", run_rl=run_rl)
+    assert main(["rl", *words]) == 0
+    assert len(run_rl.calls) == 1
+
+
+def test_a_config_file_that_is_not_there_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "none.toml"]) == ExitCode.CONFIG
+    assert "none.toml: no such config file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["rl", "sft", "eval", "check", "export", "bench-trainer"])
+@pytest.mark.parametrize("words", [[], ["--model"], ["--model", "x"], ["@"], ["--"]])
+def test_a_command_with_too_little_behind_it_says_what_is_missing(
+    command: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *words]) == ExitCode.CONFIG
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert shown.startswith(f"gradus {command}: ")
+
+
 def test_rl_refuses_two_options_that_contradict(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,13 +139,28 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="exists already"):
         export(tmp_path, tmp_path / "empty")
-    with pytest.raises(ConfigError, match="holds no checkpoints"):
-        export(tmp_path / "empty", tmp_path / "out")
-    (tmp_path / "empty/model").mkdir()
-    with pytest.raises(ConfigError, match="its final model is"):
-        export(tmp_path / "empty", tmp_path / "out")
     with pytest.raises(ConfigError, match="no committed checkpoint"):
         export(tmp_path / "checkpoints/none", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        ([], "it is no run of gradus"),
+        ([".gradus-run"], "the run has not saved one; checkpoint.interval_steps"),
+        ([".gradus-run", "model/config.json"], "run/model is its final model"),
+        (["config.json"], "it is a model directory already"),
+    ],
+)
+def test_a_folder_without_checkpoints_says_what_to_use_instead(
+    tmp_path: Path, made: list[str], named: str
+) -> None:
+    root = tmp_path / "run"
+    (root / "model").mkdir(parents=True)
+    for name in made:
+        (root / name).write_text('{"run_id": "run", "kind": "rl", "format": 2}')
+    with pytest.raises(ConfigError, match=named):
+        export(root, tmp_path / "out")
 
 
 @pytest.mark.parametrize("words", [[], ["a"], ["a", "b", "c"], ["a", "--push"], ["none", "out"]])
