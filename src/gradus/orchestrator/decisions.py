@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.errors import CorruptStateError
-from gradus.orchestrator.journal import JournalEvent, surviving
+from gradus.orchestrator.journal import JournalEvent, refuse_damaged, surviving
 from gradus.orchestrator.journal_check import check_journal
 from gradus.orchestrator.task_source import TaskPointer
 
@@ -94,6 +94,7 @@ def read_decisions(records: Sequence[dict[str, Any]]) -> Decisions:
     CorruptStateError when the journal breaks its rules, or when it says too little to repeat the
     run because another version of gradus wrote it.
     """
+    refuse_damaged(records)
     if problems := check_journal(records).problems:
         shown = "; ".join(problems[:_SHOWN_PROBLEMS])
         raise CorruptStateError(
@@ -103,10 +104,10 @@ def read_decisions(records: Sequence[dict[str, Any]]) -> Decisions:
     for number, line in enumerate(surviving(records), start=1):
         try:
             reader.read(line)
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
             raise CorruptStateError(
-                f"line {number} of the journal's surviving lines, {line.get('event')!r}, does not "
-                f"say enough for a replay ({error!r}); another version of gradus wrote it"
+                f"line {number} of the journal's surviving lines, {line['event']!r}, speaks of "
+                f"{error}, of which no line before it does; the journal is damaged"
             ) from error
     return reader.finish()
 
@@ -145,6 +146,10 @@ class _Reader:
             num_shipped += 1
         while num_trained < num_shipped and num_trained + 1 in self.weights:
             num_trained += 1
+        if uncut := sorted(set(range(num_shipped)) - self.cut.keys()):
+            raise CorruptStateError(
+                f"batch {uncut[0]} was sent and never cut; the journal is damaged"
+            )
         order: list[Decision] = []
         for decision in self.order:
             if isinstance(decision, GradedGroup):

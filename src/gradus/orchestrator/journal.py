@@ -7,10 +7,10 @@ a torn last line is not an event.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 
@@ -99,6 +99,106 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise CorruptStateError(f"{path} line {number} is not JSON ({error})") from error
     return records
+
+
+class _Line(TypedDict):
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Resumed(_Line):
+    lines: Annotated[int, msgspec.Meta(ge=0)]
+    reopened: list[str]
+    cut_off: list[str]
+
+
+class _Group(_Line):
+    group: str
+
+
+class _Opened(_Group):
+    source: str
+    index: int
+    key: str | int
+    pass_number: int
+    attempt: int
+
+
+class _Graded(_Group):
+    samples: list[str]
+
+
+class _Episode(_Line):
+    episode: str
+    version: int
+
+
+class _Ended(_Episode):
+    outcome: str
+
+
+class _Samples(_Line):
+    samples: list[str]
+
+
+class _Step(_Line):
+    step: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Cut(_Step):
+    groups: list[str]
+
+
+class _Shipped(_Cut):
+    samples: list[str]
+    digests: dict[str, str]
+
+
+class _Applied(_Line):
+    version: int
+    weights: str | None
+
+
+_SHAPES: Mapping[JournalEvent, type] = {
+    JournalEvent.RUN_STARTED: _Line,
+    JournalEvent.RUN_RESUMED: _Resumed,
+    JournalEvent.GROUP_OPENED: _Opened,
+    JournalEvent.EPISODE_STARTED: _Episode,
+    JournalEvent.EPISODE_RETRIED: _Episode,
+    JournalEvent.EPISODE_ENDED: _Ended,
+    JournalEvent.GROUP_GRADED: _Graded,
+    JournalEvent.GROUP_DROPPED: _Group,
+    JournalEvent.GROUP_ABANDONED: _Group,
+    JournalEvent.TASK_RETURNED: _Line,
+    JournalEvent.SAMPLES_DROPPED: _Samples,
+    JournalEvent.BATCH_CUT: _Cut,
+    JournalEvent.BATCH_SHIPPED: _Shipped,
+    JournalEvent.BATCH_RECEIVED: _Step,
+    JournalEvent.STEP_FINISHED: _Step,
+    JournalEvent.POLICY_APPLIED: _Applied,
+    JournalEvent.EVALUATION_STARTED: _Line,
+    JournalEvent.EVALUATION_ENDED: _Line,
+    JournalEvent.CHECKPOINT_COMMITTED: _Step,
+    JournalEvent.RUN_ENDED: _Line,
+}
+"""What a reader needs of a line; a line may say more."""
+
+
+def refuse_damaged(records: Sequence[Any]) -> None:
+    """CorruptStateError for the first line that does not say what a line of its event must say."""
+    for number, record in enumerate(records, start=1):
+        event = record.get("event") if isinstance(record, dict) else None
+        if event not in list(JournalEvent):
+            raise CorruptStateError(
+                f"line {number} of the journal has the event {event!r}, which is none of this "
+                "version; the line is damaged, or another version of gradus wrote it"
+            )
+        try:
+            msgspec.convert(record, _SHAPES[JournalEvent(event)])
+        except msgspec.ValidationError as error:
+            raise CorruptStateError(
+                f"line {number} of the journal, {event!r}, does not say enough for a replay "
+                f"({error}); it is damaged, or another version of gradus wrote it"
+            ) from error
 
 
 def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

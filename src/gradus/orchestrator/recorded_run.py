@@ -144,7 +144,7 @@ def _records(metrics: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue  # A kill cut it off.
-        if isinstance(record, dict) and "step" in record:
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield record
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from gradus.config.process import OrchestratorProcessConfig
-from gradus.errors import ReplayError
+from gradus.errors import CorruptStateError, ReplayError
 from gradus.orchestrator.batch_digest import digest_samples, first_difference
 from gradus.orchestrator.batcher import Batcher, ReadyGroup, SampleBatch
 from gradus.orchestrator.decisions import CutBatch, Decision, GradedGroup
@@ -59,6 +59,12 @@ class BatchMaker:
     def _grade(self, decision: GradedGroup) -> None:
         group = Group(decision.id, decision.pointer, Task({}, decision.task_key))
         group.played += [self._episodes.load(episode) for episode in decision.episodes]
+        if group.source not in self._gradings:
+            raise CorruptStateError(
+                f"the journal opens group {group.id} for source {group.source!r}, which the "
+                f"recorded config does not have, only {sorted(self._gradings)}; one of the two is "
+                "damaged"
+            )
         grade(group, self._gradings[group.source])
         found = [sample.id for sample in group.samples]
         if found != list(decision.samples):

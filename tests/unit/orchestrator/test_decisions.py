@@ -147,7 +147,7 @@ def test_a_run_is_finished_when_its_journal_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "field", "noticed"),
     [
-        ("group_opened", "key", "group_graded"),
+        ("group_opened", "key", "group_opened"),
         ("batch_shipped", "digests", "batch_shipped"),
         ("policy_applied", "weights", "policy_applied"),
     ],

@@ -73,12 +73,13 @@ def test_a_file_that_is_not_there_yet_is_begun(tmp_path: Path) -> None:
         assert file.finished == {}
 
 
-def test_a_line_in_the_middle_that_is_no_record_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b'{"something": "else"}', b'{"gradus": "\xff"}', b"[]", b"\0"])
+def test_a_line_in_the_middle_that_is_no_record_is_refused(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "eval.jsonl"
-    path.write_text('{"something": "else"}\n')
+    path.write_bytes(line + b"\n")
     with pytest.raises(CorruptStateError, match=r"eval\.jsonl line 1 is no record"):
         EvaluationFile.reopen(path, KEYS)
-    assert path.read_text() == '{"something": "else"}\n'
+    assert path.read_bytes() == line + b"\n"
     assert list(tmp_path.iterdir()) == [path]
 
 
