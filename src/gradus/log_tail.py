@@ -20,6 +20,7 @@ _LEAKS = re.compile(
     r"|\s*warnings\.warn\($| - \.\.\. skipped remainder"
 )
 """What libraries say of objects that still exist when Python ends; it never explains an end."""
+_POINTS_ABOVE = re.compile(r"\babove\b")
 _RULER = re.compile(r"\W+$")
 _REPORT_OF_TORCHRUN = re.compile(
     r"\s*(\[\d+\]:|Failures:|Root Cause|time\s*:|host\s*:|rank\s*:|exitcode\s*:|error_file\s*:"
@@ -43,9 +44,13 @@ def find_cause(log: Path, *, since: int = 0) -> str:
     Asked in this order: its own `gradus <role>: ...`, where the first one is the cause of those
     that follow; the exception of its last traceback; the last line that is no report of progress.
     """
-    lines = _read(log, since)
+    return cause_in(_read(log, since))
+
+
+def cause_in(lines: Sequence[str]) -> str:
+    """As `find_cause`, in the lines of a log."""
     word = _own_word(lines)
-    if " above" in word:
+    if _POINTS_ABOVE.search(word):
         first = next(_exceptions(lines), "")
         return f"{first} ({word})" if first and first not in word else word
     return word or ["", *_exceptions(lines)][-1] or _last_word(lines)

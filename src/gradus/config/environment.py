@@ -22,6 +22,9 @@ class StaticPoolConfig(StrictConfig):
     type: Literal["static"] = "static"
     num_workers: int = Field(4, ge=1)
     """Worker processes of the environment."""
+    max_tool_servers: int = Field(8, ge=1)
+    """Tool servers of single episodes (`Task.toolsets`) that one worker runs at once; further
+    episodes wait for one to end, at most `timeout.setup_seconds`."""
 
 
 class ElasticPoolConfig(StrictConfig):
@@ -32,6 +35,8 @@ class ElasticPoolConfig(StrictConfig):
     """Most worker processes. None means no limit."""
     multiplex: int = Field(128, ge=1)
     """Episodes that one worker plays at once."""
+    max_tool_servers: int = Field(8, ge=1)
+    """As in a static pool."""
 
 
 PoolConfig = Annotated[StaticPoolConfig | ElasticPoolConfig, Field(discriminator="type")]
@@ -41,7 +46,7 @@ class EnvironmentTimeoutConfig(StrictConfig):
     """Deadlines of one episode's stages, in seconds. None means no deadline of this stage."""
 
     setup_seconds: float | None = Field(120.0, gt=0)
-    """Provisioning of the runtime and the task's setup."""
+    """Provisioning of the runtime, the task's setup, and the start of each tool server."""
     agent_seconds: float | None = Field(600.0, gt=0)
     """The agent's attempt, all turns."""
     finalize_seconds: float | None = Field(60.0, gt=0)

@@ -12,7 +12,7 @@ of an episode, and a warning says so.
 | `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
 | `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
-| `remove_port_files` | each tool server leaves a file with its port | verifiers removes it |
+| `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 """
 
@@ -31,6 +31,7 @@ from weakref import WeakKeyDictionary
 
 import pydantic
 from pydantic._internal import _fields
+from verifiers.v1 import rollout
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.mcp import launch
@@ -38,6 +39,13 @@ from verifiers.v1.serve import delta, pool
 
 from gradus.environments.engine_client import EngineClient
 from gradus.environments.request_seeds import RequestSeeds
+from gradus.environments.tool_servers import (
+    ToolServerLimits,
+    ToolServerSlots,
+    read_port,
+    slots_around,
+    start_in_time,
+)
 from gradus.log import get_logger
 
 VERIFIERS_VERSION = "0.4.0"
@@ -51,7 +59,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-def apply() -> None:
+def apply(tool_servers: ToolServerLimits) -> None:
     """Patch this process, once; does nothing for other versions than the known ones."""
     remember_signatures()
     found = importlib.metadata.version("verifiers")
@@ -68,7 +76,7 @@ def apply() -> None:
     seed_each_request(seeds)
     render_inline()
     gather_changes()
-    remove_port_files()
+    bound_tool_servers(tool_servers)
 
 
 def use_engine_client(seeds: RequestSeeds) -> None:
@@ -117,20 +125,14 @@ def gather_changes() -> None:
     delta.DeltaStreamer._changed = _gather
 
 
-def remove_port_files() -> None:
-    """Remove the file through which a local tool server told its port."""
-    read_back_port = launch._read_back_port
-    if hasattr(read_back_port, "__wrapped__"):
+def bound_tool_servers(limits: ToolServerLimits) -> None:
+    """Bound how long a tool server takes to start and how many there are; remove their files."""
+    if hasattr(launch.serve_in_runtime, "__wrapped__"):
         return
-
-    @functools.wraps(read_back_port)
-    async def read_port_once(runtime: Any, path: str) -> int:
-        port: int = await read_back_port(runtime, path)
-        if runtime.type == "subprocess":
-            Path(path).unlink(missing_ok=True)
-        return port
-
-    launch._read_back_port = read_port_once
+    started = start_in_time(launch.serve_in_runtime, limits)
+    launch.serve_in_runtime = functools.wraps(launch.serve_in_runtime)(started)
+    launch._read_back_port = functools.partial(read_port, limits=limits)
+    rollout.serve_tools = slots_around(rollout.serve_tools, ToolServerSlots(limits))
 
 
 def keep_worker_sockets_in(directory: Path) -> None:

@@ -37,13 +37,23 @@ class PoolSize:
     elastic: bool
     multiplex: int
     num_at_start: int
+    max_tool_servers: int
 
     @classmethod
     def of(cls, config: StaticPoolConfig | ElasticPoolConfig) -> PoolSize:
         """The size that a source's `pool` describes."""
         if isinstance(config, StaticPoolConfig):
-            return cls(config.num_workers, False, multiplex=128, num_at_start=config.num_workers)
-        return cls(config.max_workers, True, multiplex=config.multiplex, num_at_start=1)
+            workers = config.num_workers
+            return cls(workers, False, 128, workers, config.max_tool_servers)
+        return cls(config.max_workers, True, config.multiplex, 1, config.max_tool_servers)
+
+    def tool_servers(self, data: Mapping[str, Any]) -> dict[str, float]:
+        """Limits of a worker's tool servers; the longest set-up that a seat in `data` grants."""
+        seats = [seat for seat in data.values() if isinstance(seat, Mapping)]
+        timeouts = [seat["timeout"] for seat in seats if isinstance(seat.get("timeout"), Mapping)]
+        granted = [timeout.get("setup") for timeout in timeouts]
+        seconds = {"start_seconds": max(found)} if (found := [s for s in granted if s]) else {}
+        return {"max_at_once": self.max_tool_servers, **seconds}
 
 
 class Pool:
@@ -105,6 +115,7 @@ class Pool:
         """Tell the process what to serve; `data` is verifiers' EnvConfig."""
         settings = {
             "name": name,
+            "tool_servers": size.tool_servers(data),
             "address": address,
             "max_workers": size.max_workers,
             "elastic": size.elastic,

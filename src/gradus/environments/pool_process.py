@@ -25,6 +25,7 @@ from typing import Any, TextIO
 from verifiers.v1.serve import serve_env
 
 from gradus.environments.compat import keep_worker_sockets_in
+from gradus.environments.tool_servers import ToolServerLimits
 from gradus.environments.worker import prepare_worker
 
 WATCH_INTERVAL_SECONDS = 0.25
@@ -76,7 +77,8 @@ def main(death_fd: int, report_fd: int, directory: Path) -> None:
         settings: dict[str, Any] = json.loads(sys.stdin.readline() or "null") or {}
         if not settings:
             return
-        prepare = functools.partial(prepare_worker, settings.pop("name"))
+        limits = ToolServerLimits(**settings.pop("tool_servers"))
+        prepare = functools.partial(prepare_worker, settings.pop("name"), limits)
         WorkerWatch(os.fdopen(report_fd, "w")).start()
         keep_worker_sockets_in(directory)
         serve_env(

@@ -7,6 +7,7 @@ import gc
 import os
 
 from gradus.environments import compat
+from gradus.environments.tool_servers import ToolServerLimits
 from gradus.log import configure_logging, end_quietly
 
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
@@ -14,7 +15,7 @@ COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 default thresholds spent a fifth of a worker's time on walking the imported modules."""
 
 
-def prepare_worker(name: str) -> None:
+def prepare_worker(name: str, tool_servers: ToolServerLimits) -> None:
     """Set up logs, collector and patches of one pool process.
 
     Log lines go to stderr, marked with the source and the pid.
@@ -24,4 +25,4 @@ def prepare_worker(name: str) -> None:
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)
     gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)
-    compat.apply()
+    compat.apply(tool_servers)

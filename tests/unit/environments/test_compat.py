@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 from pydantic._internal import _fields
+from verifiers.v1 import rollout
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
@@ -23,6 +24,7 @@ from verifiers.v1.serve.delta import DeltaStreamer
 
 from gradus.environments import compat
 from gradus.environments.engine_client import EngineClient
+from gradus.environments.tool_servers import ToolServerLimits
 
 RUN_ON_THREAD = train.RendererSlot.run
 CHANGED = DeltaStreamer._changed
@@ -36,14 +38,16 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeltaStreamer, "_changed", CHANGED)
     monkeypatch.setattr(eval_client.EvalClient, "_request", SEND)
     monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
+    monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
+    monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
     monkeypatch.setattr(pool, "tempfile", tempfile)
     inspect_factory = _fields.takes_validated_data_argument
     monkeypatch.setattr(_fields, "takes_validated_data_argument", inspect_factory)
 
 
 def test_the_known_version_is_patched() -> None:
-    compat.apply()
-    compat.apply()
+    compat.apply(ToolServerLimits())
+    compat.apply(ToolServerLimits())
     assert train.build_async_openai.func is EngineClient
     assert eval_client.EvalClient._request is not SEND
     assert train.RendererSlot.run is not RUN_ON_THREAD
@@ -54,7 +58,7 @@ def test_another_version_runs_unpatched_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.5.0")
-    compat.apply()
+    compat.apply(ToolServerLimits())
     assert train.build_async_openai is build_async_openai
     assert train.RendererSlot.run is RUN_ON_THREAD
     assert "verifiers 0.5.0 is not 0.4.0" in caplog.text
@@ -165,8 +169,8 @@ class FakeRuntime:
 async def test_the_port_file_of_a_local_tool_server_is_removed(
     tmp_path: Path, kind: str, is_left: bool
 ) -> None:
-    compat.remove_port_files()
-    compat.remove_port_files()
+    compat.bound_tool_servers(ToolServerLimits())
+    compat.bound_tool_servers(ToolServerLimits())
     file = tmp_path / "port"
     file.write_text("8123\n")
     assert await launch._read_back_port(FakeRuntime(kind), str(file)) == 8123  # type: ignore[arg-type]

@@ -16,7 +16,16 @@ def test_a_static_pool_starts_all_its_workers() -> None:
 @pytest.mark.parametrize("max_workers", [None, 5])
 def test_an_elastic_pool_starts_one_worker(max_workers: int | None) -> None:
     size = PoolSize.of(ElasticPoolConfig(max_workers=max_workers, multiplex=64))
-    assert size == PoolSize(max_workers, elastic=True, multiplex=64, num_at_start=1)
+    assert size == PoolSize(
+        max_workers, elastic=True, multiplex=64, num_at_start=1, max_tool_servers=8
+    )
+
+
+def test_a_tool_server_may_take_as_long_as_the_longest_set_up() -> None:
+    size = PoolSize.of(StaticPoolConfig(max_tool_servers=3))
+    seats = {"a": {"timeout": {"setup": 20.0}}, "b": {"timeout": {"setup": 60.0}}, "n": 2}
+    assert size.tool_servers(seats) == {"max_at_once": 3, "start_seconds": 60.0}
+    assert size.tool_servers({"a": {"timeout": {"setup": None}}}) == {"max_at_once": 3}
 
 
 @pytest.mark.parametrize(

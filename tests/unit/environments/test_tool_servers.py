@@ -1,0 +1,111 @@
+"""A tool server that cannot start is told soon, and not too many run at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from verifiers.v1 import rollout
+from verifiers.v1.errors import ToolsetError
+from verifiers.v1.mcp import launch
+from verifiers.v1.runtimes import provision_runtime
+from verifiers.v1.runtimes.subprocess import SubprocessConfig
+
+from gradus.environments import compat
+from gradus.environments.tool_servers import (
+    ToolServerLimits,
+    ToolServerSlots,
+    read_port,
+    slots_around,
+)
+
+
+class Settings(BaseModel):
+    """None."""
+
+
+class Server:
+    """What verifiers needs of a tool server that it starts as `python -m <its module>`."""
+
+    server_name = "calculator"
+    config = Settings()
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
+    monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
+    monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
+    compat.bound_tool_servers(ToolServerLimits())
+
+
+@pytest.mark.usefixtures("patched")
+async def test_a_server_that_ends_at_its_start_fails_at_once_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Server, "__module__", "gradus_test_no_such_server")
+    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(20):
+        with pytest.raises(ToolsetError) as caught:
+            await launch.serve_in_runtime(Server(), runtime, exposed=False)  # type: ignore[arg-type]
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith("tool server 'calculator' did not start: ")
+    assert "No module named" in first
+
+
+async def test_a_server_that_never_names_its_port_ends_with_the_deadline() -> None:
+    runtime = SimpleNamespace(type="subprocess", read=never_there)
+    with pytest.raises(ToolsetError, match=r"it named no port within 0\.2 s"):
+        await read_port(runtime, "absent", limits=ToolServerLimits(start_seconds=0.2))
+
+
+async def never_there(path: str) -> bytes:
+    raise FileNotFoundError(path)
+
+
+@contextlib.asynccontextmanager
+async def serve(toolsets: list[Any]) -> AsyncIterator[dict[str, str]]:
+    yield {str(number): "http://127.0.0.1:1" for number in range(len(toolsets))}
+
+
+def toolset(url: str | None = None) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(url=url))
+
+
+async def test_episodes_wait_for_room_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slots = ToolServerSlots(ToolServerLimits(start_seconds=20.0, max_at_once=2))
+    serve_within = slots_around(serve, slots)
+    most = 0
+
+    async def play() -> None:
+        nonlocal most
+        async with serve_within([toolset(), toolset("http://there")]) as urls:
+            assert len(urls) == 2
+            most = max(most, slots.running)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(play() for _ in range(7)))
+    assert most == 2
+    assert slots.running == 0
+    assert len([r for r in caplog.records if "pool.max_tool_servers" in r.message]) == 1
+
+
+async def test_agents_of_one_episode_do_not_wait_for_each_other_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slots = ToolServerSlots(ToolServerLimits(start_seconds=0.1, max_at_once=1))
+    async with asyncio.timeout(10), slots.hold(1), slots.hold(1):
+        assert slots.running == 2
+    assert "going on with 2 at once" in caplog.text
+
+
+async def test_servers_that_run_elsewhere_take_no_room() -> None:
+    slots = ToolServerSlots(ToolServerLimits(max_at_once=1))
+    async with slots_around(serve, slots)([toolset("http://there")]):
+        assert slots.running == 0
