@@ -38,6 +38,7 @@ from gradus.orchestrator.packing import Layout, build_batch
 from gradus.orchestrator.parts import Parts, open_parts
 from gradus.orchestrator.player import EpisodePlayer
 from gradus.orchestrator.recorder import Recorder
+from gradus.orchestrator.restarts import Blame
 from gradus.orchestrator.scheduler import Scheduler
 from gradus.orchestrator.standing import Standing
 from gradus.orchestrator.starvation import Starvation
@@ -135,6 +136,7 @@ class Orchestrator:
             on_retry=self._groups.retry,
             clock=parts.clock,
             seed=config.seed,
+            blame=Blame(is_aside=self._tasks.is_aside, put_aside=self._groups.set_aside),
         )
         self._engine = self._build_engine_watch(controller)
         self._evaluation = self._build_evaluation()

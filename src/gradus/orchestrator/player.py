@@ -17,6 +17,7 @@ from gradus.orchestrator.failures import EpisodeFailed, Failure
 from gradus.orchestrator.grading import Group, PlayedEpisode
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.policy import PolicyPool
+from gradus.orchestrator.restarts import Blame
 from gradus.orchestrator.seats import settle_standing
 from gradus.wire.policy import VersionSpan
 
@@ -78,6 +79,7 @@ class EpisodePlayer:
         on_retry: RetryListener,
         clock: Callable[[], float] = time.monotonic,
         seed: int = 0,
+        blame: Blame,
     ) -> None:
         """`seed` is the run's."""
         self.ended: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()
@@ -87,6 +89,7 @@ class EpisodePlayer:
         self._on_retry = on_retry
         self._clock = clock
         self._seed = seed
+        self._blame = blame
         self._running: dict[str, RunningEpisode] = {}
         self._tasks: dict[str, asyncio.Task[PlayedEpisode]] = {}
 
@@ -124,7 +127,7 @@ class EpisodePlayer:
         errors = self._sources[episode.group.source].errors
         while True:
             played = await self._attempt(episode)
-            if played.failure is None:
+            if played.failure is None or self._blame.is_final(episode.group.pointer):
                 return played
             wait = errors.wait_before_retry(played.failure, retry=episode.retry)
             if wait is None:
@@ -139,9 +142,14 @@ class EpisodePlayer:
         source = self._sources[group.source]
         try:
             seed = episode_seed(self._seed, episode.id, episode.retry)
-            result = await source.environment.run(group.task, version=episode.version, seed=seed)
+            async with self._blame.turn(group.pointer):
+                result = await source.environment.run(
+                    group.task, version=episode.version, seed=seed
+                )
+            self._blame.clear(group.pointer)
             failure = await _find_failure_or_score(result, source, group)
         except EpisodeFailed as failed:
+            self._blame.note_failure(group.pointer, failed.failure)
             return self._ended(episode, failure=failed.failure)
         return PlayedEpisode(
             episode.id,

@@ -1,17 +1,28 @@
-"""An environment whose process may be started anew: its episodes fail as lost, the rest waits."""
+"""An environment whose process may be started anew: its episodes fail as lost, the rest waits.
+
+A task that ends its process each time would spend all restarts, so `Blame` finds it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import EnvironmentFailure, ProcessError
 from gradus.log import get_logger
 from gradus.orchestrator.environment import ConnectionLost, EnvironmentAddress, EnvironmentClient
-from gradus.orchestrator.task_client import Task, TaskSetInfo
+from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.task_client import Task, TaskRefused, TaskSetInfo
+from gradus.orchestrator.task_source import TaskPointer
 
+LOST = "EnvironmentLost"
+"""Kind of the failure of episodes whose environment process ended."""
+LOSSES_TO_BLAME = 2
+"""A task that is played at so many losses of its environment is put aside."""
 LOOK_SECONDS = 0.2
 """Between two looks for the ready file of the new process."""
 
@@ -44,6 +55,7 @@ class RestartedEnvironment:
         self._address = find()
         self._client = connect(self._address)
         self._info: TaskSetInfo | None = None
+        self._num_lost = 0
         self._connected = asyncio.Event()
         self._connected.set()
 
@@ -53,13 +65,17 @@ class RestartedEnvironment:
         return self._info
 
     async def task(self, index: int) -> Task:
-        """One task, from whichever process lives."""
-        while True:
+        """One task, from whichever process lives; TaskRefused when it ends one after the other."""
+        for _ in range(LOSSES_TO_BLAME):
             await self._connected.wait()
             try:
                 return await self._client.task(index)
-            except ConnectionLost:
-                continue
+            except ConnectionLost as error:
+                lost = error
+        raise TaskRefused(
+            f"environment {self._name!r} was lost {LOSSES_TO_BLAME} times while it loaded task "
+            f"{index}: {lost}"
+        ) from lost
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
         """Play one episode, once a process lives."""
@@ -85,9 +101,11 @@ class RestartedEnvironment:
 
     async def _replace(self, reason: str) -> None:
         self._connected.clear()
+        self._num_lost += 1
         log.warning("%s; waiting for a new process of %r", reason, self._name)
         lost = self._client
-        lost.lose(reason)
+        # The number tells `Blame` one loss from the next.
+        lost.lose(f"{reason} (loss {self._num_lost} of this launch)")
         self._address = await self._next_address(reason)
         self._client = self._connect(self._address)
         await lost.close()
@@ -117,3 +135,78 @@ class RestartedEnvironment:
         except ProcessError:
             return None
         return None if address == self._address else address
+
+
+class Blame:
+    """Owns which tasks were played when their environment was lost, and finds the one that did it.
+
+    After a loss every task that was being played is a suspect. The suspects of a source play one
+    after the other, beside tasks that are none. The one that plays when the environment is lost
+    again is put aside; one of which an episode ends in any other way is cleared.
+
+    >>> blame = Blame(is_aside=tasks.is_aside, put_aside=groups.set_aside)  # doctest: +SKIP
+    >>> async with blame.turn(pointer):  # doctest: +SKIP
+    ...     episode = await environment.run(task, version=3)
+    """
+
+    def __init__(
+        self,
+        *,
+        is_aside: Callable[[TaskPointer], bool],
+        put_aside: Callable[[TaskPointer, str, str], None],
+    ) -> None:
+        """`put_aside` gets the task, why in one word, and the reason of the last loss."""
+        self._is_aside = is_aside
+        self._put_aside = put_aside
+        self._losses: dict[tuple[str, int], set[str]] = {}
+        """Suspects, each with the losses at which it was played."""
+        self._playing: dict[str, Counter[int]] = {}
+        """Source → the suspect that plays, and how many of its episodes do."""
+        self._left = asyncio.Condition()
+
+    @asynccontextmanager
+    async def turn(self, task: TaskPointer) -> AsyncIterator[None]:
+        """Hold this while an episode of `task` is played; EpisodeFailed when it was put aside.
+
+        waits for: other suspects of the source      unblocked by: the end of their episodes
+        """
+        if (task.source, task.index) not in self._losses:
+            self._refuse_if_aside(task)
+            yield
+            return
+        playing = self._playing.setdefault(task.source, Counter())
+        async with self._left:
+            await self._left.wait_for(lambda: not playing or task.index in playing)
+        playing[task.index] += 1
+        try:
+            self._refuse_if_aside(task)
+            yield
+        finally:
+            playing[task.index] -= 1
+            if not playing[task.index]:
+                del playing[task.index]
+                async with self._left:
+                    self._left.notify_all()
+
+    def note_failure(self, task: TaskPointer, failure: Failure) -> None:
+        """An episode of `task` failed."""
+        if failure.kind != LOST:
+            self.clear(task)
+            return
+        losses = self._losses.setdefault((task.source, task.index), set())
+        losses.add(failure.message)
+        if len(losses) >= LOSSES_TO_BLAME:
+            self._put_aside(task, "lost", failure.message)
+
+    def clear(self, task: TaskPointer) -> None:
+        """An episode of `task` ended, and its environment lives."""
+        self._losses.pop((task.source, task.index), None)
+
+    def is_final(self, task: TaskPointer) -> bool:
+        """Whether a failure of an episode of `task` is not worth another attempt."""
+        return self._is_aside(task)
+
+    def _refuse_if_aside(self, task: TaskPointer) -> None:
+        if self._is_aside(task):
+            text = f"task {task.index} was put aside, see task_set_aside in journal.jsonl"
+            raise EpisodeFailed(Failure("task_set_aside", text))

@@ -21,11 +21,13 @@ from gradus.orchestrator.evaluation_episodes import (
     EvaluationSource,
 )
 from gradus.orchestrator.parts import connect_environment
-from gradus.orchestrator.restarts import RestartedEnvironment
-from gradus.orchestrator.task_client import Task, TaskSetInfo
+from gradus.orchestrator.restarts import Blame, RestartedEnvironment
+from gradus.orchestrator.task_client import Task, TaskRefused, TaskSetInfo
+from gradus.orchestrator.task_source import SourceShare, TaskPointer, TaskSource
 from gradus.run_dir import RunDirectory
 from gradus.testing.configs import build_run_config
 from gradus.testing.episodes import build_episode
+from gradus.testing.scripted_run import ScriptedEnvironment
 from gradus.testing.waiting import wait_until_async
 
 
@@ -34,11 +36,14 @@ class FakeClient:
 
     episode: WireEpisode | None = None
     """What it plays; a text that names the process where a test gives none."""
+    mortal = frozenset({1})
+    """Processes that answer nothing until they end."""
 
     def __init__(self, address: EnvironmentAddress, *, num_tasks: int = 5) -> None:
         self.address = address
         self.is_closed = False
         self.num_running = 0
+        self.num_asked = 0
         self.died = asyncio.get_running_loop().create_future()
         self._lost = asyncio.get_running_loop().create_future()
         self._num_tasks = num_tasks
@@ -47,7 +52,8 @@ class FakeClient:
         return TaskSetInfo(self._num_tasks, "words")
 
     async def task(self, index: int) -> Task:
-        if self.address.pid == 1:
+        self.num_asked += 1
+        if self.address.pid in self.mortal:
             await self._wait(ConnectionLost("lost"))
         return Task({"idx": index}, index)
 
@@ -219,3 +225,99 @@ async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
     )
     assert isinstance(client, RestartedEnvironment) == follows
     await client.close()
+
+
+class MortalEnvironment(ScriptedEnvironment):
+    """Every episode of task `killer` ends the process, and all that it plays is lost."""
+
+    def __init__(self, killer: int) -> None:
+        super().__init__()
+        self.num_lost = 0
+        self._killer = killer
+        self._playing: set[asyncio.Future[None]] = set()
+
+    async def run(self, task: Any, *, version: int, seed: int | None = None) -> WireEpisode:
+        lost = asyncio.get_running_loop().create_future()
+        self._playing.add(lost)
+        try:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            if task.task_data["idx"] == self._killer and not lost.done():
+                self._end()
+            if lost.done():
+                raise EpisodeFailed(Failure("EnvironmentLost", f"loss {self.num_lost}"))
+        finally:
+            self._playing.discard(lost)
+        return await super().run(task, version=version, seed=seed)
+
+    def _end(self) -> None:
+        self.num_lost += 1
+        for lost in self._playing:
+            if not lost.done():
+                lost.set_result(None)
+
+
+async def test_the_task_that_ends_its_process_is_found_among_others_and_put_aside(
+    build_rig: Any,
+) -> None:
+    stream = TaskSource([SourceShare("words", 1.0, 100)], seed=0)
+    killer = [stream.next_task().index for _ in range(3)][2]
+    environment = MortalEnvironment(killer)
+    rig = build_rig(max_steps=3, max_lag=2, environment=environment, errors={"retries": 2})
+    await rig.play()
+    assert environment.num_lost == 2
+    asides = rig.events("task_set_aside")
+    assert [(line["index"], line["reason"]) for line in asides] == [(killer, "lost")]
+    assert sum(m.get("task/set_aside/words/lost/sum", 0) for _, m in rig.monitor.records) == 1
+    failed = [line["error"] for line in rig.events("episode_ended") if line["error"]]
+    assert set(failed) <= {"EnvironmentLost", "task_set_aside"}
+
+
+def blame_of(aside: list[int]) -> Blame:
+    return Blame(
+        is_aside=lambda task: task.index in aside,
+        put_aside=lambda task, *_: aside.append(task.index),
+    )
+
+
+async def test_suspects_play_one_after_the_other_and_an_end_clears_them() -> None:
+    aside: list[int] = []
+    blame = blame_of(aside)
+    first, second = TaskPointer("words", 0, 1), TaskPointer("words", 0, 2)
+    for task in (first, second):
+        blame.note_failure(task, Failure("EnvironmentLost", "loss 1"))
+    entered = asyncio.Event()
+
+    async def play() -> None:
+        async with blame.turn(second):
+            entered.set()
+
+    async with blame.turn(first), blame.turn(first):
+        waiting = asyncio.create_task(play())
+        await asyncio.sleep(0)
+        assert not entered.is_set()
+    await waiting
+    blame.clear(second)
+    blame.note_failure(second, Failure("EnvironmentLost", "loss 2"))
+    assert aside == []
+    blame.note_failure(first, Failure("EnvironmentLost", "loss 2"))
+    assert aside == [1]
+    with pytest.raises(EpisodeFailed, match="task 1 was put aside"):
+        async with blame.turn(first):
+            pass
+
+
+async def test_a_task_that_ends_each_process_that_loads_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeClient, "mortal", frozenset({1, 2}))
+    rig = Rig()
+    watching = asyncio.create_task(rig.environment.watch())
+    asking = asyncio.create_task(rig.environment.task(3))
+    for pid in (1, 2):
+        await wait_until_async(lambda pid=pid: sum(c.num_asked for c in rig.clients) == pid)
+        rig.pid = pid + 1
+        rig.clients[-1].died.set_result(None)
+    with pytest.raises(TaskRefused, match="was lost 2 times while it loaded task 3"):
+        await asking
+    watching.cancel()
