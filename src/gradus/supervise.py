@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +50,8 @@ SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT,
 """Signals that others send; any other one says that the process itself went wrong."""
 RESTART_WAIT_SECONDS = 1.0
 """Before the first restart of a child; doubled with each further one."""
+RESTART_WINDOW_SECONDS = 3600.0
+"""An earlier restart does not count any more: a run of weeks may lose a process now and then."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class ProcessSpec:
     finishes: bool = False
     """Whether it may end by itself, with exit code 0, once it was ready."""
     restarts: int = 0
-    """How often it is started anew when it ends although it was ready."""
+    """How often within `RESTART_WINDOW_SECONDS` it is started anew when it ends although it was
+    ready."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Supervisor:
         self._mark = _own_mark()
         self.children: list[Child] = []
         self._on_restart = on_restart
-        self._num_restarts: Counter[str] = Counter()
+        self._restarted_at: dict[str, list[float]] = {}
         self._restarts_due: list[_Restart] = []
 
     def __enter__(self) -> Supervisor:
@@ -249,7 +251,7 @@ class Supervisor:
         self.pause()
         child, code = self._failed(not_ready) or failed
         error = ChildFailed(child, code)
-        if child in not_ready or self._num_restarts[child.spec.name] >= child.spec.restarts:
+        if child in not_ready or self._num_restarts(child.spec.name) >= child.spec.restarts:
             raise error
         self._plan_restart(child, error)
 
@@ -300,13 +302,21 @@ class Supervisor:
         os.close(child.death_pipe)
         if spec.ready_file is not None:
             spec.ready_file.unlink(missing_ok=True)
-        wait = RESTART_WAIT_SECONDS * 2.0 ** self._num_restarts[spec.name]
-        self._num_restarts[spec.name] += 1
+        num_before = self._num_restarts(spec.name)
+        wait = RESTART_WAIT_SECONDS * 2.0**num_before
+        self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
         position = self.children.index(child)
         self.children.remove(child)
         self._restarts_due.append(_Restart(time.monotonic() + wait, position, spec))
-        number = f"restart {self._num_restarts[spec.name]} of {spec.restarts}"
+        number = f"restart {num_before + 1} of {spec.restarts}"
         self._on_restart(f"{error}; {number} in {wait:g} s")
+
+    def _num_restarts(self, name: str) -> int:
+        """Restarts of a child in the last `RESTART_WINDOW_SECONDS`."""
+        since = time.monotonic() - RESTART_WINDOW_SECONDS
+        recent = [at for at in self._restarted_at.get(name, []) if at > since]
+        self._restarted_at[name] = recent
+        return len(recent)
 
     def _start_due(self) -> None:
         now = time.monotonic()

@@ -401,6 +401,22 @@ def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_restarts")
+def test_restarts_of_long_ago_do_not_count(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.supervise.RESTART_WINDOW_SECONDS", 0.0)
+    dying = READY + "say(); sys.exit(70)"
+    supervisor.start(replace(spec(tmp_path, dying), restarts=1))
+    seen: set[int] = set()
+
+    def is_restarted_often() -> bool:
+        seen.update(child.pid for child in supervisor.children)
+        return len(seen) >= 4
+
+    restart_until(supervisor, is_restarted_often)
+
+
+@pytest.mark.usefixtures("quick_restarts")
 def test_after_the_last_restart_the_failure_ends_the_launch_with_its_log(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:

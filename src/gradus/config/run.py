@@ -21,7 +21,8 @@ class LaunchConfig(StrictConfig):
     stop_timeout_seconds: float = Field(8.0, gt=0)
     """Time for processes to end by themselves before they are killed."""
     environment_restarts: int = Field(3, ge=0)
-    """How often the process of an environment may be started anew after it failed in an RL run."""
+    """How often within an hour the process of an environment may be started anew after it failed in
+    an RL run."""
 
 
 class RunConfig(StrictConfig):

@@ -130,14 +130,7 @@ class Orchestrator:
             evict=self._evict,
         )
         self._board = WaitBoard(clock=parts.clock)
-        self._player = EpisodePlayer(
-            parts.sources,
-            parts.policy,
-            on_retry=self._groups.retry,
-            clock=parts.clock,
-            seed=config.seed,
-            blame=Blame(is_aside=self._tasks.is_aside, put_aside=self._groups.set_aside),
-        )
+        self._player = self._build_player()
         self._engine = self._build_engine_watch(controller)
         self._evaluation = self._build_evaluation()
         self._watchdog = Watchdog(self._board, settings.watchdog, oldest=self._oldest_episodes)
@@ -149,6 +142,16 @@ class Orchestrator:
         self._standing = self._build_standing(controller)
         self._checkpoint = build_writer(config, parts.journal)
         self._to_send = self._restore(saved, controller) if saved else []
+
+    def _build_player(self) -> EpisodePlayer:
+        return EpisodePlayer(
+            self._parts.sources,
+            self._parts.policy,
+            on_retry=self._groups.retry,
+            clock=self._parts.clock,
+            seed=self._config.seed,
+            blame=Blame(is_aside=self._tasks.is_aside, put_aside=self._groups.set_aside),
+        )
 
     def _build_engine_watch(self, controller: InFlightController) -> EngineWatch:
         return EngineWatch(
