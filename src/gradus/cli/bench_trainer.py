@@ -18,7 +18,7 @@ SUMMARY = (
 def run(words: Sequence[str]) -> int:
     """Load the config of an RL run, check it, and measure its trainer."""
     if wants_help(words):
-        print_help("bench-trainer", SUMMARY, RunConfig)
+        print_help("bench-trainer", SUMMARY, RunConfig, words=words)
         return 0
     config = load_config(RunConfig, words, check=check_run)
 

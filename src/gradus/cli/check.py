@@ -32,7 +32,7 @@ OPTIONS = {FAST: "look at the config and at installed modules alone, half a seco
 def run(words: Sequence[str]) -> int:
     """Check the config, load its parts, and print what it would run."""
     if wants_help(words):
-        print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS)
+        print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS, words=words)
         return 0
     recorded, words = take_value(words, REPLAY)
     if recorded is not None:

@@ -24,7 +24,7 @@ SUMMARY = (
 def run(words: Sequence[str]) -> int:
     """Load the config, check it on this machine, and evaluate."""
     if wants_help(words):
-        print_help("eval", SUMMARY, EvalConfig, OPTIONS)
+        print_help("eval", SUMMARY, EvalConfig, OPTIONS, words=words)
         return 0
     options, rest = take_options(words, OPTIONS)
     if {"--clean", "--resume"} <= options:

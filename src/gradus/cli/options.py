@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from gradus.config.base import StrictConfig
-from gradus.config.document import help_text
+from gradus.config.help import command_help
 from gradus.errors import ConfigError
 
 HELP_WORDS = ("--help", "-h")
@@ -50,17 +50,36 @@ def wants_help(words: Sequence[str]) -> bool:
 
 
 def print_help(
-    command: str, summary: str, model: type[StrictConfig], options: Mapping[str, str] | None = None
+    command: str,
+    summary: str,
+    model: type[StrictConfig],
+    options: Mapping[str, str] | None = None,
+    *,
+    words: Sequence[str] = (),
 ) -> None:
-    """Print what a command does, its options, and the whole schema of its config."""
+    """Print what a command does, its options, and the keys of its config.
+
+    A name after `--help` in `words` asks for that section, or that key, alone.
+    """
     width = min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
-    print(
-        f"usage: gradus {command} [@ file.toml ...] [--section @ file.toml ...] [--key value ...]"
-    )
-    print(f"\n{summary}\n")
-    width_of_options = max(12, *(len(option) + 2 for option in (options or {"": ""})))
-    for option, text in (options or {}).items():
-        print(f"  {option:<{width_of_options}}{text}")
-    if options:
-        print()
-    print(help_text(model, width=width))
+    asked = _asked(words)
+    text = command_help(model, command.split()[0], asked, width=width)
+    if asked is None:
+        print(
+            f"usage: gradus {command} [@ file.toml ...] [--section @ file.toml ...] "
+            "[--key value ...]"
+        )
+        print(f"\n{summary}\n")
+        width_of_options = max(12, *(len(option) + 2 for option in (options or {"": ""})))
+        for option, meaning in (options or {}).items():
+            print(f"  {option:<{width_of_options}}{meaning}")
+        if options:
+            print()
+    print(text)
+
+
+def _asked(words: Sequence[str]) -> str | None:
+    """The section that is named right after `--help`."""
+    place = next((index for index, word in enumerate(words) if word in HELP_WORDS), len(words))
+    following = words[place + 1 : place + 2]
+    return following[0] if following and following[0] != "@" else None

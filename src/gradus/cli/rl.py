@@ -26,7 +26,7 @@ SUMMARY = "Starts every process of a reinforcement-learning run, shows progress,
 def run(words: Sequence[str]) -> int:
     """Load the config, check it on this machine, and run it."""
     if wants_help(words):
-        print_help("rl", SUMMARY, RunConfig, OPTIONS | REPLAY_OPTIONS)
+        print_help("rl", SUMMARY, RunConfig, OPTIONS | REPLAY_OPTIONS, words=words)
         return 0
     options, rest = take_options(words, OPTIONS)
     if {"--clean", "--resume"} <= options:

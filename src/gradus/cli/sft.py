@@ -21,7 +21,7 @@ SUMMARY = "Trains a model on conversations and writes it as a Hugging Face direc
 def run(words: Sequence[str]) -> int:
     """Load the config, check it on this machine, and run it."""
     if wants_help(words):
-        print_help("sft", SUMMARY, SftConfig, OPTIONS)
+        print_help("sft", SUMMARY, SftConfig, OPTIONS, words=words)
         return 0
     options, rest = take_options(words, OPTIONS)
     if {"--clean", "--resume"} <= options:

@@ -232,6 +232,8 @@ gradus rl @ base.toml @ overlay.toml --trainer.optimizer.lr 1e-5 --max-steps 20
   `--trainer.optimizer.betas '[0.9, 0.99]'`.
 - A key that nothing reads is an error, and so is a value of another type. All errors are reported
   at once, each with file and line, and nothing is started or created (exit code 64).
+- `gradus rl --help` lists the keys given most and the sections, `gradus rl --help trainer` one
+  section (or one key), `gradus rl --help all` everything.
 - `gradus check @ run.toml` says whether a config works on this machine, and starts nothing.
 """
 

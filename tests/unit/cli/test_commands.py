@@ -192,11 +192,11 @@ def test_check_lists_what_does_not_work(folder: Path, capsys: pytest.CaptureFixt
     assert [line.split(": ")[1] for line in lines] == ["--seed", "--model.name"]
 
 
-WITHOUT_CONFIG = {"export"}
+WITHOUT_CONFIG = {"export", "init", "completion"}
 
 
 @pytest.mark.parametrize("command", [c for c in (*COMMANDS, *ROLES) if c not in WITHOUT_CONFIG])
-def test_help_of_a_command_shows_its_whole_schema(
+def test_help_of_a_command_shows_keys_and_sections(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--help"]) == 0
@@ -204,7 +204,40 @@ def test_help_of_a_command_shows_its_whole_schema(
     assert shown.startswith(f"usage: gradus {command}")
     assert "default: " in shown
     named = {"check-loss": "--options", "env-server": "--verifiers"}
-    assert named.get(command, "model]") in shown
+    assert named.get(command, "--model.name" if command in COMMANDS else "model]") in shown
+
+
+@pytest.mark.parametrize("command", ["rl", "sft", "eval", "check", "bench-trainer"])
+def test_help_of_what_a_user_types_fits_on_a_screen_or_two(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "not_shown"),
+    [
+        ("trainer.optimizer", "--trainer.optimizer.lr  float", "--trainer.loss"),
+        ("trainer", "below it: trainer.", "--trainer.optimizer.lr  "),
+        ("--trainer.optimizer.max-grad-norm", "--trainer.optimizer.max-grad-norm", "optimizer.lr"),
+        ("orchestrator.train.env.0", "--orchestrator.train.env.N.group-size", "--seed"),
+        ("top", "--max-steps  int", "--model.name"),
+        ("all", "--launch.stop-timeout-seconds", "no section"),
+    ],
+)
+def test_help_shows_the_section_or_the_key_that_is_named(
+    asked: str, shown: str, not_shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rl", "--help", asked]) == 0
+    text = capsys.readouterr().out
+    assert shown in text
+    assert not_shown not in text
+
+
+def test_help_of_an_unknown_section_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", "--help", "trainer.optimiser"]) == ExitCode.CONFIG
+    assert "there is trainer.optimizer" in capsys.readouterr().err
 
 
 def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[str]) -> None:
