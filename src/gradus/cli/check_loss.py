@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     loss = build_loss(config)
     # Float64 is the measure, and a table in the place of a model needs no GPU.
     with join_world(on_cpu=True) as world:
-        report = check_loss(loss, world)
+        report = check_loss(loss, world, aggregation=config.aggregation)
     print("\n".join(_table(config.type, report)))
     if report.reason is not None:
         raise ConfigError(f"{config.type} is not invariant. In {report.reason}")

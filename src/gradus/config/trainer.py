@@ -20,6 +20,9 @@ class LossConfig(StrictConfig):
     """`dppo`, `ipo`, `ppo_clip`, `dapo`, `cispo`, `gspo`, or "package.module:Class"."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the loss; docs/algorithms.md lists those of each."""
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """What of the rl component counts alike: every token, or every sample with tokens that train,
+    whatever its length."""
 
 
 class TrainerConfig(StrictConfig):

@@ -104,7 +104,13 @@ def _measure(
     policy = shard_model(build_policy(model, trainer, world), world.mesh, dtype, trainer.parallel)
     meter = WorkMeter.build(model, world, dtype, trainer.peak_teraflops)
     loss = build_loss(trainer.loss)
-    step = GradientStep(policy, loss, world, sync=trainer.parallel.gradient_sync)
+    step = GradientStep(
+        policy,
+        loss,
+        world,
+        sync=trainer.parallel.gradient_sync,
+        aggregation=trainer.loss.aggregation,
+    )
     steps = bench.warmup_steps + bench.steps
     limits: dict[str, Any] = {"max_steps": steps, "max_skipped_steps": trainer.max_skipped_steps}
     optimizer = PolicyOptimizer(policy, trainer.optimizer, world=world, **limits)

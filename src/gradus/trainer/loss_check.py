@@ -21,7 +21,7 @@ from gradus.errors import ConfigError, GradusError
 from gradus.trainer.distributed import World
 from gradus.trainer.losses.base import LossInputs, LossOutput, TokenLoss
 from gradus.trainer.model.policy_model import TokenScores
-from gradus.trainer.step import GradientStep
+from gradus.trainer.step import Aggregation, GradientStep, count_locally
 from gradus.trainer.tensors import TrainTensors, count_members
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import join_samples, pack
@@ -85,14 +85,16 @@ class LossReport:
         )
 
 
-def check_loss(loss: TokenLoss, world: World, *, seed: int = 0) -> LossReport:
+def check_loss(
+    loss: TokenLoss, world: World, *, aggregation: Aggregation = "token_mean", seed: int = 0
+) -> LossReport:
     """The loss in every layout; ConfigError when it fails, or breaks the promises of `TokenLoss`.
 
     >>> check_loss(Dppo(), world).reason is None  # doctest: +SKIP
     True
     """
     samples = _build_samples(np.random.default_rng(seed))
-    step = _TableStep(samples, _Guarded(loss), world, seed=seed)
+    step = _TableStep(samples, _Guarded(loss), world, aggregation=aggregation, seed=seed)
     truth = step.truth()
     if not truth.gradient.any():
         raise ConfigError(
@@ -238,7 +240,13 @@ class _TableStep(torch.nn.Module):
     """A gradient step whose model is a table: token id k has logprob k and entropy k."""
 
     def __init__(
-        self, samples: Sequence[Sample], loss: TokenLoss, world: World, *, seed: int
+        self,
+        samples: Sequence[Sample],
+        loss: TokenLoss,
+        world: World,
+        *,
+        aggregation: Aggregation,
+        seed: int,
     ) -> None:
         super().__init__()
         random = np.random.default_rng(seed + 1)
@@ -249,8 +257,8 @@ class _TableStep(torch.nn.Module):
         self.table = torch.nn.Parameter(torch.tensor(values, dtype=torch.float32))
         self._samples = samples
         self._loss = loss
-        self._world = world
-        self._step = GradientStep(self, loss, world)
+        self._aggregation = aggregation
+        self._step = GradientStep(self, loss, world, aggregation=aggregation)
 
     def forward(self, tensors: TrainTensors) -> TokenScores:
         """Scores of every token, as a model gives them."""
@@ -267,8 +275,7 @@ class _TableStep(torch.nn.Module):
             with self._other_scores_outside():
                 return self.measure(ranks)
         self.table.grad = None
-        counts = [count_members(m) for micro_batches in ranks for m in micro_batches]
-        members = {name: sum(count[name] for count in counts) for name in counts[0]}
+        members = count_locally([m for micro_batches in ranks for m in micro_batches])
         shares = [self._step.accumulate(micro_batches, members) for micro_batches in ranks]
         assert self.table.grad is not None
         return _Measured(
@@ -291,13 +298,17 @@ class _TableStep(torch.nn.Module):
     def truth(self) -> _Truth:
         """The loss in float64, called with one sample at a time; plain sums."""
         table = self.table.detach().double().requires_grad_()
-        num_members = sum(count_members(join_samples([s]))["rl"] for s in self._samples)
+        counts = [count_members(join_samples([sample]))["rl"] for sample in self._samples]
         shares, is_member = [], []
-        for sample in self._samples:
+        for sample, count in zip(self._samples, counts, strict=True):
             tensors = TrainTensors.build(join_samples([sample]), torch.device("cpu"))
             mask = tensors.members("rl")
+            if self._aggregation == "sequence_mean":
+                divisor = max(1, count) * sum(one > 0 for one in counts)
+            else:
+                divisor = sum(counts)
             per_token = self._loss(_double_inputs(tensors, self._look_up(table, tensors))).per_token
-            shares.append(torch.where(mask, tensors.weights["rl"] * per_token, 0.0) / num_members)
+            shares.append(torch.where(mask, tensors.weights["rl"] * per_token, 0.0) / divisor)
             is_member.append(mask.numpy())
         # Zeros of the table, so that a loss without gradient has one of zeros.
         total = torch.cat(shares).sum() + 0.0 * table.sum()

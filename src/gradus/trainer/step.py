@@ -3,8 +3,10 @@
 L = Σ rl / N_rl + Σ ce / N_ce + Σ ref_kl / N_ref. Each N counts the members of that component over
 all ranks and micro batches of the step, and is at least 1. Members of ce_batch have the loss of ce,
 and count and divide with rl: (Σ rl + Σ ce_batch) / (N_rl + N_ce_batch). Packing, micro-batching and
-splitting over ranks therefore change neither the loss nor the gradient. Shapes: T tokens of a micro
-batch.
+splitting over ranks therefore change neither the loss nor the gradient. With the aggregation
+`sequence_mean`, rl and ce_batch are first averaged over their members in each sample, and N is the
+number of samples that have any: Σ_samples (Σ rl + Σ ce_batch) / n_sample / N. Shapes: T tokens of a
+micro batch.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,12 +27,15 @@ from gradus.trainer.losses.components import cross_entropy, reference_kl
 from gradus.trainer.losses.rule import clamped_exp
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.shard import GradientSync, expect_backward
-from gradus.trainer.tensors import TrainTensors, count_members
+from gradus.trainer.tensors import TrainTensors, count_members, count_sequences
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import LOSS_NAMES
 
 _JOINT = ("rl", "ce_batch")
 """Components that share one denominator."""
+SEQUENCES = "sequences"
+"""Among the counts: samples with a member of one of those."""
+Aggregation = Literal["token_mean", "sequence_mean"]
 _OBSERVED = ("ce", "ce_batch")
 """Components whose members the policy shall predict."""
 
@@ -60,8 +66,10 @@ class GradientStep:
         world: World,
         *,
         sync: GradientSync = "last",
+        aggregation: Aggregation = "token_mean",
     ) -> None:
         self._policy = policy
+        self._aggregation = aggregation
         self._world = world
         self._sync = sync
         self._losses: dict[str, Callable[[LossInputs], LossOutput]] = {
@@ -71,13 +79,16 @@ class GradientStep:
             "ce_batch": cross_entropy,
         }
 
-    def run(self, micro_batches: Sequence[MicroBatch]) -> StepLoss:
-        """Add the gradients of one step to the parameters.
+    def run(self, micro_batches: Sequence[MicroBatch], *, is_whole_batch: bool = True) -> StepLoss:
+        """Add the gradients of one update to the parameters.
 
         Every rank must bring the same number of micro batches; each takes part in backward, with
-        or without members, so that ranks stay in step.
+        or without members, so that ranks stay in step. Without `is_whole_batch` the caller sees
+        to `refuse_unscored`.
         """
-        members = self._count(micro_batches)
+        members = self.count(micro_batches)
+        if is_whole_batch:
+            self.refuse_unscored(members)
         sums = self.accumulate(micro_batches, members)
         peaks = {name: sums.pop(name) for name in [*sums] if _is_peak(name)}
         totals = self._world.sums(sums) | self._world.maxima(peaks)
@@ -108,13 +119,13 @@ class GradientStep:
                 sums[name] = max(sums[name], part) if _is_peak(name) else sums[name] + part
         return sums
 
-    def _count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
-        counts: Counter[str] = Counter(dict.fromkeys((*LOSS_NAMES, "tokens", "scored"), 0))
-        for micro_batch in micro_batches:
-            counts.update(count_members(micro_batch))
-            counts["tokens"] += 0 if micro_batch.is_dummy else len(micro_batch)
-            counts["scored"] += int(np.count_nonzero(~np.isnan(micro_batch.reference_logprobs)))
-        members = {name: int(value) for name, value in self._world.sums(counts).items()}
+    def count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
+        """Members of each component, and what else is counted, over all ranks."""
+        totals = self._world.sums(count_locally(micro_batches))
+        return {name: int(value) for name, value in totals.items()}
+
+    def refuse_unscored(self, members: Mapping[str, int]) -> None:
+        """ConfigError when the loss pulls towards a reference model that scored no token."""
         needs_reference = getattr(self._losses["rl"], "needs_reference_logprobs", False)
         if needs_reference and members["rl"] and not members["scored"]:
             raise ConfigError(
@@ -122,7 +133,6 @@ class GradientStep:
                 "but no token of the batch has reference logprobs; set it to 0, or use an "
                 "algorithm that asks a reference model"
             )
-        return members
 
     def _forward(
         self, tensors: TrainTensors, members: Mapping[str, int]
@@ -139,7 +149,11 @@ class GradientStep:
             _refuse_wrong_shapes(output, tensors)
             weights = tensors.weights[name]
             weighted = torch.where(weights != 0, weights * output.per_token, 0.0)
-            component = weighted.sum() / _denominator(name, members)
+            if self._aggregation == "sequence_mean" and name in _JOINT:
+                component = (weighted / tensors.members_in_sample(_JOINT)).sum()
+                component = component / max(1, members[SEQUENCES])
+            else:
+                component = weighted.sum() / _denominator(name, members)
             loss = loss + component
             shares[f"{name}/mean"] = component.item()
             shares |= _means(output.metrics, tensors.members(name), members[name])
@@ -147,6 +161,17 @@ class GradientStep:
                 shares |= _surprise(name, tensors, scores, members[name])
         shares |= _policy_means(tensors, scores, members)
         return loss, shares | {"total": loss.item()}
+
+
+def count_locally(micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
+    """What this rank adds to `GradientStep.count`."""
+    counts: Counter[str] = Counter(dict.fromkeys((*LOSS_NAMES, "tokens", "scored", SEQUENCES), 0))
+    for micro_batch in micro_batches:
+        counts.update(count_members(micro_batch))
+        counts["tokens"] += 0 if micro_batch.is_dummy else len(micro_batch)
+        counts["scored"] += int(np.count_nonzero(~np.isnan(micro_batch.reference_logprobs)))
+        counts[SEQUENCES] += count_sequences(micro_batch, _JOINT)
+    return dict(counts)
 
 
 def _denominator(name: str, members: Mapping[str, int]) -> int:

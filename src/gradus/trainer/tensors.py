@@ -5,6 +5,7 @@ Shapes: T tokens of the micro batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +69,13 @@ class TrainTensors:
         """Bool [T]: the tokens of component `name`."""
         return self.weights[name] != 0
 
+    def members_in_sample(self, names: Sequence[str]) -> Tensor:
+        """[T]: how many members of these components the token's own sample has, at least 1."""
+        is_member = torch.stack([self.members(name) for name in names]).any(dim=0)
+        counts = torch.zeros(len(self.layout.lengths), dtype=torch.float32, device=is_member.device)
+        counts.index_add_(0, self.sample_index, is_member.float())
+        return counts.clamp(min=1.0).index_select(0, self.sample_index)
+
 
 def check_trainable(micro_batch: MicroBatch, vocabulary: int) -> None:
     """Refuse content that the model cannot read or that would make NaN; ProtocolError says what."""
@@ -93,6 +101,14 @@ def count_members(micro_batch: MicroBatch) -> dict[str, int]:
     """Members of each component: tokens with weight, in the loss mask, not first in a sample."""
     weights = _member_weights(micro_batch)
     return {name: int(np.count_nonzero(weight)) for name, weight in weights.items()}
+
+
+def count_sequences(micro_batch: MicroBatch, names: Sequence[str]) -> int:
+    """Samples with a member of any of these components."""
+    weights = _member_weights(micro_batch)
+    is_member = np.any([weights[name] != 0 for name in names], axis=0)
+    samples = np.repeat(np.arange(len(micro_batch.sequence_lengths)), micro_batch.sequence_lengths)
+    return int(np.unique(samples[is_member]).size)
 
 
 def count_targets(micro_batch: MicroBatch) -> int:

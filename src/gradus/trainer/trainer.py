@@ -212,7 +212,11 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
             timeout_seconds=config.trainer.receive_timeout_seconds,
         ),
         gradients=GradientStep(
-            policy, build_loss(config.trainer.loss), world, sync=parallel.gradient_sync
+            policy,
+            build_loss(config.trainer.loss),
+            world,
+            sync=parallel.gradient_sync,
+            aggregation=config.trainer.loss.aggregation,
         ),
         optimizer=optimizer,
         publisher=_build_publisher(

@@ -66,8 +66,14 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     world = build_world(parallel, torch.device("cpu"))
     folder = Path(command["folder"])
     policy = build_policy(command, world)
-    rl_loss = build_loss(LossConfig(**command["loss"]))
-    step = GradientStep(policy, rl_loss, world, sync=parallel.gradient_sync)
+    loss_config = LossConfig(**command["loss"])
+    step = GradientStep(
+        policy,
+        build_loss(loss_config),
+        world,
+        sync=parallel.gradient_sync,
+        aggregation=loss_config.aggregation,
+    )
     if command["lr"] is None:
         loss = step.run(read_batch(folder, 0, world))
         arrays = gradients_of(policy)

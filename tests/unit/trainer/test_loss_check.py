@@ -16,6 +16,7 @@ from gradus.trainer.loss_check import BOUND, LossReport, check_loss
 from gradus.trainer.losses import LOSSES, build_loss
 from gradus.trainer.losses.base import LossInputs, LossOutput
 from gradus.trainer.losses.rule import clamped_exp, members_only
+from gradus.trainer.step import Aggregation
 
 pytestmark = pytest.mark.torch
 
@@ -49,7 +50,10 @@ PACKED = {
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
-def test_every_registered_loss_is_invariant(name: str, level: str, world: World) -> None:
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_every_registered_loss_is_invariant(
+    name: str, level: str, aggregation: Aggregation, world: World
+) -> None:
     options = {
         "importance_sampling": "truncated",
         "importance_level": level,
@@ -57,7 +61,7 @@ def test_every_registered_loss_is_invariant(name: str, level: str, world: World)
         "reference_kl_coefficient": 0.1,
     }
     loss = build_loss(LossConfig(type=name, options=options))
-    report = check_loss(loss, world)
+    report = check_loss(loss, world, aggregation=aggregation)
     assert report.reason is None
     assert report.num_members > 50
     assert all(row.loss < BOUND and row.gradient < BOUND for row in report.rows)

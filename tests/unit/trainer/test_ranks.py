@@ -217,3 +217,19 @@ def test_heads_that_cannot_be_shared_are_refused_on_every_rank(
 def test_copies_that_do_not_divide_the_ranks_are_refused(ranks: Any, ragged_samples: Any) -> None:
     answer, _ = ranks.run([ragged_samples([5])], replicate_size=3)
     assert "3 does not divide the 2 processes" in answer["error"]
+
+
+@pytest.mark.parametrize("parallel", [{}, {"context_parallel_size": 2}])
+def test_sequence_mean_is_the_same_over_data_and_context_ranks(
+    ranks: Any, paired_model: Path, ragged_samples: Any, parallel: dict[str, int]
+) -> None:
+    """The samples one by one on two data ranks against all of them packed into one row."""
+    samples = ragged_samples([14, 9, 22, 5, 17], seed=3)
+    loss = {"aggregation": "sequence_mean"}
+    options = {"model": paired_model, "loss": loss}
+    plain, expected = ranks.run([samples], is_packed=False, **options)
+    answer, gradients = ranks.run([samples], max_tokens=70, **options, **parallel)
+    assert answer["total"] == pytest.approx(plain["total"], rel=1e-5)
+    assert distance(gradients, expected) < GRADIENT_TOLERANCE
+    by_token, _ = ranks.run([samples], model=paired_model)
+    assert by_token["total"] != pytest.approx(plain["total"], rel=1e-3)

@@ -15,6 +15,7 @@ from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.losses import LOSSES, build_loss
 from gradus.trainer.losses.base import LossInputs, LossOutput
+from gradus.trainer.losses.trust_region import Dppo
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import build_dummy, pack
 
@@ -50,6 +51,31 @@ def test_any_packing_gives_the_loss_and_gradient_of_the_plain_samples(
     total, gradients = reference.loss(samples)
     assert result.total == pytest.approx(total, rel=1e-4, abs=1e-5)
     assert bench.distance(bench.take_gradients(), gradients) < TOLERANCE
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=2, max_size=6),
+    max_tokens=st.integers(20, 70),
+    num_ranks=st.integers(1, 3),
+)
+def test_sequence_mean_is_the_mean_over_samples_of_their_own_means(
+    bench: Any, world: Any, lengths: list[int], max_tokens: int, num_ranks: int
+) -> None:
+    """A sample with nothing to train does not count; any packing gives the same."""
+    samples = [build_sample(n, seed=i, advantage=i - 1.5) for i, n in enumerate([8, *lengths])]
+    trained = [sample for sample in samples if sample.loss_mask[1:].any()]
+    alone = [bench.step.run([build_micro_batch([sample])]) for sample in trained]
+    gradients = bench.take_gradients()
+    expected = {name: gradient / len(trained) for name, gradient in gradients.items()}
+    ranks = pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
+    step = GradientStep(bench.policy, Dppo(), world, aggregation="sequence_mean")
+    result = step.run([m for micro_batches in ranks for m in micro_batches])
+    mean = sum(one.total for one in alone) / len(trained)
+    assert result.total == pytest.approx(mean, rel=1e-4, abs=1e-5)
+    assert bench.distance(bench.take_gradients(), expected) < TOLERANCE
 
 
 def unpacked(samples: list[Any]) -> list[Any]:
