@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -13,7 +14,13 @@ import time
 
 from gradus.errors import ExitCode
 from gradus.log import get_logger
-from gradus.process_table import ProcessEntry, descendants, living_processes, read_process
+from gradus.process_table import (
+    ProcessEntry,
+    descendants,
+    is_alive,
+    living_processes,
+    read_process,
+)
 
 DEATH_PIPE_VARIABLE = "GRADUS_DEATH_PIPE"
 """`<fd>` or `<fd>:<inode>` of a pipe that is at its end when the launcher is gone."""
@@ -26,6 +33,7 @@ GRACE_SECONDS = 5.0
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 2.0
+_PR_SET_PDEATHSIG = 1
 _LOG = get_logger(__name__)
 
 
@@ -76,6 +84,12 @@ def _launcher_descriptor() -> int | None:
     return descriptor
 
 
+def is_launcher_gone() -> bool:
+    """Whether the launcher of this process has ended; False when started by hand."""
+    pid, _, start_time = os.environ.get(LAUNCH_VARIABLE, "").partition(".")
+    return pid.isdigit() and not is_alive(int(pid), int(start_time or 0))
+
+
 def _process_descriptor(pid: int) -> int | None:
     """Readable once process `pid` is dead; None where the system cannot tell."""
     try:
@@ -101,17 +115,27 @@ def _wait_and_end(watched: list[int]) -> None:
     _LOG.warning("the process that started this one is gone; ending")
     deadline = time.monotonic() + GRACE_SECONDS
     # A main thread that ends by itself must not leave the processes below it to nobody.
-    atexit.register(_end_below, deadline)
+    atexit.register(end_below, deadline)
     for entry in _below():
         _signal_process(entry.pid, signal.SIGTERM)
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(max(0.0, deadline - time.monotonic()))
-    _end_below(deadline)
+    end_below(deadline)
     os._exit(ExitCode.TRY_AGAIN)
 
 
-def _end_below(deadline: float) -> None:
+def die_with_parent() -> None:
+    """Let the kernel kill this process the moment its parent dies (Linux).
+
+    For processes that run the code of others: what an orphan does next, such as killing its parent
+    once more, would hit the launcher. The thread that started this process must be the parent's
+    main thread, for it is that thread whose end counts.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def end_below(deadline: float) -> None:
     """Wait for the processes below this one, and kill those that are left at the deadline."""
     while (left := _below()) and time.monotonic() < deadline + _KILL_SECONDS:
         if time.monotonic() >= deadline:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +50,10 @@ _KILL_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that others send; any other one says that the process itself went wrong."""
+_PR_GET_CHILD_SUBREAPER = 37
+_TEMPORARY_PREFIX = "gradus-"
+NUM_NAME_CHARACTERS = 16
+"""Of the run in the name of its temporary folder: paths of sockets must stay short."""
 RESTART_WAIT_SECONDS = 1.0
 """Before the first restart of a child; doubled with each further one."""
 RESTART_WINDOW_SECONDS = 3600.0
@@ -72,6 +78,8 @@ class ProcessSpec:
     restarts: int = 0
     """How often within `RESTART_WINDOW_SECONDS` it is started anew when it ends although it was
     ready."""
+    has_own_temporary_folder: bool = False
+    """Whether its TMPDIR is a folder that goes away with the launch."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,8 @@ class Supervisor:
         self._registry = registry
         self._stop_timeout_seconds = stop_timeout_seconds
         self._mark = _own_mark()
+        self._strangers = {(e.pid, e.start_time) for e in _children_in_other_sessions()}
+        self._temporary: Path | None = None
         self.children: list[Child] = []
         self._on_restart = on_restart
         self._restarted_at: dict[str, list[float]] = {}
@@ -190,6 +200,7 @@ class Supervisor:
         inode = os.fstat(read_end).st_ino
         env = {
             **spec.env,
+            **self._temporary_variables(spec),
             DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
             LAUNCH_VARIABLE: self._mark,
         }
@@ -277,12 +288,36 @@ class Supervisor:
             child.process.wait()
             os.close(child.death_pipe)
         self.children.clear()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
         self._write_registry([])
 
     def owned(self) -> list[ProcessEntry]:
         """Every living process that descends from a child, also when it was orphaned."""
-        roots = {child.pid for child in self.children}
+        roots = {child.pid for child in self.children} | {e.pid for e in self._adopted()}
         return _belonging_to(roots, self._mark)
+
+    def _adopted(self) -> list[ProcessEntry]:
+        """Orphans below our children that were given to us, see `become_subreaper`.
+
+        Each child has a session of its own, so what comes from below it is never in ours, where
+        whatever else this process started is.
+        """
+        own = {child.pid for child in self.children}
+        return [
+            entry
+            for entry in _children_in_other_sessions()
+            if entry.pid not in own and (entry.pid, entry.start_time) not in self._strangers
+        ]
+
+    def _temporary_variables(self, spec: ProcessSpec) -> dict[str, str]:
+        if not spec.has_own_temporary_folder:
+            return {}
+        if self._temporary is None:
+            name = self._registry.parent.name[:NUM_NAME_CHARACTERS]
+            self._temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{name}-"))
+        return {"TMPDIR": str(self._temporary)}
 
     def reap_orphans(self) -> None:
         """Wait for dead processes that were orphaned and given to us, see `become_subreaper`."""
@@ -295,9 +330,8 @@ class Supervisor:
     def _plan_restart(self, child: Child, error: ChildFailed) -> None:
         """Bury a dead child with what it left in its session, and note when it starts anew."""
         spec = child.spec
-        for entry in living_processes():
-            if entry.session == child.pid:
-                _signal_process(entry.pid, signal.SIGKILL)
+        for entry in self._left_behind(child):
+            _signal_process(entry.pid, signal.SIGKILL)
         child.process.wait()
         os.close(child.death_pipe)
         if spec.ready_file is not None:
@@ -317,6 +351,14 @@ class Supervisor:
         recent = [at for at in self._restarted_at.get(name, []) if at > since]
         self._restarted_at[name] = recent
         return len(recent)
+
+    def _left_behind(self, dead: Child) -> list[ProcessEntry]:
+        """The session of a dead child, and orphans that no living child's session holds."""
+        processes = living_processes()
+        living = {child.pid for child in self.children if child is not dead}
+        orphans = [entry for entry in self._adopted() if entry.session not in living]
+        below = [entry for orphan in orphans for entry in descendants(orphan.pid, processes)]
+        return [entry for entry in processes if entry.session == dead.pid] + orphans + below
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -358,13 +400,18 @@ class Supervisor:
             {"name": child.spec.name, "pid": child.pid, "start_time": child.start_time}
             for child in children
         ]
-        write_json(self._registry, {"launch": self._mark, "processes": processes})
+        temporary = None if self._temporary is None else str(self._temporary)
+        write_json(
+            self._registry,
+            {"launch": self._mark, "processes": processes, "temporary_folder": temporary},
+        )
 
 
 def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
     """End what a killed launcher left running: wait for it to end by itself, then KILL.
 
     Hits only processes that the registry names by pid and start time, and what carries its mark.
+    The temporary folder of that launch is removed.
     """
     try:
         content = read_json(registry)
@@ -383,6 +430,7 @@ def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
         roots = {pid for pid, start_time in known if is_alive(pid, start_time)}
         left = _belonging_to(roots, mark)
         if not left:
+            _remove_temporary(content.get("temporary_folder"))
             return
         if time.monotonic() >= deadline + _KILL_SECONDS:
             pids = ", ".join(str(entry.pid) for entry in left)
@@ -394,8 +442,31 @@ def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants our children, so that we see and reap them (Linux)."""
+    """Make orphaned descendants our children, so that we see, end and reap them (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _is_subreaper() -> bool:
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
+
+
+def _children_in_other_sessions() -> list[ProcessEntry]:
+    """Living children of this process that are no part of its session; none without the role."""
+    if not _is_subreaper():
+        return []
+    own, session = os.getpid(), os.getsid(0)
+    return [e for e in living_processes() if e.parent == own and e.session != session]
+
+
+def _remove_temporary(folder: object) -> None:
+    """Remove the folder that a registry names, if it looks like one that a launch made."""
+    if not isinstance(folder, str) or not Path(folder).name.startswith(_TEMPORARY_PREFIX):
+        return
+    path = Path(folder)
+    if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _own_mark() -> str:

@@ -127,8 +127,30 @@ def test_a_stop_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
         wait_until(lambda: not list(Path(short).iterdir()))
 
 
-def test_the_pool_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_orphans_without_a_trace_end_with_the_process(tmp_path: Path) -> None:
+    with start(tmp_path, id="gradus-test-stray") as environment:
+        environment.wait_ready()
+        strays = [int(line) for line in (tmp_path / "strays").read_text().splitlines()]
+        assert strays
+        assert all(read_process(pid) for pid in strays)
+        assert environment.stop() == 0
+    wait_until(lambda: not any(read_process(pid) for pid in strays))
+
+
+def test_one_worker_is_killed_with_its_parent_and_can_harm_nobody_else(tmp_path: Path) -> None:
     with start(tmp_path, id="gradus-test-echo") as environment:
+        environment.wait_ready()
+        (pool,) = descendants(environment.process.pid, living_processes())
+        # One that handles no signal any more is killed all the same.
+        os.kill(pool.pid, signal.SIGSTOP)
+        environment.process.kill()
+        environment.process.wait()
+        wait_until(lambda: not is_alive(pool.pid, pool.start_time), timeout_seconds=2.0)
+
+
+def test_the_pool_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=StaticPoolConfig(num_workers=2))
+    with RunningEnvironment(config, python_path=[MODULES]) as environment:
         ready = environment.wait_ready()
         started = descendants(environment.process.pid, living_processes())
         environment.process.kill()

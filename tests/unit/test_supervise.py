@@ -22,6 +22,7 @@ from gradus.supervise import (
     ChildNotReady,
     ProcessSpec,
     Supervisor,
+    become_subreaper,
     end_leftovers,
 )
 from gradus.testing.waiting import wait_until
@@ -297,6 +298,80 @@ def test_stop_finds_orphans_of_a_child_that_was_killed(tmp_path: Path) -> None:
     wait_until(lambda: child.exit_code() == -signal.SIGKILL)
     supervisor.stop()
     assert [pid for pid in pids if read_process(pid)] == []
+
+
+ORPHAN = (
+    READY
+    + """
+import signal, subprocess
+options = "env={}, start_new_session=True, stdout=-3, stderr=-3"
+program = f"import subprocess; print(subprocess.Popen(['sleep', '600'], {options}).pid)"
+command = [sys.executable, "-c", program]
+said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+say(orphan=int(said.stdout))
+signal.pause()
+"""
+)
+
+
+def start_orphan(supervisor: Supervisor, tmp_path: Path, restarts: int = 0) -> int:
+    """A process without a mark, in a session of its own, whose parent has ended."""
+    child = supervisor.start(replace(spec(tmp_path, ORPHAN), restarts=restarts))
+    supervisor.wait_ready([child], timeout_seconds=10)
+    return int(read_json(tmp_path / "server.ready")["orphan"])
+
+
+def test_stop_ends_an_orphan_that_nothing_but_adoption_gives_away(tmp_path: Path) -> None:
+    become_subreaper()
+    # A child of this process from before the launch is none of its business.
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=5) as supervisor:
+            orphan = start_orphan(supervisor, tmp_path)
+            assert read_process(orphan) is not None
+        assert read_process(orphan) is None
+        assert read_process(stranger.pid) is not None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_restart_ends_what_the_dead_child_left_behind(
+    tmp_path: Path, quick_restarts: None
+) -> None:
+    become_subreaper()
+    with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=5) as supervisor:
+        orphan = start_orphan(supervisor, tmp_path, restarts=1)
+        os.kill(supervisor.children[0].pid, signal.SIGKILL)
+        restart_until(supervisor, lambda: read_process(orphan) is None)
+
+
+def test_the_temporary_folder_of_a_launch_carries_the_run_and_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run_dir = tmp_path / "my-run"
+    run_dir.mkdir()
+    program = READY + "say(folder=os.environ['TMPDIR']); import signal; signal.pause()"
+    with Supervisor(run_dir / "pids.json", stop_timeout_seconds=5) as supervisor:
+        child = supervisor.start(replace(spec(tmp_path, program), has_own_temporary_folder=True))
+        supervisor.wait_ready([child], timeout_seconds=10)
+        folder = Path(read_json(tmp_path / "server.ready")["folder"])
+        assert folder.is_dir()
+        assert folder.name.startswith("gradus-my-run-")
+        assert read_json(run_dir / "pids.json")["temporary_folder"] == str(folder)
+    assert not folder.exists()
+
+
+def test_the_temporary_folder_of_a_killed_launcher_is_removed(tmp_path: Path) -> None:
+    left, other = tmp_path / "gradus-run-1", tmp_path / "mine"
+    for folder in (left, other):
+        folder.mkdir()
+        content = {"launch": "999999.1", "processes": [], "temporary_folder": str(folder)}
+        write_json(tmp_path / "pids.json", content)
+        end_leftovers(tmp_path / "pids.json", timeout_seconds=0.05)
+    assert not left.exists()
+    assert other.exists()
 
 
 def test_stop_waits_no_longer_than_its_children_need(tmp_path: Path) -> None:

@@ -10,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gradus.config.environment_variables import PASSED_TO_EVERY_PROCESS
+from gradus.death_watch import LAUNCH_VARIABLE
 
 INFERENCE_TOKEN_VAR = "GRADUS_INFERENCE_TOKEN"
 """Variable that verifiers' client reads the bearer token from."""
 
-_ALLOWED = PASSED_TO_EVERY_PROCESS | {"TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "DOCKER_HOST"}
+_ALLOWED = PASSED_TO_EVERY_PROCESS | {
+    "TOKENIZERS_PARALLELISM",
+    "OMP_NUM_THREADS",
+    "DOCKER_HOST",
+    # The mark by which the launcher finds what an environment leaves running.
+    LAUNCH_VARIABLE,
+}
 _ALLOWED_PREFIXES = ("LC_",)
 
 

@@ -24,6 +24,7 @@ from typing import Any, TextIO
 
 from verifiers.v1.serve import serve_env
 
+from gradus.death_watch import die_with_parent
 from gradus.environments.compat import keep_worker_sockets_in
 from gradus.environments.tool_servers import ToolServerLimits
 from gradus.environments.worker import prepare_worker
@@ -71,7 +72,8 @@ class WorkerWatch(threading.Thread):
 def main(death_fd: int, report_fd: int, directory: Path) -> None:
     """Serve the environment until the parent dies or ends this process.
 
-    Removes `directory` at the end; the parent does so too, unless it was killed.
+    Removes `directory` at the end; the parent does so too, unless it was killed. A pool of one
+    worker dies with the parent; what launched both removes the directory then.
     """
     try:
         settings: dict[str, Any] = json.loads(sys.stdin.readline() or "null") or {}
@@ -79,6 +81,9 @@ def main(death_fd: int, report_fd: int, directory: Path) -> None:
             return
         limits = ToolServerLimits(**settings.pop("tool_servers"))
         prepare = functools.partial(prepare_worker, settings.pop("name"), limits)
+        if settings["max_workers"] == 1:
+            # No broker: this process runs the environment itself.
+            die_with_parent()
         WorkerWatch(os.fdopen(report_fd, "w")).start()
         keep_worker_sockets_in(directory)
         serve_env(

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from gradus.config.environment_variables import variables_named_in
 from gradus.config.process import EnvironmentProcessConfig
 from gradus.config.seats import LEARNER_SEAT, seat_refusal
+from gradus.death_watch import LAUNCH_VARIABLE, end_below, is_launcher_gone
 from gradus.environments.child_environment import child_environment
 from gradus.environments.pool import Pool, PoolSize
 from gradus.environments.task_server import Health, Tasks, TaskServer
@@ -27,6 +29,7 @@ from gradus.environments.tasks import TaskIndex, complete_roles, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory, write_json
+from gradus.supervise import NUM_NAME_CHARACTERS, become_subreaper
 
 READY_TIMEOUT_SECONDS = 300.0
 """Workers start the environment's shared tool servers before they answer."""
@@ -50,11 +53,14 @@ def serve(config: EnvironmentProcessConfig) -> None:
     """
     # Until the loop takes the signal over, it must still unwind, so that nothing is left behind.
     before = signal.signal(signal.SIGTERM, _leave)
+    become_subreaper()
     try:
-        with private_directory() as directory:
+        with private_directory(Path(config.run_dir).name) as directory:
             asyncio.run(_serve(config, directory))
     finally:
         signal.signal(signal.SIGTERM, before)
+        # Orphans of the workers are ours; nothing else would end one that left no trace.
+        end_below(time.monotonic())
 
 
 def _leave(*_: object) -> None:
@@ -62,9 +68,14 @@ def _leave(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def private_directory() -> Iterator[Path]:
-    """A new directory for sockets that only this user can enter; removed at the end."""
-    directory = Path(tempfile.mkdtemp(prefix="gradus-env-"))
+def private_directory(run: str) -> Iterator[Path]:
+    """A new directory for sockets that only this user can enter; removed at the end.
+
+    Its name carries the run, unless it lies in the folder of a launch, whose name does.
+    """
+    is_launched = LAUNCH_VARIABLE in os.environ
+    prefix = "env-" if is_launched else f"gradus-env-{run[:NUM_NAME_CHARACTERS]}-"
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         longest = len(os.fsencode(directory / "tasks"))
         if longest > MAX_SOCKET_PATH_BYTES:
@@ -75,6 +86,10 @@ def private_directory() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        if is_launched and is_launcher_gone() and directory.parent.name.startswith("gradus-"):
+            # A launcher that was killed cannot remove its folder; the last process does.
+            with contextlib.suppress(OSError):
+                directory.parent.rmdir()
 
 
 async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import gc
+import multiprocessing
 import os
 
+from gradus.death_watch import die_with_parent
 from gradus.environments import compat
 from gradus.environments.tool_servers import ToolServerLimits
 from gradus.log import configure_logging, end_quietly
@@ -16,11 +18,13 @@ default thresholds spent a fifth of a worker's time on walking the imported modu
 
 
 def prepare_worker(name: str, tool_servers: ToolServerLimits) -> None:
-    """Set up logs, collector and patches of one pool process.
+    """Set up logs, collector and patches of one pool process; a worker dies with its broker.
 
     Log lines go to stderr, marked with the source and the pid.
     """
     end_quietly()
+    if multiprocessing.parent_process() is not None:
+        die_with_parent()
     configure_logging(f"env_{name}[{os.getpid()}]")
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)

@@ -144,7 +144,8 @@ def _environment_spec(
     name = environment.process
     variables = source_environment(machine.environment, own, verifiers=environment.verifiers)
     command = role_command(machine, "env-server", config_file(run_dir, name))
-    return _spec(name, command, variables, run_dir)
+    spec = _spec(name, command, variables, run_dir)
+    return replace(spec, has_own_temporary_folder="TMPDIR" not in own)
 
 
 def plan_sft(
@@ -213,7 +214,10 @@ def role_command(
     launcher: tuple[str, ...] = ()
     if num_processes > 1:
         ranks = f"--nproc-per-node={num_processes}"
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", ranks)
+        # The ranks write to the log of the group; torchrun would make folders that stay behind.
+        no_folders = f"--log-dir={os.devnull}"
+        options = ("--standalone", "--local-addr=127.0.0.1", no_folders, ranks)
+        launcher = ("-m", "torch.distributed.run", *options)
     return (machine.python, *launcher, "-m", "gradus.cli.main", role, "@", str(config))
 
 

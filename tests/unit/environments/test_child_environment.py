@@ -14,6 +14,7 @@ CALLER = {
     "WANDB_API_KEY": "secret",
     "AWS_SECRET_ACCESS_KEY": "secret",
     "GRADUS_DEATH_PIPE": "5",
+    "GRADUS_LAUNCH": "7.8",
     INFERENCE_TOKEN_VAR: "of another run",
     "JUDGE_KEY": "named by the config",
 }
@@ -26,6 +27,10 @@ def test_only_known_and_named_variables_pass() -> None:
     assert chosen["JUDGE_KEY"] == "named by the config"
     assert chosen[INFERENCE_TOKEN_VAR] == "mine"
     assert not {"WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GRADUS_DEATH_PIPE"} & chosen.keys()
+
+
+def test_the_mark_of_the_launch_passes_so_that_what_is_left_can_be_found() -> None:
+    assert child_environment(CALLER, named=[], inference_token=None)["GRADUS_LAUNCH"] == "7.8"
 
 
 def test_the_token_of_another_run_never_passes() -> None:

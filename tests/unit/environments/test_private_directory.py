@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -9,15 +10,42 @@ import pytest
 
 from gradus.environments.process import private_directory
 from gradus.errors import ConfigError
+from gradus.process_table import read_process
 
 
 def test_only_the_owner_can_enter_it_and_it_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with private_directory() as directory:
+    with private_directory("demo") as directory:
         (directory / "socket").touch()
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_name_carries_the_run_unless_its_parent_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with private_directory("a-run-with-a-very-long-name") as directory:
+        assert directory.name.startswith("gradus-env-a-run-with-a-ver-")
+    entry = read_process(os.getpid())
+    assert entry is not None
+    monkeypatch.setenv("GRADUS_LAUNCH", f"{os.getpid()}.{entry.start_time}")
+    with private_directory("a-run-with-a-very-long-name") as directory:
+        assert directory.name.startswith("env-")
+    assert tmp_path.is_dir()
+
+
+def test_the_last_process_of_a_killed_launcher_removes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gradus-demo-1"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("GRADUS_LAUNCH", f"{os.getpid()}.1")
+    with private_directory("demo"):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
@@ -27,6 +55,7 @@ def test_a_path_too_long_for_a_socket_is_refused(
     folder = tmp_path / ("d" * 100)
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    with pytest.raises(ConfigError, match="set TMPDIR to a shorter directory"), private_directory():
+    refused = pytest.raises(ConfigError, match="set TMPDIR to a shorter directory")
+    with refused, private_directory("demo"):
         pass
     assert list(folder.iterdir()) == []
