@@ -29,6 +29,7 @@ TOP_LEVEL = {
     "supervise",
     "death_watch",
     "log_tail",
+    "liveness",
     "plugins",
     "process_table",
     "durable",

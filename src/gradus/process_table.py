@@ -48,6 +48,13 @@ def zombie_children(parent: int) -> list[ProcessEntry]:
     return [item[0] for item in found if item and item[1] == "Z" and item[0].parent == parent]
 
 
+def stopped_processes() -> list[ProcessEntry]:
+    """Every process that a signal such as SIGSTOP stopped; one under a debugger does not count."""
+    pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
+    found = (_read_stat(pid) for pid in pids)
+    return [item[0] for item in found if item and item[1] == "T"]
+
+
 def descendants(root: int, processes: list[ProcessEntry]) -> list[ProcessEntry]:
     """Children of `root`, their children, and so on; without `root` itself."""
     children: dict[int, list[ProcessEntry]] = {}

@@ -135,6 +135,11 @@ class RunDirectory:
         """Why the run ended for want of anything to train; absent as long as it goes on."""
         return self.root / "control" / "evicted.txt"
 
+    @property
+    def alive(self) -> Path:
+        """`<process>.json`, written again and again while its event loop runs."""
+        return self.root / "alive"
+
     def ready_file(self, process: str) -> Path:
         """Where `process` says that it can serve, and at which address."""
         return self.ready / f"{process}.json"

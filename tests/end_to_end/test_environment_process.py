@@ -17,7 +17,7 @@ from gradus.config.environment import ElasticPoolConfig, PoolConfig, StaticPoolC
 from gradus.config.process import EnvironmentProcessConfig
 from gradus.errors import ExitCode
 from gradus.process_table import descendants, is_alive, living_processes, read_process
-from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.environment_process import RunningEnvironment, exchange
 from gradus.testing.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.end_to_end
@@ -173,6 +173,43 @@ async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path
         assert "was killed by SIGKILL" in health["reason"]
         assert environment.wait_exit() == ExitCode.INTERNAL
         assert f"broker process {pool.pid} was killed by SIGKILL" in environment.error_line
+
+
+async def test_a_stopped_worker_gets_no_more_requests(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=StaticPoolConfig(num_workers=2))
+    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+        address = environment.wait_ready()["run_address"]
+        worker = next(
+            process
+            for process in descendants(environment.process.pid, living_processes())
+            if b"spawn_main" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        )
+        os.kill(worker.pid, signal.SIGSTOP)
+        await wait_until_async(
+            lambda: f"worker {worker.pid} does not answer" in environment.log, timeout_seconds=30.0
+        )
+        for number in range(4):
+            reply = await exchange(address, [f"{number}".encode(), b"unknown", b"\xc0"])
+            assert b"unknown method" in reply[-1]
+        silent = tmp_path / "alive" / "env_source.json"
+        await wait_until_async(
+            lambda: f"worker {worker.pid} of environment 'source'" in silent.read_text()
+        )
+        os.kill(worker.pid, signal.SIGCONT)
+        await wait_until_async(lambda: f"worker {worker.pid} answers again" in environment.log)
+
+
+async def test_a_stopped_pool_of_one_worker_is_told(tmp_path: Path) -> None:
+    with start(tmp_path, id="gradus-test-echo") as environment:
+        environment.wait_ready()
+        (pool,) = descendants(environment.process.pid, living_processes())
+        os.kill(pool.pid, signal.SIGSTOP)
+        alive = tmp_path / "alive" / "env_source.json"
+        await wait_until_async(
+            lambda: f"the pool of environment 'source' (pid {pool.pid})" in alive.read_text(),
+            timeout_seconds=40.0,
+        )
+        os.kill(pool.pid, signal.SIGCONT)
 
 
 async def test_a_killed_worker_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:

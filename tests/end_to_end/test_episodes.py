@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
 from gradus.testing.environment_process import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
+from gradus.testing.waiting import wait_until_async
 from gradus.wire.policy import VersionSpan
 from gradus_word_lookup.entries import TOOL, build_entries
 
@@ -49,7 +51,12 @@ def tokenizer(model: Path) -> PreTrainedTokenizerFast:
 
 
 def start(
-    run_dir: Path, verifiers: dict[str, Any], *, seats: Sequence[str] = ("agent",), **seat: Any
+    run_dir: Path,
+    verifiers: dict[str, Any],
+    *,
+    seats: Sequence[str] = ("agent",),
+    num_workers: int = 1,
+    **seat: Any,
 ) -> RunningEnvironment:
     secrets = run_dir / "secrets"
     secrets.mkdir()
@@ -59,7 +66,7 @@ def start(
         run_dir=str(run_dir),
         epoch=1,
         name="e",
-        pool=StaticPoolConfig(num_workers=1),
+        pool=StaticPoolConfig(num_workers=num_workers),
         verifiers={**verifiers, **dict.fromkeys(seats, agent)},
     )
     return RunningEnvironment(config, python_path=[MODULES])
@@ -177,6 +184,28 @@ async def test_a_scorer_that_hangs_is_given_up_after_its_deadline(
     (trace,) = episode.traces
     assert (trace.stop_condition, trace.is_timeout) == ("scoring_timeout", True)
     assert trace.rewards == {"echoed": None}
+
+
+async def test_a_scorer_that_blocks_its_worker_takes_no_other_episode_down(
+    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = {"taskset": {"id": "gradus-test-echo"}}
+    with start(tmp_path, config, num_workers=2, max_turns=2) as environment:
+        async with (
+            ScriptedEngine(reply=script(tokenizer, *["x"] * 7), data_token=TOKEN) as engine,
+            playing(environment, model, engine) as play,
+        ):
+            blocked = asyncio.ensure_future(play(await task_of(environment, 0, behaviour="blocks")))
+            await wait_until_async(
+                lambda: "does not answer; it gets no episodes" in environment.log,
+                timeout_seconds=40.0,
+            )
+            for _ in range(6):
+                async with asyncio.timeout(20.0):
+                    (trace,) = (await play(await task_of(environment, 1))).traces
+                assert trace.rewards == {"echoed": 0.0}
+            assert not blocked.done()
+            blocked.cancel()
 
 
 async def test_an_error_of_the_engine_is_recorded_as_the_cause(

@@ -20,6 +20,9 @@ class LaunchConfig(StrictConfig):
     """Deadline for each process to become ready."""
     stop_timeout_seconds: float = Field(8.0, gt=0)
     """Time for processes to end by themselves before they are killed."""
+    silent_process_seconds: float = Field(300.0, gt=0)
+    """How long a process may be stopped by a signal, or an event loop stand still, before the run
+    ends. The console names it within a minute. Environments that are started anew do not count."""
     environment_restarts: int = Field(3, ge=0)
     """How often within an hour the process of an environment may be started anew after it failed in
     an RL run."""

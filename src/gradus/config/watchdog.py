@@ -14,5 +14,6 @@ class WatchdogConfig(StrictConfig):
 
     stall_seconds: float = Field(1800.0, gt=0)
     """How long no episode, token, batch or version may come before the run counts as stalled."""
-    action: Literal["warn", "end"] = "warn"
-    """`warn` reports and goes on, and reports again after the same time; `end` ends the run."""
+    action: Literal["warn", "end"] = "end"
+    """`end` ends the run with exit code 75 and the chain of waits as its cause; `warn` reports and
+    goes on, and reports again after the same time."""

@@ -14,6 +14,7 @@ of an episode, and a warning says so.
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
 | `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
+| `watch_workers` | a blocked worker goes on getting episodes | verifiers asks its workers |
 """
 
 from __future__ import annotations
@@ -62,12 +63,11 @@ log = get_logger(__name__)
 def apply(tool_servers: ToolServerLimits) -> None:
     """Patch this process, once; does nothing for other versions than the known ones."""
     remember_signatures()
-    found = importlib.metadata.version("verifiers")
-    if found != VERIFIERS_VERSION:
+    if not is_known_version():
         log.warning(
             "verifiers %s is not %s: its workers run unpatched, slower, and all requests of an "
             "episode share a seed",
-            found,
+            importlib.metadata.version("verifiers"),
             VERIFIERS_VERSION,
         )
         return
@@ -77,6 +77,17 @@ def apply(tool_servers: ToolServerLimits) -> None:
     render_inline()
     gather_changes()
     bound_tool_servers(tool_servers)
+
+
+def is_known_version() -> bool:
+    """Whether the patches fit the installed verifiers."""
+    return importlib.metadata.version("verifiers") == VERIFIERS_VERSION
+
+
+def watch_workers(build_pool: Callable[..., Any]) -> None:
+    """Build pools with `build_pool`, which asks the workers whether they live."""
+    if is_known_version():
+        pool.EnvServerPool = build_pool
 
 
 def use_engine_client(seeds: RequestSeeds) -> None:

@@ -21,6 +21,8 @@ from gradus.config.environment import ElasticPoolConfig, StaticPoolConfig
 from gradus.errors import DeadlineError, EnvironmentFailure
 from gradus.log import get_logger
 
+SILENT_SECONDS = 10.0
+"""How long a process of the pool may owe an answer; scoring that computes may block it a while."""
 CLOSE_TIMEOUT_SECONDS = 10.0
 """After SIGTERM the pool closes its episodes, tool servers and runtimes; then it is killed."""
 
@@ -77,6 +79,8 @@ class Pool:
         self._watch = asyncio.create_task(self._watch_reports())
         self.num_workers = 1
         """Living worker processes; the broker itself when it is the only one."""
+        self.silent_workers: list[int] = []
+        """Those that do not answer, and so get no episodes."""
 
     @classmethod
     async def start(cls, variables: Mapping[str, str], directory: Path) -> Pool:
@@ -160,9 +164,17 @@ class Pool:
             report = json.loads(line)
             if "lost" in report:
                 return f"worker process {report['lost']} {describe_exit(report['exit_code'])}"
-            self.num_workers = report["num_workers"]
+            self.num_workers = report.get("num_workers", self.num_workers)
+            self._note_silent(report.get("silent", self.silent_workers))
         exit_code = await self._process.wait()
         return f"the pool's broker process {self.pid} {describe_exit(exit_code)}"
+
+    def _note_silent(self, silent: list[int]) -> None:
+        for pid in set(silent) - set(self.silent_workers):
+            log.warning("worker %s does not answer; it gets no episodes until it does", pid)
+        for pid in set(self.silent_workers) - set(silent):
+            log.info("worker %s answers again", pid)
+        self.silent_workers = silent
 
     async def close(self) -> None:
         """End the pool and everything that it started."""
@@ -209,3 +221,21 @@ async def _probe(address: str, num_workers: int) -> None:
     finally:
         socket.close()
         context.term()
+
+
+async def answers(address: str, timeout_seconds: float) -> bool:
+    """Whether the process behind `address`, a broker or the only worker, answers in time."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        socket.connect(address)
+        async with asyncio.timeout(timeout_seconds):
+            await socket.send_multipart([uuid.uuid4().hex.encode(), b"health", b"\xc0"])
+            await socket.recv_multipart()
+    except TimeoutError:
+        return False
+    finally:
+        socket.close()
+        context.term()
+    return True

@@ -4,7 +4,8 @@ with the numbers of both pipes and the directory of the sockets.
 It imports verifiers first and then reads its settings from stdin, so that it is warm when the
 parent knows that the environment can be loaded. The parent's end of the death pipe closes when the
 parent dies, which ends the pool. On the report pipe it writes one JSON object per line:
-{"num_workers": n} when that changed, and {"lost": pid, "exit_code": n} for a worker that ended.
+{"num_workers": n} when that changed, {"silent": [pid, ...]} when that changed, and
+{"lost": pid, "exit_code": n} for a worker that ended.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Any, TextIO
 from verifiers.v1.serve import serve_env
 
 from gradus.death_watch import die_with_parent
-from gradus.environments.compat import keep_worker_sockets_in
+from gradus.environments.compat import keep_worker_sockets_in, watch_workers
 from gradus.environments.tool_servers import ToolServerLimits
+from gradus.environments.watched_pool import WatchedPool
 from gradus.environments.worker import prepare_worker
 
 WATCH_INTERVAL_SECONDS = 0.25
@@ -39,6 +41,13 @@ class WorkerWatch(threading.Thread):
         super().__init__(name="worker-watch", daemon=True)
         self._report = report
         self._known: dict[int, BaseProcess] = {}
+        self._silent: list[int] = []
+        self._pool: WatchedPool | None = None
+
+    def build_pool(self, *arguments: Any, **options: Any) -> WatchedPool:
+        """The pool that `serve_env` makes, kept to ask it for silent workers."""
+        self._pool = WatchedPool(*arguments, **options)
+        return self._pool
 
     def run(self) -> None:
         """Look every quarter of a second; verifiers itself never looks."""
@@ -59,8 +68,12 @@ class WorkerWatch(threading.Thread):
                 self._write({"lost": pid, "exit_code": process.exitcode})
         if started:
             self._write({"num_workers": len(self._known)})
+        silent = [] if self._pool is None else self._pool.silent_workers()
+        if silent != self._silent:
+            self._silent = silent
+            self._write({"silent": silent})
 
-    def _write(self, line: dict[str, int]) -> None:
+    def _write(self, line: dict[str, Any]) -> None:
         try:
             self._report.write(json.dumps(line) + "\n")
             self._report.flush()
@@ -84,7 +97,9 @@ def main(death_fd: int, report_fd: int, directory: Path) -> None:
         if settings["max_workers"] == 1:
             # No broker: this process runs the environment itself.
             die_with_parent()
-        WorkerWatch(os.fdopen(report_fd, "w")).start()
+        watch = WorkerWatch(os.fdopen(report_fd, "w"))
+        watch.start()
+        watch_workers(watch.build_pool)
         keep_worker_sockets_in(directory)
         serve_env(
             death_pipe=Connection(death_fd, writable=False),

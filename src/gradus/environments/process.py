@@ -23,10 +23,11 @@ from gradus.config.process import EnvironmentProcessConfig
 from gradus.config.seats import LEARNER_SEAT, seat_refusal
 from gradus.death_watch import LAUNCH_VARIABLE, end_below, is_launcher_gone
 from gradus.environments.child_environment import child_environment
-from gradus.environments.pool import Pool, PoolSize
+from gradus.environments.pool import SILENT_SECONDS, Pool, PoolSize, answers
 from gradus.environments.task_server import Health, Tasks, TaskServer
 from gradus.environments.tasks import TaskIndex, complete_roles, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
+from gradus.liveness import beat
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory, write_json
 from gradus.supervise import NUM_NAME_CHARACTERS, become_subreaper
@@ -39,6 +40,8 @@ STOP_GRACE_SECONDS = 0.2
 """A stop signal reaches the whole group; a pool that ends with it did not fail."""
 TASKS_TO_TRY = 10
 """Of which one must be readable before anything starts."""
+ASK_SECONDS = 5.0
+"""Between two questions whether the pool answers."""
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket that the kernel takes."""
 
@@ -159,6 +162,7 @@ class EnvironmentProcess:
         self._size = PoolSize.of(config.pool)
         self._run_address = f"ipc://{directory / 'run'}"
         self._reason: str | None = "its workers are starting"
+        self._answers = True
 
     def health(self) -> Health:
         """Whether episodes can be played, and why not."""
@@ -171,16 +175,43 @@ class EnvironmentProcess:
         try:
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve())
+                others = [group.create_task(self._beat()), group.create_task(self._watch_broker())]
                 try:
                     await self._start_pool(stopped)
                     self._announce(server.address)
                     await self._watch_pool(stopped)
                 finally:
-                    serving.cancel()
+                    for task in (serving, *others):
+                        task.cancel()
         except* GradusError as errors:
             raise errors.exceptions[0] from None
         finally:
             server.close()
+
+    async def _beat(self) -> None:
+        """Say that this process lives, and which of its workers is silent."""
+        run_dir = RunDirectory(Path(self._config.run_dir))
+        await beat(run_dir.alive, self._config.process, self._silent)
+
+    def _silent(self) -> dict[str, str]:
+        name = f"of environment {self._config.name!r}"
+        silent = {
+            f"worker {pid} {name}": "has not answered and gets no episodes"
+            for pid in self._pool.silent_workers
+        }
+        if not self._answers:
+            silent[f"the pool {name} (pid {self._pool.pid})"] = "has not answered"
+        return silent
+
+    async def _watch_broker(self) -> None:
+        """Notice when the process that hands out the episodes, or plays them all, is blocked.
+
+        waits for: its answer, or the time that it may take      unblocked by: the pool, time
+        """
+        while True:
+            await asyncio.sleep(ASK_SECONDS)
+            if self._reason is None:
+                self._answers = await answers(self._run_address, SILENT_SECONDS)
 
     async def _start_pool(self, stopped: asyncio.Event) -> None:
         await self._pool.configure(

@@ -24,10 +24,12 @@ from gradus.errors import ConfigError, ExitCode, GradusError
 from gradus.launch.endpoint_check import check_endpoint
 from gradus.launch.eval_table import error_lines, is_complete, progress_line, table
 from gradus.launch.interrupts import Interrupted, Interrupts
+from gradus.launch.local import watched_children
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_eval
 from gradus.launch.progress import Progress
 from gradus.launch.tail import LineTail
 from gradus.lease import RunLease, choose_opening
+from gradus.liveness import SilenceWatch
 from gradus.recording import MODEL_FILES, digest_files, model_folder
 from gradus.run_dir import RunDirectory, read_json, write_atomically, write_json
 from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
@@ -130,6 +132,9 @@ class _Launch:
         self._interrupts = interrupts
         self._live = LiveTable(sys.stdout)
         self._notices = LineTail(lease.run_dir.notices, skips_old=True)
+        self._silence = SilenceWatch(
+            lease.run_dir.alive, limit_seconds=config.launch.silent_process_seconds
+        )
         self._supervisor = Supervisor(
             lease.run_dir.processes, stop_timeout_seconds=config.launch.stop_timeout_seconds
         )
@@ -181,6 +186,7 @@ class _Launch:
             self._interrupts.check()
             self._show_notices()
             self._live.show(self._run_dir.root / "progress.json")
+            self._progress.lines(self._silence.look(watched_children(self._supervisor)))
             self._supervisor.reap_orphans()
             self._supervisor.pause()
         self._supervisor.check()

@@ -39,6 +39,7 @@ from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.launch.tail import LineTail, MetricsTail, Record, iter_records
 from gradus.lease import RunKind, RunLease, choose_opening
+from gradus.liveness import SilenceWatch, Watched
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.recording import note_launch
 from gradus.run_dir import RunDirectory, write_atomically, write_json
@@ -254,6 +255,9 @@ class _Launch:
         self._records: list[Record] = list(iter_records(self._tail))
         self._lease_checked_at = time.monotonic()
         self._is_disk_full = False
+        self._silence = SilenceWatch(
+            lease.run_dir.alive, limit_seconds=job.launch.silent_process_seconds
+        )
         self._supervisor = Supervisor(
             lease.run_dir.processes,
             stop_timeout_seconds=job.launch.stop_timeout_seconds,
@@ -328,6 +332,7 @@ class _Launch:
         self._interrupts.check()
         self._progress.waiting()
         self._show_steps()
+        self._progress.lines(self._silence.look(watched_children(self._supervisor)))
         if time.monotonic() - self._lease_checked_at >= _LEASE_SECONDS:
             self._lease_checked_at = time.monotonic()
             self._lease.check()
@@ -380,6 +385,14 @@ class _Launch:
             write_json(run_dir.summary, summary.as_json())
         except OSError as error:
             self._progress.line(f"{run_dir.summary} cannot be written: {error.strerror}")
+
+
+def watched_children(supervisor: Supervisor) -> list[Watched]:
+    """The children of a launch, for the watch over silent ones."""
+    return [
+        Watched(child.spec.name, child.pid, is_vital=child.spec.restarts == 0)
+        for child in supervisor.children
+    ]
 
 
 def _indented(lines: list[str]) -> list[str]:

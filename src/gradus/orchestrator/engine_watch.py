@@ -95,6 +95,8 @@ class EngineWatch:
         self._on_limit = on_limit
         self._on_tokens = on_tokens
         self._record = EngineRecord()
+        self.is_silent = False
+        """Whether the engine did not answer the last poll."""
 
     async def run(self) -> None:
         """Poll for ever.
@@ -112,10 +114,12 @@ class EngineWatch:
         try:
             status = await self._policy.status()
         except GradusError as error:
+            self.is_silent = True
             self._record.num_failed += 1
             if self._record.num_failed == 1:
                 log.warning("the engine's load is unknown: %s", error)
             return
+        self.is_silent = False
         before = self._record.last
         in_flight, num_ended = self._count()
         load = Load(

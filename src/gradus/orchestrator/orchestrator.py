@@ -22,6 +22,7 @@ from pathlib import Path
 from gradus.collector import tune_collector
 from gradus.config.process import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, ProtocolError
+from gradus.liveness import BEAT_SECONDS, beat
 from gradus.orchestrator.batch_digest import digest_samples
 from gradus.orchestrator.batcher import Batcher, SampleBatch
 from gradus.orchestrator.checkpoint import SavedOrchestrator, build_writer, find_saved
@@ -44,7 +45,13 @@ from gradus.orchestrator.standing import Standing
 from gradus.orchestrator.starvation import Starvation
 from gradus.orchestrator.task_client import TaskRefused
 from gradus.orchestrator.task_source import TaskSource
-from gradus.orchestrator.watchdog import WaitBoard, WaitFor, Watchdog, guard_event_loop
+from gradus.orchestrator.watchdog import (
+    WaitBoard,
+    WaitFor,
+    Watchdog,
+    describe_chain,
+    guard_event_loop,
+)
 from gradus.recording import weights_digest
 from gradus.run_dir import RunDirectory, write_atomically, write_json
 from gradus.wire.events import (
@@ -74,12 +81,17 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         run_dir.evicted.unlink(missing_ok=True)
         write_json(run_dir.ready_file("orchestrator"), ready)
         tune_collector()
-        guarding = asyncio.create_task(guard_event_loop(config.orchestrator.watchdog))
+        orchestrator = Orchestrator(config, parts, saved)
+        watches = [
+            asyncio.create_task(guard_event_loop(config.orchestrator.watchdog)),
+            asyncio.create_task(beat(run_dir.alive, "orchestrator", orchestrator.silent)),
+        ]
         try:
-            await Orchestrator(config, parts, saved).play()
+            await orchestrator.play()
             parts.recording.finish()
         finally:
-            guarding.cancel()
+            for watch in watches:
+                watch.cancel()
 
 
 class Orchestrator:
@@ -239,6 +251,15 @@ class Orchestrator:
             for watch in watches:
                 watch.cancel()
         self._parts.journal.write(JournalEvent.RUN_ENDED, step=last_step)
+
+    def silent(self) -> dict[str, str]:
+        """Who lets the run wait, for the launcher to say."""
+        found = {}
+        if self._board.quiet_seconds >= BEAT_SECONDS:
+            found["the run"] = f"waits: {describe_chain(self._board.waits())}"
+        if self._engine.is_silent:
+            found["inference"] = "has not answered"
+        return found
 
     def _evict(self, reason: str) -> None:
         evicted = RunDirectory(Path(self._config.run_dir)).evicted

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Iterable
 from typing import Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
 
-Behaviour = Literal["plain", "nan_reward", "raises", "raises_in_setup", "hangs"]
+Behaviour = Literal["plain", "nan_reward", "raises", "raises_in_setup", "hangs", "blocks"]
 
 
 class EchoConfig(vf.TasksetConfig):
@@ -27,7 +28,8 @@ class EchoConfig(vf.TasksetConfig):
     num_tasks: int | None = Field(8, ge=0)
     """Number of tasks. None means endless."""
     behaviour: Behaviour = "plain"
-    """`nan_reward` scores NaN, `raises` fails in scoring, `hangs` never ends its scoring."""
+    """`nan_reward` scores NaN, `raises` fails in scoring, `hangs` never ends its scoring,
+    `blocks` never ends it and lets no other episode of its worker go on."""
 
 
 class EchoData(vf.TaskData):
@@ -57,6 +59,8 @@ class EchoTask(vf.Task[EchoData, vf.State, vf.TaskConfig]):
                 raise RuntimeError("this task always fails in scoring")
             case "hangs":
                 await asyncio.Event().wait()
+            case "blocks":
+                threading.Event().wait()
         return float(trace.last_reply == self.data.answer)
 
 

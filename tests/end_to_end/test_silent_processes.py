@@ -1,0 +1,61 @@
+"""A process of a real run that is stopped is named on the console, and ends the run in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gradus.errors import ExitCode
+from gradus.run_dir import RunDirectory, read_json
+from gradus.testing.commands import finish, processes_of, records, start
+from gradus.testing.waiting import wait_until
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+SCRIPTED = (str(Path(__file__).parent / "scripted_run.py"),)
+TOML = """
+name = "{name}"
+output_dir = "{root}"
+max_steps = 100000
+[model]
+name = "{model}"
+renderer = "qwen3"
+max_length_tokens = 96
+[launch]
+silent_process_seconds = 24.0
+[orchestrator]
+groups_per_batch = 2
+recording = false
+[orchestrator.train.sampling]
+max_completion_tokens = 16
+[[orchestrator.train.env]]
+id = "reverse-text"
+group_size = 2
+pool = {{ type = "static", num_workers = 1 }}
+"""
+
+
+@pytest.mark.parametrize("name", ["orchestrator", "trainer"])
+def test_a_stopped_process_is_named_and_ends_the_run(
+    tmp_path: Path, tiny_model: Path, name: str
+) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text(TOML.format(name=name, root=tmp_path / "runs", model=tiny_model))
+    run_dir = RunDirectory(tmp_path / "runs" / name)
+    process = start("rl", "@", str(file), program=SCRIPTED)
+    wait_until(
+        lambda: (
+            process.poll() is not None or (run_dir.metrics.exists() and records(run_dir.metrics))
+        ),
+        timeout_seconds=120.0,
+    )
+    registry = read_json(run_dir.processes)["processes"]
+    (pid,) = [entry["pid"] for entry in registry if entry["name"] == name]
+    os.kill(pid, signal.SIGSTOP)
+    printed = finish(process, exit_code=ExitCode.TRY_AGAIN)
+    assert f"{name} (pid {pid}) is stopped by a signal for 20 s" in printed
+    assert f"gradus rl: {name} (pid {pid}) is stopped by a signal for 24 s" in printed
+    assert processes_of(run_dir.root) == []
