@@ -114,7 +114,7 @@ def test_several_ranks_start_under_torchrun_on_loopback() -> None:
         *("-m", "torch.distributed.run", "--standalone"),
         *("--local-addr=127.0.0.1", "--log-dir=/dev/null", "--nproc-per-node=2"),
     )
-    assert spec.argv[6:] == (
+    assert spec.argv[7:] == (
         *("-m", "gradus.cli.main", "trainer", "@"),
         "/runs/demo/config/trainer.json",
     )
