@@ -9,12 +9,14 @@ from gradus.cli.inspection import REFUSED, look_at, parts_of, table
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.replay import REPLAY, check_replay
 from gradus.config.eval import EvalConfig
+from gradus.config.files import read_config_file
 from gradus.config.load import load_config, top_level_keys
 from gradus.config.overview import describe_eval, describe_run, describe_sft
 from gradus.config.preflight import check_eval, check_run, check_sft
+from gradus.config.prime_rl import from_prime_rl
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
-from gradus.errors import ExitCode
+from gradus.errors import ConfigError, ExitCode
 from gradus.launch.plan import Machine
 from gradus.supervise import become_subreaper
 
@@ -26,7 +28,11 @@ SUMMARY = (
     "a recorded run is whole. The exit code is 0 only when nothing was refused."
 )
 FAST = "--fast"
-OPTIONS = {FAST: "look at the config and at installed modules alone, half a second"}
+FROM = "--from"
+OPTIONS = {
+    FAST: "look at the config and at installed modules alone, half a second",
+    FROM: "prime-rl FILE: print a config of prime-rl as one of gradus, and what has no equivalent",
+}
 
 
 def run(words: Sequence[str]) -> int:
@@ -38,6 +44,10 @@ def run(words: Sequence[str]) -> int:
     if recorded is not None:
         print("\n".join(["this run can be replayed", *check_replay(recorded, words).lines()]))
         return 0
+    trainer, words = take_value(words, FROM, wants="the name of a trainer: prime-rl")
+    if trainer is not None:
+        print(_converted(trainer, [word for word in words if word != "@"]), end="")
+        return ExitCode.DONE
     options, rest = take_options(words, OPTIONS)
     config, plan = _load(rest)
     if FAST in options:
@@ -51,6 +61,15 @@ def run(words: Sequence[str]) -> int:
     width = shutil.get_terminal_size((120, 24)).columns
     print("\n".join([title, *table(findings, width=width), *plan]))
     return ExitCode.CONFIG if is_refused else ExitCode.DONE
+
+
+def _converted(trainer: str, files: Sequence[str]) -> str:
+    """The config of another trainer as one of gradus."""
+    if trainer != "prime-rl":
+        raise ConfigError(f"{FROM} {trainer}: only prime-rl can be converted")
+    if len(files) != 1:
+        raise ConfigError(f"{FROM} prime-rl needs one file behind it, not {len(files)}")
+    return from_prime_rl(read_config_file(files[0]).values).toml()
 
 
 def _load(words: Sequence[str]) -> tuple[RunConfig | SftConfig | EvalConfig, list[str]]:

@@ -388,15 +388,15 @@ def environment_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[P
 def _length_problems(
     config: RunConfig, source: TrainEnvironmentConfig, path: KeyPath
 ) -> Iterator[Problem]:
-    """A reply must leave room for its prompt."""
+    """A reply must fit; the engine stops one that meets the end of the context."""
     longest = config.model.max_length_tokens
     reply = source_sampling(config, source).max_completion_tokens
-    if reply is not None and reply >= longest:
+    if reply is not None and reply > longest:
         is_own = source.sampling.max_completion_tokens is not None
         section = (*path, "sampling") if is_own else ("orchestrator", "train", "sampling")
         yield Problem(
             (*section, "max_completion_tokens"),
-            f"{reply} leaves no room for a prompt in model.max_length_tokens = {longest}; "
+            f"{reply} is more than model.max_length_tokens = {longest} holds; "
             "lower the first or raise the second",
         )
     total = source.max_total_tokens

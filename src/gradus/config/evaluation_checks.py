@@ -100,9 +100,9 @@ def _sources(
         place = (*path, index)
         yield from environment_problems(source, place)
         reply = merged_sampling(source.sampling, section).max_completion_tokens
-        if reply is not None and longest is not None and reply >= longest:
+        if reply is not None and longest is not None and reply > longest:
             yield Problem(
                 (*place, "sampling", "max_completion_tokens"),
-                f"{reply} leaves no room for a prompt in model.max_length_tokens = {longest}; "
+                f"{reply} is more than model.max_length_tokens = {longest} holds; "
                 "lower the first or raise the second",
             )

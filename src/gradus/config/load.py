@@ -12,7 +12,7 @@ from gradus.config.base import StrictConfig
 from gradus.config.files import read_config_file
 from gradus.config.merge import MergedConfig, nested
 from gradus.config.problems import Problem, refuse, validation_problems
-from gradus.config.renames import Translation, translate
+from gradus.config.renames import Translation, complete_ids, translate
 from gradus.config.schema import KeyPath
 from gradus.config.text import typed_values
 from gradus.errors import ConfigError
@@ -41,7 +41,7 @@ def load_config(
     """
     merged = _merge(words, base or {})
     unread = list(merged.problems)
-    values = typed_values(merged.values, model, (), unread)
+    values = typed_values(complete_ids(merged.values), model, (), unread)
     config, invalid = _validate(model, values)
     already = {problem.path for problem in unread}
     unread += [problem for problem in invalid if problem.path not in already]

@@ -11,7 +11,16 @@ from pydantic import BaseModel, ValidationError
 
 from gradus.config.environment import NAME_PATTERN
 from gradus.config.reference import URL_PATTERN
-from gradus.config.schema import KeyPath, all_key_paths, annotation_at, dotted, keys_at, models
+from gradus.config.renames import field_hint
+from gradus.config.schema import (
+    UNKNOWN,
+    KeyPath,
+    all_key_paths,
+    annotation_at,
+    dotted,
+    keys_at,
+    models,
+)
 from gradus.errors import ConfigError
 
 _MAX_VALUE_LENGTH = 60
@@ -93,6 +102,8 @@ def _tag(variant: type[BaseModel]) -> Any:
 def unknown_key(model: Any, path: KeyPath) -> str:
     """Says that nothing reads the key at `path`, and which valid key is nearest."""
     name, siblings = str(path[-1]), keys_at(model, path[:-1])
+    if hint := field_hint(path, lambda key: _exists(model, key)):
+        return f"unknown key; {hint}"
     near = nearest(name, siblings)
     if near is not None:
         return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
@@ -102,6 +113,12 @@ def unknown_key(model: Any, path: KeyPath) -> str:
     if siblings:
         return f"unknown key; remove it, or use one of: {', '.join(siblings)}"
     return "unknown key; remove it"
+
+
+def _exists(model: Any, key: str) -> bool:
+    """Whether a dotted key is one of this config; `N` and numbers are places in a list."""
+    parts = [0 if part == "N" or part.isdigit() else part for part in key.split(".")]
+    return annotation_at(model, tuple(parts)) is not UNKNOWN
 
 
 def _missing(model: type[BaseModel], path: KeyPath) -> str:

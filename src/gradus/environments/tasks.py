@@ -242,11 +242,6 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
     for role, agent in agent_config_fields(environment.config).items():
         harness = environment._harnesses[role]
         kind = harness.config.id
-        if harness.NEEDS_CONTAINER and agent.runtime.type == "subprocess":
-            return (
-                f"harness {kind!r} of role {role!r} needs a container; write "
-                'runtime = {type = "docker"}'
-            )
         transport = getattr(harness.config, "transport", None)
         spoken = _NO_CHAT.get(plugin_module(kind)) or transport
         if is_rendered and agent.client is None and spoken not in (None, "chat_completions"):
@@ -254,6 +249,11 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
             return (
                 f"harness {kind!r} of role {role!r} asks the model by {spoken}, and gradus records "
                 f"tokens of chat completions alone; use {advice}another harness, e.g. chat or bash"
+            )
+        if harness.NEEDS_CONTAINER and agent.runtime.type == "subprocess":
+            return (
+                f"harness {kind!r} of role {role!r} needs a container; write "
+                'runtime = {type = "docker"}'
             )
     return None
 

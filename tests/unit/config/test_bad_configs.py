@@ -166,7 +166,7 @@ CONFLICTS = [
     bad("no baseline", env("group_size = 1"), "gives grpo no baseline", "use at least 2"),
     bad("two of a name", f"{env('')}\n{env('')}", "'reverse-text' is already the name of source 0"),
     bad("other case", env("name = 'A'") + env("name = 'a'"), "already the name of source 0"),
-    bad("reply", "[model]\nmax_length_tokens = 512", "512 leaves no room for a prompt"),
+    bad("reply", "[model]\nmax_length_tokens = 511", "512 is more than"),
     bad("own reply", env("sampling = {max_completion_tokens = 4096}"), "run.toml:3", "no room"),
     bad("micro batch", "[trainer]\nmicro_batch_tokens = 1024", "cannot hold the longest sample"),
     bad("warm-up", "[trainer.optimizer]\nwarmup_steps = 20", "never ends in 20 steps"),

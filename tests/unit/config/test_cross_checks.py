@@ -241,3 +241,9 @@ def test_an_algorithm_is_inherited_whole() -> None:
 def test_in_flight_limits_must_be_in_order(settings: dict[str, int], words: str) -> None:
     config = build_run_config({"orchestrator": settings})
     assert any(words in problem.message for problem in run_problems(config))
+
+
+def test_a_reply_may_be_as_long_as_the_context() -> None:
+    sampling = {"train": {"sampling": {"max_completion_tokens": 256}}}
+    config = build_run_config({"model": {"max_length_tokens": 256}, "orchestrator": sampling})
+    assert run_problems(config) == []

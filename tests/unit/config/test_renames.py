@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.config.document import sections
+from gradus.config.eval import EvalConfig
 from gradus.config.load import load_config
-from gradus.config.renames import RENAMES, translate
+from gradus.config.problems import unknown_key
+from gradus.config.renames import FIELD_KEYS, RENAMES, translate
 from gradus.config.run import RunConfig
+from gradus.config.sft import SftConfig
 from gradus.errors import ConfigError
 from gradus.testing.configs import RUN_TOML
 
@@ -192,3 +196,84 @@ def test_translating_twice_changes_nothing(orchestrator: dict[str, Any]) -> None
     twice = translate(once.values)
     assert twice.values == once.values
     assert twice.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "path", [("orchestrator", "train"), ("orchestrator", "eval"), ("eval",), ()], ids=str
+)
+def test_sources_are_translated_wherever_they_stand(path: tuple[str, ...]) -> None:
+    old: dict[str, Any] = {"env": [{"num_workers": 3, "sampling": {"max_tokens": 9}}]}
+    new: dict[str, Any] = {
+        "env": [
+            {
+                "pool": {"type": "static", "num_workers": 3},
+                "sampling": {"max_completion_tokens": 9},
+            }
+        ]
+    }
+    for part in reversed(path):
+        old, new = {part: old}, {part: new}
+    assert translate(old).values == new
+
+
+def test_a_task_set_without_an_id_above_it_is_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'max_steps = 1\nmodel = {name = "someone/tiny"}\n'
+        '[[orchestrator.train.env]]\ntaskset = {id = "a", x = 1}\n'
+        '[[orchestrator.train.env]]\nid = "best-of-n"\ntaskset = {id = "a"}\n'
+    )
+    first, second = load_config(RunConfig, ["@", str(path)]).orchestrator.train.env
+    assert (first.id, first.taskset) == ("a", {"x": 1})
+    assert (second.id, second.taskset) == ("best-of-n", {"id": "a"})
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (("seq_len",), "gradus calls it model.max_length_tokens"),
+        (
+            ("orchestrator", "batch_size"),
+            "gradus calls it orchestrator.groups_per_batch; it counts groups",
+        ),
+        (("ckpt",), "gradus calls it checkpoint"),
+        (("wandb",), "gradus writes metrics.jsonl"),
+        (
+            ("orchestrator", "rollouts_per_example"),
+            "gradus calls it orchestrator.train.env.N.group_size",
+        ),
+        (
+            ("orchestrator", "eval", "env", 0, "rollouts_per_example"),
+            "gradus calls it orchestrator.eval.env.0.group_size",
+        ),
+        (
+            ("orchestrator", "train", "env", 0, "args"),
+            "gradus calls it orchestrator.train.env.0.taskset",
+        ),
+        (("inference", "parallel"), "gradus calls it inference.tensor_parallel_size"),
+        (("trainer", "model"), "gradus calls it trainer.parallel"),
+        (("learning_rate",), "gradus calls it trainer.optimizer.lr"),
+        (("trainer", "num_procesess"), "did you mean trainer.num_processes?"),
+    ],
+)
+def test_keys_of_the_field_are_known_before_likeness_counts(
+    path: tuple[str | int, ...], words: str
+) -> None:
+    assert unknown_key(RunConfig, path).startswith(f"unknown key; {words}")
+
+
+def test_a_suggestion_is_a_key_of_the_config_at_hand() -> None:
+    assert unknown_key(SftConfig, ("batch_size",)) == (
+        "unknown key; gradus calls it batch_conversations"
+    )
+    assert "optimizer.lr" in unknown_key(SftConfig, ("learning_rate",))
+
+
+def test_every_key_of_the_field_leads_to_a_key_that_exists() -> None:
+    known = {"taskset", "num_tasks"}
+    for model in (RunConfig, SftConfig, EvalConfig):
+        for section in sections(model):
+            known.add(section.path)
+            known |= {f"{section.path}.{key.name}".strip(".") for key in section.keys}
+    missing = {own for choices in FIELD_KEYS.values() for own in choices} - known
+    assert missing == set()

@@ -1,0 +1,260 @@
+"""Configs of prime-rl become configs of gradus, and what has no equivalent is listed."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.cli.main import main
+from gradus.config.prime_rl import from_prime_rl
+
+ENV = {"id": "gradus-reverse-text", "group_size": 8}
+
+
+def source(**entry: Any) -> dict[str, Any]:
+    return {"orchestrator": {"train": {"env": [{"group_size": 8, **entry}]}}}
+
+
+def train(**entry: Any) -> dict[str, Any]:
+    return {"orchestrator": {"train": entry}}
+
+
+RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("seq_len", {"seq_len": 64}, {"model": {"max_length_tokens": 64}}),
+    (
+        "max_model_len",
+        {"inference": {"model": {"max_model_len": 64}}},
+        {"model": {"max_length_tokens": 64}},
+    ),
+    (
+        "batch_size and group_size",
+        {"orchestrator": {"batch_size": 64, "group_size": 8, "train": {"env": [{"id": "a"}]}}},
+        {"orchestrator": {"groups_per_batch": 8, "train": {"env": [{"id": "a", "group_size": 8}]}}},
+    ),
+    (
+        "rollouts_per_example",
+        {"orchestrator": {"batch_size": 64, "rollouts_per_example": 4, "env": [{"id": "a"}]}},
+        {
+            "orchestrator": {
+                "groups_per_batch": 16,
+                "train": {"env": [{"id": "a", "group_size": 4}]},
+            }
+        },
+    ),
+    (
+        "ckpt",
+        {"ckpt": {"interval": 5, "keep_last": 1}},
+        {"checkpoint": {"interval_steps": 5, "keep_last": 2}},
+    ),
+    (
+        "optim",
+        {"trainer": {"optim": {"lr": 1e-5, "max_norm": 0.5}}},
+        {"trainer": {"optimizer": {"lr": 1e-5, "max_grad_norm": 0.5}}},
+    ),
+    ("args", source(id="a", args={"x": 1}), source(id="a", taskset={"x": 1})),
+    (
+        "args.config.harness.id",
+        source(id="a", args={"config": {"harness": {"id": "bash"}}}),
+        source(id="a", harness={"id": "bash"}),
+    ),
+    ("taskset.id", source(taskset={"id": "a", "x": 1}), source(id="a", taskset={"x": 1})),
+    (
+        "harness.runtime",
+        source(id="a", harness={"id": "null", "runtime": {"type": "docker"}}),
+        source(id="a", harness={"id": "null"}, runtime={"type": "docker"}),
+    ),
+    (
+        "timeout",
+        source(id="a", timeout={"setup": 1.0, "rollout": 2.0, "scoring": 3.0}),
+        source(
+            id="a", timeout={"setup_seconds": 1.0, "agent_seconds": 2.0, "scoring_seconds": 3.0}
+        ),
+    ),
+    (
+        "eval",
+        {"orchestrator": {"eval": {"interval": 5, "num_examples": 9, "env": [{"id": "a"}]}}},
+        {"orchestrator": {"eval": {"interval_steps": 5, "env": [{"id": "a", "num_tasks": 9}]}}},
+    ),
+    (
+        "max_off_policy_steps",
+        {"orchestrator": {"max_off_policy_steps": 3}},
+        {"orchestrator": {"max_staleness": 3}},
+    ),
+    (
+        "max_inflight_rollouts",
+        {"orchestrator": {"max_inflight_rollouts": 3}},
+        {"orchestrator": {"max_in_flight_episodes": 3}},
+    ),
+    (
+        "trainer.model",
+        {
+            "trainer": {
+                "model": {
+                    "ac": {"freq": 1},
+                    "compile": {},
+                    "cp": 2,
+                    "optim_cpu_offload": True,
+                    "lora": {"rank": 8},
+                }
+            }
+        },
+        {
+            "trainer": {
+                "lora": {"rank": 8},
+                "parallel": {
+                    "activation_checkpointing": "full",
+                    "compile": True,
+                    "context_parallel_size": 2,
+                    "offload_optimizer": True,
+                },
+            }
+        },
+    ),
+    (
+        "weight_broadcast",
+        {"weight_broadcast": {"type": "nccl"}},
+        {"trainer": {"weight_transfer": "broadcast"}},
+    ),
+    (
+        "algo",
+        {"orchestrator": {"algo": {"type": "grpo", "scale_by_std": True}}},
+        train(algo={"type": "grpo", "options": {"scale_by_std": True}}),
+    ),
+    ("advantage", {"orchestrator": {"advantage": "ema_per_member"}}, train(algo={"type": "rae"})),
+    (
+        "length penalty",
+        {"orchestrator": {"algo": {"length_penalty": {"num_turns_weight": 0.2}}}},
+        train(
+            algo={
+                "type": "grpo",
+                "options": {"length_penalty": True, "length_weights": {"turns": 0.2}},
+            }
+        ),
+    ),
+    (
+        "env.sft",
+        source(id="a", sft={"roles": {"tool": 0.2}}),
+        source(
+            id="a",
+            algo={"type": "echo", "options": {"normalize": "batch", "roles": {"tool": 0.2}}},
+        ),
+    ),
+    (
+        "training_mode and teacher",
+        {
+            "orchestrator": {
+                "training_mode": "opd",
+                "teacher": {"model": {"name": "t"}, "client": {"base_url": ["http://x:1/v1"]}},
+            }
+        },
+        train(algo={"type": "opd", "reference": {"base_url": "http://x:1", "model": "t"}}),
+    ),
+    (
+        "inference.parallel.tp",
+        {"inference": {"parallel": {"tp": 2}}},
+        {"inference": {"tensor_parallel_size": 2}},
+    ),
+    (
+        "vllm_extra",
+        {"inference": {"vllm_extra": {"kv_cache_dtype": "fp8"}}},
+        {"inference": {"extra_args": {"kv_cache_dtype": "fp8"}}},
+    ),
+    (
+        "source",
+        {"orchestrator": {"train": {"source": [{"env": {"taskset": {"id": "a"}, "n": 2}}]}}},
+        {"orchestrator": {"train": {"env": [{"id": "a", "group_size": 1, "settings": {"n": 2}}]}}},
+    ),
+    (
+        "roles",
+        source(env={"taskset": {"id": "a"}, "judge": {"model": "m", "max_turns": 2}}),
+        source(id="a", agents={"judge": {"model": "m", "max_turns": 2}}),
+    ),
+    (
+        "renderer",
+        {"orchestrator": {"renderer": {"name": "qwen3"}}},
+        {"model": {"renderer": {"name": "qwen3"}}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), [row[1:] for row in RENAMED], ids=[r[0] for r in RENAMED])
+def test_a_key_of_prime_rl_becomes_ours(old: dict[str, Any], new: dict[str, Any]) -> None:
+    converted = from_prime_rl(old)
+    assert converted.values == new
+    assert converted.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "note"),
+    [
+        ({"wandb": {"project": "x"}}, "wandb: metrics go to metrics.jsonl"),
+        ({"weight_broadcast": {"port": 1}}, "weight_broadcast.port: gradus has no such setting"),
+        ({"ckpt": {}}, "ckpt: write checkpoint.interval_steps"),
+        ({"orchestrator": {"algo": {"tau": 1}}}, "orchestrator.algo.tau: grpo of gradus has no"),
+        (
+            {"seq_len": 64, "inference": {"model": {"max_model_len": 32}}},
+            "model.max_length_tokens: two values; 64 was taken, not 32",
+        ),
+        (
+            {"orchestrator": {"batch_size": 10, "group_size": 4}},
+            "orchestrator.batch_size: 10 is no multiple of 4; rounded down",
+        ),
+    ],
+)
+def test_what_has_no_equivalent_is_listed(old: dict[str, Any], note: str) -> None:
+    (left,) = from_prime_rl(old).left_out
+    assert left.startswith(note)
+
+
+OLD = """
+max_steps = 20
+seq_len = 512
+[model]
+name = "someone/tiny"
+[wandb]
+project = "p \\"x\\""
+[trainer.optim]
+lr = 1e-5
+[orchestrator]
+batch_size = 64
+group_size = 8
+[orchestrator.sampling]
+max_tokens = 64
+top_k = 20
+[[orchestrator.train.env]]
+taskset = { id = "gradus-reverse-text", max_words = 3 }
+harness = { id = "null", runtime = { type = "subprocess" } }
+[orchestrator.eval]
+interval = 5
+[[orchestrator.eval.env]]
+id = "gradus-reverse-text"
+args = { max_words = 2 }
+num_examples = 4
+num_workers = 2
+[ckpt]
+interval = 10
+"""
+
+
+def test_the_printed_file_passes_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("old.toml").write_text(OLD)
+    assert main(["check", "--from", "prime-rl", "old.toml"]) == 0
+    printed = capsys.readouterr().out
+    assert tomllib.loads(printed)["orchestrator"]["groups_per_batch"] == 8
+    assert "# wandb: metrics go to metrics.jsonl" in printed
+    Path("new.toml").write_text(printed)
+    assert main(["check", "--fast", "@", "new.toml"]) == 0
+    shown = capsys.readouterr().out
+    assert "run: 20 steps of 8 groups" in shown
+    assert "4 tasks of gradus-reverse-text" in shown or "eval_gradus-reverse-text" in shown
+
+
+def test_only_prime_rl_can_be_converted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--from", "verl", "x.toml"]) == 64
+    assert "only prime-rl can be converted" in capsys.readouterr().err
