@@ -42,6 +42,9 @@ COMMANDS = {
     "export": Command("gradus.cli.export", "write a checkpoint as a Hugging Face model"),
     "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
     "check-loss": Command("gradus.cli.check_loss", "say whether a loss depends on the layout"),
+    "completion": Command(
+        "gradus.cli.completion", "print what makes a shell complete commands and keys"
+    ),
 }
 """What a user types."""
 
@@ -120,7 +123,10 @@ def overview() -> str:
     ]
     for title, commands in (("commands:", COMMANDS), ("processes of a run:", ROLES)):
         lines += ["", title, *(f"  {name:<14}{it.summary}" for name, it in commands.items())]
-    lines += ["", "'gradus COMMAND --help' lists every key with its default and its unit."]
+    lines += [
+        "",
+        "'gradus COMMAND --help' shows what it takes, '--help all' every key with its default.",
+    ]
     return "\n".join(lines)
 
 
