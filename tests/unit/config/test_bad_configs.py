@@ -167,7 +167,12 @@ CONFLICTS = [
     bad("two of a name", f"{env('')}\n{env('')}", "'reverse-text' is already the name of source 0"),
     bad("other case", env("name = 'A'") + env("name = 'a'"), "already the name of source 0"),
     bad("reply", "[model]\nmax_length_tokens = 511", "512 is more than"),
-    bad("own reply", env("sampling = {max_completion_tokens = 4096}"), "run.toml:3", "no room"),
+    bad(
+        "own reply",
+        env("sampling = {max_completion_tokens = 4096}"),
+        "run.toml:3",
+        "4096 is more than",
+    ),
     bad("micro batch", "[trainer]\nmicro_batch_tokens = 1024", "cannot hold the longest sample"),
     bad("warm-up", "[trainer.optimizer]\nwarmup_steps = 20", "never ends in 20 steps"),
     bad("betas", "[trainer.optimizer]\nbetas = [0.9, 1.0]", "each must be in [0, 1)"),

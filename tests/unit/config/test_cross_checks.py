@@ -78,8 +78,8 @@ BORDERS = [
         "trainer.micro_batch_tokens",
     ),
     (
-        with_sampling(max_completion_tokens=2047),
         with_sampling(max_completion_tokens=2048),
+        with_sampling(max_completion_tokens=2049),
         f"{ENV}.sampling.max_completion_tokens",
     ),
     (
