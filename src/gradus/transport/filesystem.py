@@ -158,7 +158,7 @@ class _Sender:
                     f"{self._ledger.epoch} and must stop"
                 )
             if manifest.epoch < self._ledger.epoch:
-                shutil.rmtree(folder)
+                _remove_batch(folder)
                 continue
             digest = _sha256(msgspec.json.encode(manifest))
             is_acknowledged = (folder / _RECEIVED).exists()
@@ -201,18 +201,22 @@ class _Sender:
         if isinstance(event, StepFinished):
             for folder in spool.glob("batch_*"):
                 if folder.name < FilesystemTransport.name_of_batch(event.step):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    _remove_batch(folder)
 
     def _mark_done(self, sequence: int) -> None:
-        """The caller came back for more, so it handled event `sequence`; keep only this mark."""
-        for name in sorted(os.listdir(self._events)):
-            number, _, kind = name.partition(".")
-            if not number.isdigit() or int(number) > sequence:
-                continue
-            if int(number) < sequence:
+        """The caller came back for more, so it handled event `sequence`; keep only this mark.
+
+        The new mark comes first: without any, a sender that starts again would wait for event 0.
+        """
+        if sequence < 0:
+            return
+        event = self._events / f"{sequence:010d}.msgpack"
+        if event.exists():
+            event.rename(event.with_suffix(".done"))
+        for name in os.listdir(self._events):
+            number = name.partition(".")[0]
+            if number.isdigit() and int(number) < sequence:
                 (self._events / name).unlink()
-            elif kind == "msgpack":
-                (self._events / name).rename(self._events / f"{number}.done")
 
 
 class _Receiver:
@@ -297,6 +301,13 @@ def _read_manifest(folder: Path) -> _Manifest:
     if FilesystemTransport.name_of_batch(manifest.step) != folder.name:
         raise ProtocolError(f"{path} says step {manifest.step}, which is not its folder's")
     return manifest
+
+
+def _remove_batch(folder: Path) -> None:
+    """Delete a batch. It loses its name first, so that a kill never leaves half of one."""
+    nameless = folder.with_name(f".{folder.name}.trained")
+    folder.rename(nameless)
+    shutil.rmtree(nameless, ignore_errors=True)
 
 
 def _read_event(path: Path, sequence: int) -> Event:
