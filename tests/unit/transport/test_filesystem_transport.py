@@ -226,7 +226,7 @@ class Killer:
 
 
 async def handle_events(run_dir: RunDirectory) -> list[int]:
-    """The events that one life of the orchestrator is given, until the last of eight or its death."""
+    """The events that one life of the orchestrator is given, up to the last of eight."""
     given: list[int] = []
     try:
         sender = build_sender(run_dir, 1, capacity=9)
