@@ -134,16 +134,17 @@ class Batcher:
         self._announce()
         return drop
 
-    def reject(self, reasons: Mapping[str, int]) -> None:
+    def reject(self, reasons: Mapping[str, int], *, last: str = "") -> None:
         """Count a group that gave no sample, with the reasons of its episodes and samples.
 
+        `last` is what a plug-in said about this group, for the message.
         After `max_empty_attempts` batches' worth of such groups in a row the run must end:
         EnvironmentFailure when nothing but errors came, else EmptyBatchError; both with the counts.
         """
         self._empty_groups += 1
         self._reasons.update(reasons)
         if self._empty_groups >= self._max_empty_groups:
-            raise self._no_batch_error()
+            raise self._no_batch_error(last)
 
     async def next_batch(self) -> SampleBatch:
         """The batch of `step`, once it is full; then the next step begins to fill."""
@@ -190,13 +191,14 @@ class Batcher:
         else:
             self._full.clear()
 
-    def _no_batch_error(self) -> EnvironmentFailure | EmptyBatchError:
+    def _no_batch_error(self, last: str) -> EnvironmentFailure | EmptyBatchError:
         # Errors come before empties: an error explains why nothing else came.
         errors = [r for r in self._reasons.most_common() if r[0].startswith(ERROR_PREFIX)]
         others = [r for r in self._reasons.most_common() if not r[0].startswith(ERROR_PREFIX)]
         counts = ", ".join(f"{count} x {reason}" for reason, count in errors + others)
         text = f"no trainable sample in {self._empty_groups} groups in a row, by reason: {counts}"
         if errors and not others:
-            return EnvironmentFailure(f"every episode failed; {text}. See episodes/ and logs/envs/")
+            look = f"The last: {last}" if last else "See episodes/ and logs/envs/"
+            return EnvironmentFailure(f"every episode failed; {text}. {look}")
         commonest = others[0][0] if others else ""
         return EmptyBatchError(f"{text}. {_ADVICE.get(commonest, _LOOK)}")

@@ -40,6 +40,8 @@ class GradedGroup:
     """In the order of their ends."""
     samples: tuple[str, ...]
     """Ids of the samples that the filters left."""
+    failure: str | None = None
+    """Kind of failure of the whole group."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,10 @@ class _Reader:
         )
         episodes = tuple(self.ended.pop(line["group"]))
         samples = tuple(line["samples"])
-        self.order.append(GradedGroup(line["group"], pointer, opened["key"], episodes, samples))
+        error = line["error"]
+        self.order.append(
+            GradedGroup(line["group"], pointer, opened["key"], episodes, samples, error)
+        )
 
     def _cut(self, line: Line) -> None:
         self.cut[line["step"]] = tuple(line["groups"])

@@ -7,11 +7,12 @@ the episode and counted by its type.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.episode_check import Failure
+from gradus.orchestrator.failures import ERROR_POLICY_FAILED, Failure, blaming
 from gradus.plugins import find_plugin
 
 MAX_BACKOFF_SECONDS = 60.0
@@ -49,6 +50,17 @@ class ListedErrors:
             return None
         wait: float = min(self._backoff_seconds * 2.0 ** min(retry, 30), MAX_BACKOFF_SECONDS)
         return wait
+
+
+def ask_policy(policy: ErrorPolicy, failure: Failure, *, retry: int, where: str) -> float | None:
+    """The policy's answer; EpisodeFailed when it raises, or answers with what is no wait."""
+    wait = None
+    place = f"{where}, asked about {failure.kind}"
+    with blaming("error policy", policy, place, failure=ERROR_POLICY_FAILED):
+        wait = policy.wait_before_retry(failure, retry=retry)
+        if wait is not None and not 0 <= wait < math.inf:
+            raise ValueError(f"{wait!r} is no wait; give seconds, or None for a final failure")
+    return wait
 
 
 ERROR_POLICIES: dict[str, type] = {"listed": ListedErrors}

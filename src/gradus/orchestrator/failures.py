@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import traceback
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from gradus.errors import GradusError
+from gradus.errors import CreditError, GradusError
 from gradus.log import get_logger
+from gradus.plugins import describe
 from gradus.run_dir import RunDirectory
 
 _SHOWN_CHARACTERS = 300
 log = get_logger(__name__)
 
+ALGORITHM_FAILED = "algorithm_failed"
+"""Kind of failure of an episode or group on which an algorithm raised an error."""
+SCORING_TIMEOUT = "scoring_timeout"
+"""Kind of failure of an episode or group that an algorithm did not score in time."""
+FILTER_FAILED = "filter_failed"
+CURRICULUM_FAILED = "curriculum_failed"
+ERROR_POLICY_FAILED = "error_policy_failed"
 INVALID_CREDIT = "invalid_credit"
 """Kind of failure of an episode or group on which an algorithm wrote what cannot be trained."""
 
@@ -70,6 +82,50 @@ def _first_line(message: str) -> str:
     said = next((line.strip() for line in message.splitlines() if line.strip()), "no message")
     safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
     return safe if len(safe) <= _SHOWN_CHARACTERS else f"{safe[:_SHOWN_CHARACTERS]}…"
+
+
+@contextlib.contextmanager
+def blaming(kind: str, plugin: object, where: str, *, failure: str) -> Iterator[None]:
+    """Errors of a plug-in become an EpisodeFailed of kind `failure` that names class and place.
+
+    Errors of gradus pass, so that a plug-in can end the run with a ConfigError; except credit that
+    cannot be trained, which is `invalid_credit`.
+
+        >>> with blaming("filter", object(), "source 'words'", failure=FILTER_FAILED):
+        ...     pass
+    """
+    try:
+        yield
+    except CreditError as error:
+        text = f"{describe(kind, plugin)}, {where}: {error}"
+        raise EpisodeFailed(Failure(INVALID_CREDIT, text)) from error
+    except (EpisodeFailed, GradusError):
+        raise
+    except Exception as error:
+        text = f"{describe(kind, plugin)}, {where}: {type(error).__name__}: {error}{_line(error)}"
+        raise EpisodeFailed(Failure(failure, text)) from error
+
+
+@contextlib.asynccontextmanager
+async def scored_within(seconds: float, plugin: object, where: str) -> AsyncIterator[None]:
+    """EpisodeFailed of kind `scoring_timeout` when an algorithm takes longer."""
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            yield
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        text = (
+            f"{describe('algorithm', plugin)}, {where}: no score after {seconds:g} s; make its "
+            "judge faster or raise algo.scoring_timeout_seconds"
+        )
+        raise EpisodeFailed(Failure(SCORING_TIMEOUT, text)) from error
+
+
+def _line(error: Exception) -> str:
+    """Where the plug-in's code stood."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

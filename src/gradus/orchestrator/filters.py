@@ -18,6 +18,7 @@ import numpy as np
 from gradus.config.orchestrator import FilterConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
+from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.rounding import tolerance
 from gradus.plugins import find_plugin
 from gradus.wire.sample import BoolArray, Sample
@@ -172,8 +173,13 @@ def build_filters(
 
 
 def judge(filters: Sequence[ActiveFilter], sample: Sample) -> dict[str, Verdict]:
-    """Name of each filter → its verdict on the sample."""
-    return {active.name: active.judge(sample) for active in filters}
+    """Name of each filter → its verdict on the sample; EpisodeFailed names one that raises."""
+    verdicts: dict[str, Verdict] = {}
+    where = f"source {sample.environment!r}, sample {sample.id}"
+    for active in filters:
+        with blaming(f"filter {active.name!r}", active.filter, where, failure=FILTER_FAILED):
+            verdicts[active.name] = active.judge(sample)
+    return verdicts
 
 
 def dropped_by(verdicts: Mapping[str, Verdict]) -> str | None:

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
+from gradus.errors import CreditError
 from gradus.orchestrator.algorithms.base import (
     Algorithm,
     CreditContext,
+    forget_credit,
     num_sampled_tokens,
+    settle_credit,
     trainable_traces,
 )
 from gradus.orchestrator.batcher import ERROR_PREFIX
-from gradus.orchestrator.episode_check import Failure, is_truncated
+from gradus.orchestrator.episode_check import is_truncated
+from gradus.orchestrator.error_policy import ErrorPolicy, ask_policy
+from gradus.orchestrator.failures import (
+    ALGORITHM_FAILED,
+    EpisodeFailed,
+    Failure,
+    blaming,
+    scored_within,
+)
 from gradus.orchestrator.filters import ActiveFilter, Verdict, dropped_by, judge
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.record_limits import cut_bytes
@@ -107,6 +121,10 @@ class Group:
     """Per id of a sample, what each filter said of it."""
     numbers: dict[str, float] = field(default_factory=dict)
     """What the algorithm recorded about this group."""
+    failure: Failure | None = None
+    """Why the whole group could not be scored."""
+    failures: dict[str, Failure] = field(default_factory=dict)
+    """Per id of a finished episode, why a plug-in made it train nothing."""
 
     @property
     def source(self) -> str:
@@ -144,28 +162,138 @@ class Grading:
     """Agents whose traces never train."""
     has_one_baseline: bool = False
     """Whether all traces of a group are compared, whoever they are of."""
+    timeout_seconds: float = 1800.0
+    """For one call of the algorithm."""
+
+    @property
+    def awaits_groups(self) -> bool:
+        """Whether groups are scored by `async def score_group`."""
+        return inspect.iscoroutinefunction(self.algorithm.score_group)
 
 
 def grade(group: Group, grading: Grading) -> None:
-    """Credit the finished episodes against each other and fill `samples` and `dropped`."""
-    # In the order of their starts: which episode ended first must not change the credit.
-    group.played.sort(key=lambda played: played.number)
-    finished = [episode for _, episode in group.finished]
-    grading.algorithm.score_group(finished, group.credit_context)
+    """Score a group by an algorithm that needs no wait, and fill its samples.
+
+    The credit of one that is awaited lies on the episodes already: this is a replay.
+    """
+    _sort(group)
+    if not grading.awaits_groups:
+        with _scoring(group, grading):
+            _refuse_awaitable(grading.algorithm.score_group(_finished(group), group.credit_context))
+            _settle(group)
+    fill(group, grading)
+
+
+async def score_awaited(group: Group, grading: Grading, errors: ErrorPolicy) -> None:
+    """Let an algorithm with `async def score_group` score a group, again where the policy says so.
+
+    `group.failure` says why it could not.
+    """
+    _sort(group)
+    algorithm, where, retry = grading.algorithm, _place(group), 0
+    while True:
+        group.failure = None
+        with _scoring(group, grading):
+            async with scored_within(grading.timeout_seconds, algorithm, where):
+                scoring = algorithm.score_group(_finished(group), group.credit_context)
+                if scoring is not None:
+                    await scoring
+            _settle(group)
+        if group.failure is None:
+            return
+        try:
+            wait = ask_policy(errors, group.failure, retry=retry, where=where)
+        except EpisodeFailed as failed:
+            group.failure = failed.failure
+            return
+        if wait is None:
+            return
+        await asyncio.sleep(wait)
+        retry += 1
+
+
+def fill(group: Group, grading: Grading) -> None:
+    """Fill `samples` and `dropped` of a scored group."""
     for played in group.played:
         if played.failure is not None:
             group.dropped[played.id] = f"{ERROR_PREFIX}{played.failure.kind}"
+    if group.failure is not None:
+        fail(group, group.failure)
+        return
     for played, episode in group.finished:
-        samples = build_samples(episode, _origin(group, played, grading))
-        if not samples:
-            group.dropped[played.id] = NO_TOKENS
-        for sample in samples:
-            verdicts = group.verdicts[sample.id] = judge(grading.filters, sample)
-            reason = dropped_by(verdicts)
-            if reason is None:
-                group.samples.append(sample)
-            else:
-                group.dropped[sample.id] = reason
+        try:
+            _filter_samples(
+                group, played, build_samples(episode, _origin(group, played, grading)), grading
+            )
+        except EpisodeFailed as failed:
+            _drop_episode(group, played, failed.failure)
+
+
+def fail(group: Group, failure: Failure) -> None:
+    """The whole group trains nothing because a plug-in could not deal with it."""
+    group.failure = failure
+    for played, episode in group.finished:
+        forget_credit(episode)
+        _drop_episode(group, played, failure)
+
+
+def _filter_samples(
+    group: Group, played: PlayedEpisode, samples: Sequence[Sample], grading: Grading
+) -> None:
+    if not samples:
+        group.dropped[played.id] = NO_TOKENS
+    for sample in samples:
+        verdicts = group.verdicts[sample.id] = judge(grading.filters, sample)
+        reason = dropped_by(verdicts)
+        if reason is None:
+            group.samples.append(sample)
+        else:
+            group.dropped[sample.id] = reason
+
+
+def _drop_episode(group: Group, played: PlayedEpisode, failure: Failure) -> None:
+    group.samples[:] = [s for s in group.samples if s.episode_id != played.id]
+    group.dropped[played.id] = f"{ERROR_PREFIX}{failure.kind}"
+    group.failures[played.id] = failure
+
+
+def _sort(group: Group) -> None:
+    """In the order of their starts: which episode ended first must not change the credit."""
+    group.played.sort(key=lambda played: played.number)
+
+
+def _finished(group: Group) -> list[WireEpisode]:
+    return [episode for _, episode in group.finished]
+
+
+def _place(group: Group) -> str:
+    return f"source {group.source!r}, group {group.id}"
+
+
+def _settle(group: Group) -> None:
+    """CreditError that names the episode."""
+    for played, episode in group.finished:
+        try:
+            settle_credit(episode)
+        except CreditError as error:
+            raise CreditError(f"episode {played.id}, {error}") from error
+
+
+def _refuse_awaitable(result: object) -> None:
+    if inspect.iscoroutine(result):
+        result.close()
+    if inspect.isawaitable(result):
+        raise TypeError("score_group gives an awaitable; write it as `async def score_group`")
+
+
+@contextmanager
+def _scoring(group: Group, grading: Grading) -> Iterator[None]:
+    """What the algorithm does wrong is kept as the group's failure."""
+    try:
+        with blaming("algorithm", grading.algorithm, _place(group), failure=ALGORITHM_FAILED):
+            yield
+    except EpisodeFailed as failed:
+        group.failure = failed.failure
 
 
 def episode_rewards(group: Group) -> list[float]:

@@ -5,8 +5,9 @@ that has trained it; a group without samples gives it back at once, because its 
 to the same batch. With `(max_lag + 1) * groups per batch` slots no group starts that must end too
 old: it is always among the next `max_lag + 1` batches.
 
-    open ── every episode ended ──► complete ── in a batch ──► shipped ── version served ──► (gone)
-      └── abandoned, or no samples ────┴────────────────────────────────────────────────────► (gone)
+    open ── episodes ended ──► scoring ── graded ──► complete ── in a batch ──► shipped
+      │                                                 │                          │
+      └── abandoned ──► (gone)             no samples ──► (gone)    version served ──► (gone)
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Phase(StrEnum):
     """Where a group stands."""
 
     OPEN = "open"
+    SCORING = "scoring"
+    """Every episode ended, and the algorithm has not answered."""
     COMPLETE = "complete"
     SHIPPED = "shipped"
     GONE = "gone"
@@ -130,8 +133,14 @@ class GroupLedger:
         if group.is_abandoned:
             self._forget(group)
             return False
-        group.phase = Phase.COMPLETE
+        group.phase = Phase.SCORING
         return True
+
+    def complete(self, group_id: str) -> None:
+        """A group whose episodes ended is scored."""
+        group = self._groups[group_id]
+        assert group.phase is Phase.SCORING, f"group {group_id} is {group.phase}, not being scored"
+        group.phase = Phase.COMPLETE
 
     def abandon(self, group_id: str) -> list[str]:
         """Give up an open group and free its slot; the ids of the episodes to cancel."""
@@ -193,13 +202,14 @@ class GroupLedger:
     def state(self) -> dict[str, Any]:
         """How episodes ended, as a restart at this point leaves it.
 
-        Open groups are played again from their start; what of an abandoned one still runs is lost.
+        Groups that are open or being scored are played again from their start; what of an
+        abandoned one still runs is lost.
         """
         ended = Counter(self.ended)
         for group in self._groups.values():
             if group.is_abandoned:
                 ended[Outcome.CANCELLED] += len(group.running)
-            elif group.phase is Phase.OPEN:
+            elif group.phase in (Phase.OPEN, Phase.SCORING):
                 ended -= group.ended
         return {str(outcome): ended[outcome] for outcome in Outcome}
 

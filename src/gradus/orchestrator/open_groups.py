@@ -19,8 +19,17 @@ from gradus.orchestrator.batcher import (
     SampleBatch,
     StaleDrop,
 )
-from gradus.orchestrator.failures import Failure, FirstFailures
-from gradus.orchestrator.grading import Group, PlayedEpisode, episode_rewards, give_up, grade
+from gradus.orchestrator.failures import EpisodeFailed, Failure, FirstFailures
+from gradus.orchestrator.grading import (
+    Group,
+    PlayedEpisode,
+    episode_rewards,
+    fail,
+    fill,
+    give_up,
+    grade,
+    score_awaited,
+)
 from gradus.orchestrator.group_ledger import GroupLedger, Phase
 from gradus.orchestrator.journal import Journal, JournalEvent
 from gradus.orchestrator.metrics import TRAINABLE_SHARE, Metrics, Tally, batch_metrics
@@ -132,10 +141,15 @@ class OpenGroups:
             error=failure.kind,
         )
 
-    def settle(self, played: PlayedEpisode) -> None:
-        """An episode ended; the last of its group makes it complete, and graded."""
+    def settle(self, played: PlayedEpisode) -> Group | None:
+        """An episode ended; the last of its group makes it complete, and graded.
+
+        A complete group that its algorithm must be awaited for comes back, for `score`.
+        """
         group = self.groups[played.group_id]
-        self.recording.add(played)
+        awaits_groups = self.sources[group.source].grading.awaits_groups
+        if not awaits_groups:
+            self.recording.add(played)
         group.played.append(played)
         if played.failure is not None:
             self._tell(group, played.id, played.failure)
@@ -149,10 +163,26 @@ class OpenGroups:
             version=played.versions.newest,
             error=played.failure.kind if played.failure else None,
         )
-        if is_complete:
-            self._grade(group)
-        else:
+        if not is_complete:
             self._close_if_abandoned(group)
+            return None
+        if awaits_groups:
+            return group
+        grade(group, self.sources[group.source].grading)
+        self._graded(group)
+        return None
+
+    async def score(self, group: Group) -> None:
+        """Wait for the algorithm to score a complete group.
+
+        Its episodes are recorded with their credit, because a replay cannot ask a judge again.
+        """
+        source = self.sources[group.source]
+        await score_awaited(group, source.grading, source.errors)
+        fill(group, source.grading)
+        for played in group.played:
+            self.recording.add(played)
+        self._graded(group)
 
     def ship(self, batch: SampleBatch) -> Metrics:
         """The groups of `batch` train; the numbers of all that became final since the last one."""
@@ -203,14 +233,23 @@ class OpenGroups:
         place = f"task {group.pointer.index}, episode {episode}"
         self.failures.add(group.source, place, failure)
 
-    def _grade(self, group: Group) -> None:
-        source = self.sources[group.source]
-        grade(group, source.grading)
-        samples = [sample.id for sample in group.samples]
-        self.journal.write(JournalEvent.GROUP_GRADED, group=group.id, samples=samples)
-        self.tasks.record(group.pointer, episode_rewards(group))
+    def _graded(self, group: Group) -> None:
+        """The group has its credit: it waits for a batch, or trains nothing."""
+        self.ledger.complete(group.id)
+        try:
+            self.tasks.record(group.pointer, episode_rewards(group))
+        except EpisodeFailed as failed:
+            fail(group, failed.failure)
+        for episode_id, failure in group.failures.items():
+            self._tell(group, episode_id, failure)
+        self.journal.write(
+            JournalEvent.GROUP_GRADED,
+            group=group.id,
+            samples=[sample.id for sample in group.samples],
+            error=group.failure.kind if group.failure else None,
+        )
         with self._noting_the_end():
-            self._offer(group, is_frozen=source.is_frozen)
+            self._offer(group, is_frozen=self.sources[group.source].is_frozen)
 
     @contextmanager
     def _noting_the_end(self) -> Iterator[None]:
@@ -227,7 +266,8 @@ class OpenGroups:
             self._note_stale(self.batcher.add(ready))
             return
         self._drop(group)
-        self.batcher.reject(group.reasons)
+        failure = next(iter(group.failures.values()), None)
+        self.batcher.reject(group.reasons, last="" if failure is None else failure.message)
 
     def _drop(self, group: Group) -> None:
         """The group trains nothing: free its slot for a replacement."""

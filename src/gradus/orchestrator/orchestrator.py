@@ -31,6 +31,7 @@ from gradus.orchestrator.draws import Draws
 from gradus.orchestrator.engine_watch import EngineWatch
 from gradus.orchestrator.evaluation import Evaluation
 from gradus.orchestrator.failures import FirstFailures, first_cause
+from gradus.orchestrator.grading import Group
 from gradus.orchestrator.group_ledger import GroupLedger
 from gradus.orchestrator.journal import JournalEvent
 from gradus.orchestrator.metrics import StepRecords, Tally
@@ -111,6 +112,7 @@ class Orchestrator:
         self._config = config
         self._parts = parts
         self._first_step = saved.state.step if saved else 0
+        self._scoring: set[asyncio.Task[None]] = set()
         self._tasks = TaskSource([s.share for s in parts.sources.values()], seed=config.seed)
         controller = build_controller(config, parts.policy.kv_capacity_tokens)
         self._scheduler = Scheduler(
@@ -228,7 +230,7 @@ class Orchestrator:
                 await self._serve_again()
             self._evaluation.begin_if_due(self._parts.policy.version, is_first=True)
             scheduling = tasks.create_task(self.schedule(tasks))
-            collecting = tasks.create_task(self.collect())
+            collecting = tasks.create_task(self.collect(tasks))
             shipping = tasks.create_task(self.ship())
             recording = tasks.create_task(self._recorder.run())
             watches.append(tasks.create_task(self._engine.run()))
@@ -243,6 +245,7 @@ class Orchestrator:
             # Nothing ends or is recorded behind these marks, so both loops drain and return.
             await self._player.close()
             await collecting
+            await self._end_scoring()
             self._evaluation.begin_if_due(self._parts.policy.version, is_last=True)
             await self._evaluation.released()
             self._groups.drop_leftovers()
@@ -297,6 +300,8 @@ class Orchestrator:
 
     def _collect_wait(self) -> WaitFor:
         running = self._player.running
+        if not running and self._scoring:
+            return WaitFor("a group to be scored", on="its algorithm")
         if not running:
             return WaitFor("an episode to start", on="schedule")
         return WaitFor("an episode to end", on=f"environment {running[0].group.source!r}")
@@ -330,8 +335,8 @@ class Orchestrator:
         self._room.set()
 
     # ----------------------------------------------------------------- collect
-    async def collect(self) -> None:
-        """Settle ended episodes; grade each group when its last one ended.
+    async def collect(self, tasks: asyncio.TaskGroup) -> None:
+        """Settle ended episodes; grade each group when its last one ended, or begin to score it.
 
         consumes: ended episodes           waits for: the next one
         produces: samples for a batch      unblocked by: environments
@@ -342,10 +347,30 @@ class Orchestrator:
             if played is None:
                 return
             self._scheduler.ended()
-            self._groups.settle(played)
+            complete = self._groups.settle(played)
+            if complete is not None:
+                self._score(complete, tasks)
             self._room.set()
             # Grading a group takes milliseconds, and the queue may be long.
             await asyncio.sleep(0)
+
+    def _score(self, group: Group, tasks: asyncio.TaskGroup) -> None:
+        """Beside all loops: a judge may take minutes."""
+
+        async def score() -> None:
+            await self._groups.score(group)
+            self._room.set()
+
+        scoring = tasks.create_task(score())
+        self._scoring.add(scoring)
+        scoring.add_done_callback(self._scoring.discard)
+
+    async def _end_scoring(self) -> None:
+        """Groups that are still being scored train nothing."""
+        for scoring in (running := list(self._scoring)):
+            scoring.cancel()
+        if running:
+            await asyncio.wait(running)
 
     # -------------------------------------------------------------------- ship
     async def ship(self) -> None:

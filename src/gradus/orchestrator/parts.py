@@ -279,4 +279,5 @@ def build_grading(
         max_length_tokens=config.model.max_length_tokens,
         untrained_agents=frozenset(source.untrained_agents),
         has_one_baseline=source.algo.type in COMPARES_ALL_TRACES,
+        timeout_seconds=source.algo.scoring_timeout_seconds,
     )

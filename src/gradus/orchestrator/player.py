@@ -11,9 +11,17 @@ from functools import partial
 
 from verifiers.v1.episode import WireEpisode
 
+from gradus.orchestrator.algorithms.base import settle_credit
 from gradus.orchestrator.algorithms.distill import Adopts
 from gradus.orchestrator.episode_check import find_failure
-from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.error_policy import ask_policy
+from gradus.orchestrator.failures import (
+    ALGORITHM_FAILED,
+    EpisodeFailed,
+    Failure,
+    blaming,
+    scored_within,
+)
 from gradus.orchestrator.grading import Group, PlayedEpisode
 from gradus.orchestrator.parts import Source
 from gradus.orchestrator.policy import PolicyPool
@@ -129,7 +137,11 @@ class EpisodePlayer:
             played = await self._attempt(episode)
             if played.failure is None or self._blame.is_final(episode.group.pointer):
                 return played
-            wait = errors.wait_before_retry(played.failure, retry=episode.retry)
+            try:
+                where = f"source {episode.group.source!r}, episode {episode.id}"
+                wait = ask_policy(errors, played.failure, retry=episode.retry, where=where)
+            except EpisodeFailed as failed:
+                return self._ended(episode, failure=failed.failure)
             if wait is None:
                 return played
             await asyncio.sleep(wait)
@@ -147,7 +159,7 @@ class EpisodePlayer:
                     group.task, version=episode.version, seed=seed
                 )
             self._blame.clear(group.pointer)
-            failure = await _find_failure_or_score(result, source, group)
+            failure = await _find_failure_or_score(result, source, episode)
         except EpisodeFailed as failed:
             self._blame.note_failure(group.pointer, failed.failure)
             return self._ended(episode, failure=failed.failure)
@@ -182,16 +194,22 @@ class EpisodePlayer:
 
 
 async def _find_failure_or_score(
-    episode: WireEpisode, source: Source, group: Group
+    episode: WireEpisode, source: Source, running: RunningEpisode
 ) -> Failure | None:
     """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
     grading, algorithm = source.grading, source.grading.algorithm
     failure = settle_standing(
         episode, grading.untrained_agents, has_one_baseline=grading.has_one_baseline
     )
-    if failure is None and episode.ok and isinstance(algorithm, Adopts):
-        await algorithm.adopt(episode)
-    failure = find_failure(episode) if failure is None else failure
-    if failure is None:
-        await algorithm.score_episode(episode, group.credit_context)
+    group = running.group
+    where = f"source {group.source!r}, group {group.id}, episode {running.id}"
+    with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
+        async with scored_within(grading.timeout_seconds, algorithm, where):
+            if failure is None and episode.ok and isinstance(algorithm, Adopts):
+                await algorithm.adopt(episode)
+            failure = find_failure(episode) if failure is None else failure
+            if failure is None:
+                await algorithm.score_episode(episode, group.credit_context)
+        if failure is None:
+            settle_credit(episode)
     return failure

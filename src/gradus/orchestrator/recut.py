@@ -66,6 +66,9 @@ class BatchMaker:
                 "damaged"
             )
         grade(group, self._gradings[group.source])
+        if decision.failure is not None:
+            # A deadline or a curriculum failed it, which the credit does not show.
+            group.samples.clear()
         found = [sample.id for sample in group.samples]
         if found != list(decision.samples):
             raise ReplayError(

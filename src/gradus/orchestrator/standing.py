@@ -115,11 +115,12 @@ class Standing:
         )
 
     def _to_play_again(self) -> list[Draw]:
-        """Groups that are being played, and tasks that no group is open for yet."""
+        """Groups that are being played or scored, and tasks that no group is open for yet."""
         playing = [
             Draw(int(group.id[1:]), group.pointer)
             for group in self.groups.values()
-            if self.ledger.phase(group.id) is Phase.OPEN and group.id not in self.ledger.abandoned()
+            if self.ledger.phase(group.id) in (Phase.OPEN, Phase.SCORING)
+            and group.id not in self.ledger.abandoned()
         ]
         return sorted([*playing, *self.draws.waiting], key=lambda draw: draw.number)
 

@@ -10,6 +10,8 @@ from typing import Any
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.curriculum import build_curriculum
+from gradus.orchestrator.curriculum.base import TaskDraw
+from gradus.orchestrator.failures import CURRICULUM_FAILED, EpisodeFailed, blaming
 from gradus.plugins import describe, plain_state
 
 MAX_RETURNS = 2
@@ -85,7 +87,7 @@ class TaskSource:
             return self._returned[name].popleft()
         aside = self._aside[name]
         for _ in range(1 + _SKIPS_PER_TASK * len(aside)):
-            draw = self._curricula[name].next_task()
+            draw = self._draw(name)
             if draw.index not in aside:
                 return TaskPointer(name, draw.pass_number, draw.index)
         raise EnvironmentFailure(
@@ -93,6 +95,16 @@ class TaskSource:
             f"{self._shares[name].num_tasks or 'endless'} tasks were put aside, see "
             "task_set_aside in journal.jsonl; mend its data, or leave the source out"
         )
+
+    def _draw(self, name: str) -> TaskDraw:
+        """The curriculum's next task; ConfigError when it raises."""
+        curriculum = self._curricula[name]
+        try:
+            where = f"source {name!r}, next_task"
+            with blaming("curriculum", curriculum, where, failure=CURRICULUM_FAILED):
+                return curriculum.next_task()
+        except EpisodeFailed as failed:
+            raise ConfigError(f"{failed.failure.message}; no task can be drawn") from failed
 
     def give_back(self, task: TaskPointer) -> bool:
         """Draw a task again that could not be trained in time; False when it is given up."""
@@ -115,9 +127,15 @@ class TaskSource:
         return task.index in self._aside[task.source]
 
     def record(self, task: TaskPointer, rewards: Sequence[float]) -> None:
-        """Tell the source's curriculum the rewards of a group that was played to its end."""
+        """Tell the source's curriculum the rewards of a group that was played to its end.
+
+        EpisodeFailed when the curriculum raises.
+        """
         if rewards:
-            self._curricula[task.source].record(task.index, rewards)
+            curriculum, where = self._curricula[task.source], f"source {task.source!r}"
+            where = f"{where}, record of task {task.index}"
+            with blaming("curriculum", curriculum, where, failure=CURRICULUM_FAILED):
+                curriculum.record(task.index, rewards)
 
     def state(self) -> dict[str, Any]:
         """Draws so far, the tasks that came back, and each curriculum: all that a resume needs."""

@@ -65,7 +65,7 @@ def write_group(journal: Journal, group: GradedGroup) -> None:
         journal.write(JournalEvent.EPISODE_STARTED, episode=episode.id, version=0)
     for episode in group.episodes:
         journal.write(JournalEvent.EPISODE_ENDED, episode=episode.id, outcome="finished", version=0)
-    journal.write(JournalEvent.GROUP_GRADED, group=group.id, samples=group.samples)
+    journal.write(JournalEvent.GROUP_GRADED, group=group.id, samples=group.samples, error=None)
     if not group.samples:
         journal.write(JournalEvent.GROUP_DROPPED, group=group.id, reasons={})
 

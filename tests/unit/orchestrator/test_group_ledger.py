@@ -15,6 +15,7 @@ def play(ledger: GroupLedger, group_id: str, *, size: int = 1, version: int = 0)
     for episode_id in ledger.open(group_id, size=size):
         ledger.start(episode_id, version=version)
         ledger.end(episode_id, Outcome.FINISHED)
+    ledger.complete(group_id)
 
 
 def test_slot_is_freed_only_when_the_new_version_is_served() -> None:
@@ -42,7 +43,18 @@ def test_group_is_complete_when_its_last_episode_ended_in_whatever_way() -> None
     assert not ledger.end(first, Outcome.FAILED)
     ledger.start(second, version=1)
     assert ledger.end(second, Outcome.FINISHED)
+    assert ledger.phase("g0") is Phase.SCORING
+    ledger.complete("g0")
     assert ledger.phase("g0") is Phase.COMPLETE
+
+
+def test_episodes_of_a_group_that_is_being_scored_are_played_again_after_a_restart() -> None:
+    ledger = GroupLedger(slots=2)
+    play(ledger, "g0")
+    (episode_id,) = ledger.open("g1", size=1)
+    ledger.start(episode_id, version=0)
+    ledger.end(episode_id, Outcome.FINISHED)
+    assert ledger.state() == {"finished": 1, "failed": 0, "cancelled": 0}
 
 
 def test_abandoned_group_frees_its_slot_once_and_waits_for_its_running_episodes() -> None:
@@ -166,6 +178,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ended += 1
         if self.ledger.end(episode_id, outcome):
             assert group_id in self.holding
+            self.ledger.complete(group_id)
             self.complete.append(group_id)
 
     @precondition(lambda self: self.complete)

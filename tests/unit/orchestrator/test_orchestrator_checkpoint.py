@@ -304,6 +304,7 @@ def test_a_restored_ledger_counts_neither_open_nor_lost_episodes_twice() -> None
             ledger.start(episode, version=0)
     ledger.end("done.0", Outcome.FINISHED)
     ledger.end("done.1", Outcome.FAILED)
+    ledger.complete("done")
     ledger.end("open.0", Outcome.FINISHED)
     ledger.abandon("given up")
     assert ledger.state() == {"finished": 1, "failed": 1, "cancelled": 2}

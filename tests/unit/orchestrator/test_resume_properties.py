@@ -22,6 +22,7 @@ from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.curriculum import CurriculumConfig
 from gradus.lease import mark_run
 from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.checkpoint import find_saved
 from gradus.orchestrator.decisions import read_decisions
 from gradus.orchestrator.error_policy import ListedErrors
@@ -88,6 +89,32 @@ class SeededEnvironment(ScriptedEnvironment):
         await super().run(task, version=version, seed=seed)
         assert seed is not None
         return self._profile.play(seed)
+
+
+class RandomJudge(GroupRelative):
+    """Answers a while after a group ended, sometimes with an error; counts its verdicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_judged = 0
+
+    async def score_group(self, episodes: Any, context: Any) -> None:
+        number = zlib.crc32(f"{context.environment}/{context.task_key}/{len(episodes)}".encode())
+        for _ in range(number % 37):
+            await asyncio.sleep(0)
+        if number % 5 == 0:
+            raise KeyError("no verdict")
+        super().score_group(episodes, context)
+        self.num_judged += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"num_judged": self.num_judged}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.num_judged = state["num_judged"]
+
+
+JUDGE = f"{__name__}:RandomJudge"
 
 
 def random_wait(name: str, most: int) -> Any:
@@ -262,6 +289,7 @@ def assert_one_run(lives: Lives) -> None:
     assert steps == list(range(MAX_STEPS))
     assert_task_order(lives)
     assert_counters(lives, found)
+    assert_verdicts(lives)
     assert_records(lives)
 
 
@@ -292,6 +320,16 @@ def assert_counters(lives: Lives, found: Any) -> None:
     }
 
 
+def assert_verdicts(lives: Lives) -> None:
+    """A judge's state has counted every group that it scored, and none twice."""
+    if any(source.algo.type != JUDGE for source in lives.config.sources):
+        return
+    graded = [r for r in surviving(lives.journal) if r["event"] == "group_graded"]
+    sources = lives.orchestrators[-1]._parts.sources.values()
+    counted = sum(source.grading.algorithm.num_judged for source in sources)
+    assert counted == sum(line["error"] is None for line in graded)
+
+
 def assert_records(lives: Lives) -> None:
     """Every ended episode of the surviving lineage has one record."""
     recorded = [
@@ -311,7 +349,7 @@ def random_settings(source: random.Random) -> dict[str, Any]:
         "group_size": source.choice([2, 3]),
         "interval_steps": source.choice([1, 1, 2]),
         "errors": {"retries": source.choice([0, 1])},
-        "algo": source.choice(["grpo", "max_rl", "rae"]),
+        "algo": source.choice(["grpo", "max_rl", "rae", JUDGE]),
         "curriculum": source.choice(["uniform", "uniform", "difficulty"]),
         "profile": FailureProfile(share=source.choice([0.0, 0.2, 0.5, 0.5, 0.8])),
     }

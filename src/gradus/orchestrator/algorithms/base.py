@@ -9,7 +9,7 @@ credit trains nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,8 +75,15 @@ class Algorithm(Protocol):
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
         """Credit that needs one episode only; may wait for a frozen model."""
 
-    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
-        """Credit that compares the finished episodes of one task; there may be one or none."""
+    def score_group(
+        self, episodes: Sequence[WireEpisode], context: CreditContext
+    ) -> Awaitable[None] | None:
+        """Credit that compares the finished episodes of one task; there may be one or none.
+
+        May be `async def`, for a judge that sees the whole group: then groups of a source are
+        scored side by side, other work goes on, and a replay takes the recorded credit. What
+        `state()` holds must change after the last `await`, in one go.
+        """
 
     def state(self) -> dict[str, Any]:
         """What a restart would lose, as JSON values; see `Curriculum.state`."""
@@ -219,6 +226,13 @@ def settle_credit(episode: WireEpisode) -> None:
             raise CreditError(f"trace {number}, {error}") from error
         for node in trace.nodes:
             _store(node, credit[id(node)])
+
+
+def forget_credit(episode: WireEpisode) -> None:
+    """Take all credit off an episode, so that its record holds nothing wrong."""
+    for trace in episode.traces:
+        for node in trace.nodes:
+            node.advantages = node.reference_logprobs = node.loss_weights = None
 
 
 def _store(node: MessageNode, credit: TokenCredit) -> None:

@@ -1,0 +1,323 @@
+"""A plug-in that raises, answers wrongly or not at all fails its episode or group, not the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.curriculum import CurriculumConfig
+from gradus.config.orchestrator import FilterConfig
+from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage, trainable_traces
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.curriculum.uniform import Uniform
+from gradus.orchestrator.error_policy import ErrorPolicy
+from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.testing.scripted_run import ScriptedEnvironment
+
+
+class Judge(GroupRelative):
+    """Waits before it compares."""
+
+    wait: Callable[[], Awaitable[None]]
+
+    async def score_group(self, episodes: Any, context: Any) -> None:
+        await type(self).wait()
+        super().score_group(episodes, context)
+
+
+class Picky(Algorithm):
+    """Does `deed` to every second group that it sees."""
+
+    deed: Callable[[Any], None]
+
+    def __init__(self) -> None:
+        self.num_groups = 0
+
+    def score_group(self, episodes: Any, context: Any) -> None:
+        GroupRelative().score_group(episodes, context)
+        self.num_groups += 1
+        if self.num_groups % 2:
+            type(self).deed(episodes)
+
+
+class PickyEpisode(Algorithm):
+    """Gives every episode credit, but does `deed` to the second one of each group."""
+
+    deed: Callable[[Any], Any]
+
+    async def score_episode(self, episode: Any, context: Any) -> None:
+        (trace,) = trainable_traces([episode])
+        assign_advantage(trace, 1.0)
+        if int(episode.id.rpartition("-")[2]) % 2:
+            done = type(self).deed([episode])
+            if done is not None:
+                await done
+
+
+class Crossed:
+    """A filter with a bug."""
+
+    name = "crossed"
+
+    def keeps(self, sample: Any) -> bool:
+        return bool({}[sample.id])
+
+
+class Forgetful(Uniform):
+    """A curriculum that cannot take rewards."""
+
+    def record(self, index: int, rewards: Any) -> None:
+        raise LookupError(f"task {index} is unknown")
+
+
+class Lost(Uniform):
+    """A curriculum that has nothing to give."""
+
+    def next_task(self) -> Any:
+        raise LookupError("no task")
+
+
+class Moody(ErrorPolicy):
+    """An error policy that gives no wait."""
+
+    def __init__(self, config: Any) -> None: ...
+
+    def wait_before_retry(self, failure: Any, *, retry: int) -> float | None:
+        return float("nan")
+
+
+def reply(episodes: Any) -> Any:
+    """The first message that the model wrote."""
+    return episodes[0].traces[0].nodes[1]
+
+
+def wrong_length(episodes: Any) -> None:
+    reply(episodes).advantages = [0.5]
+
+
+def not_a_number(episodes: Any) -> None:
+    reply(episodes).advantages[0] = float("nan")
+
+
+def no_number(episodes: Any) -> None:
+    reply(episodes).advantages = [object()] * 4
+
+
+def unknown_name(episodes: Any) -> None:
+    reply(episodes).loss_weights = {"kl": [1.0] * 5}
+
+
+def unsampled(episodes: Any) -> None:
+    reply(episodes).loss_weights = {"rl": [1.0] * 5}
+
+
+def raising(episodes: Any) -> None:
+    raise KeyError("grade")
+
+
+WRONG = {
+    "wrong_length": (wrong_length, "invalid_credit", "advantages has 1 values for 4 sampled"),
+    "nan": (not_a_number, "invalid_credit", "advantages is nan at token 0"),
+    "object": (no_number, "invalid_credit", "values that are no numbers"),
+    "unknown_name": (unknown_name, "invalid_credit", "loss_weights names 'kl'"),
+    "unsampled": (unsampled, "invalid_credit", "which the model did not sample"),
+    "raising": (raising, "algorithm_failed", "KeyError: 'grade' (test_plugin_errors.py:"),
+}
+
+
+def with_plugins(rig: Any, **changes: Any) -> Any:
+    """The rig with other settings of its source."""
+    algo = changes.pop("algo", None)
+    if algo is not None:
+        timeout = changes.pop("timeout", 60.0)
+        path = f"{__name__}:{algo.__name__}"
+        changes["algo"] = AlgorithmConfig(type=path, scoring_timeout_seconds=timeout)
+    sources = [source.model_copy(update=changes) for source in rig.config.sources]
+    rig.config = rig.config.model_copy(update={"sources": sources})
+    return rig
+
+
+def reasons(rig: Any) -> set[str]:
+    """Why groups were dropped."""
+    return {reason for line in rig.events("group_dropped") for reason in line["reasons"]}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+async def test_a_group_on_which_an_algorithm_does_wrong_is_dropped_and_the_run_goes_on(
+    name: str, build_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deed, kind, message = WRONG[name]
+    monkeypatch.setattr(Picky, "deed", staticmethod(deed), raising=False)
+    rig = with_plugins(build_rig(max_steps=2), algo=Picky)
+    await rig.play()
+    assert rig.journal[-1]["event"] == "run_ended"
+    assert f"error:{kind}" in reasons(rig)
+    assert message in caplog.text
+    for part in ("test_plugin_errors:Picky", "source 'words'", "group g000000"):
+        assert part in caplog.text
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+async def test_an_episode_on_which_an_algorithm_does_wrong_fails_alone(
+    name: str, build_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deed, kind, message = WRONG[name]
+    monkeypatch.setattr(PickyEpisode, "deed", staticmethod(deed), raising=False)
+    rig = with_plugins(build_rig(max_steps=2), algo=PickyEpisode)
+    await rig.play()
+    errors = {line["error"] for line in rig.events("episode_ended")}
+    assert errors == {None, kind}
+    assert message in caplog.text
+    assert "episode g00000" in caplog.text
+
+
+async def test_when_every_group_fails_the_run_ends_with_class_source_and_group(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse() -> None:
+        raise KeyError("grade")
+
+    monkeypatch.setattr(Judge, "wait", staticmethod(refuse), raising=False)
+    rig = with_plugins(build_rig(max_empty_attempts=2), algo=Judge)
+    with pytest.raises(EnvironmentFailure, match=r"algorithm_failed.*:Judge, source 'words', gr"):
+        await rig.play()
+
+
+async def test_groups_are_scored_beside_the_loops_and_each_other(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first verdict waits until a second group ended and is being judged too."""
+    both = asyncio.Event()
+    waiting = []
+
+    async def wait() -> None:
+        waiting.append(1)
+        if len(waiting) >= 2:
+            both.set()
+        await both.wait()
+
+    monkeypatch.setattr(Judge, "wait", staticmethod(wait), raising=False)
+    rig = with_plugins(build_rig(max_steps=2), algo=Judge)
+    await rig.play()
+    advantages = {
+        float(a) for b in rig.trainer.batches for r in b.ranks for m in r for a in m.advantages
+    }
+    assert len(waiting) >= 4
+    assert any(advantages)
+
+
+async def test_a_judge_that_is_too_slow_fails_its_group(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Judge, "wait", staticmethod(never), raising=False)
+    rig = with_plugins(build_rig(max_empty_attempts=1), algo=Judge, timeout=0.01)
+    with pytest.raises(EnvironmentFailure, match=r"scoring_timeout.*no score after 0\.01 s"):
+        await rig.play()
+
+
+async def test_a_judge_of_one_episode_that_is_too_slow_fails_the_episode(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(PickyEpisode, "deed", staticmethod(never), raising=False)
+    rig = with_plugins(build_rig(max_steps=1), algo=PickyEpisode, timeout=0.01)
+    await rig.play()
+    assert {line["error"] for line in rig.events("episode_ended")} == {None, "scoring_timeout"}
+
+
+async def test_a_group_that_could_not_be_judged_is_judged_again_when_the_policy_says_so(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    async def fail_first() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ConnectionError("judge is away")
+
+    monkeypatch.setattr(Judge, "wait", staticmethod(fail_first), raising=False)
+    errors = {"retries": 1, "retry_on": ["algorithm_failed"]}
+    rig = with_plugins(build_rig(max_steps=1, errors=errors), algo=Judge)
+    await rig.play()
+    assert reasons(rig) <= {"zero_advantage"}
+    assert {line["error"] for line in rig.events("group_graded")} == {None}
+
+
+async def test_groups_that_are_judged_when_the_run_ends_train_nothing(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    async def some() -> None:
+        calls.append(1)
+        if len(calls) > 2:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(Judge, "wait", staticmethod(some), raising=False)
+    rig = with_plugins(build_rig(max_steps=1, max_lag=1), algo=Judge)
+    await rig.play()
+    assert rig.journal[-1]["event"] == "run_ended"
+
+
+async def test_a_filter_that_raises_drops_its_episode_by_name(
+    build_rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    filters = [FilterConfig(type=f"{__name__}:Crossed")]
+    rig = build_rig(max_steps=1, filters=filters, max_empty_attempts=1)
+    with pytest.raises(
+        EnvironmentFailure, match=r"filter 'crossed' .*:Crossed, source 'words', sam"
+    ):
+        await rig.play()
+    assert reasons(rig) == {"error:filter_failed"}
+
+
+async def test_a_curriculum_that_cannot_take_rewards_costs_the_group(build_rig: Any) -> None:
+    curriculum = CurriculumConfig(type=f"{__name__}:Forgetful")
+    rig = with_plugins(build_rig(max_empty_attempts=1), curriculum=curriculum)
+    with pytest.raises(EnvironmentFailure, match=r":Forgetful, source 'words', record of task \d+"):
+        await rig.play()
+
+
+async def test_a_curriculum_without_a_task_ends_the_run_by_name(build_rig: Any) -> None:
+    curriculum = CurriculumConfig(type=f"{__name__}:Lost")
+    rig = with_plugins(build_rig(), curriculum=curriculum)
+    with pytest.raises(
+        ConfigError, match=r":Lost, source 'words', next_task: LookupError: no task"
+    ):
+        await rig.play()
+
+
+async def test_numbers_of_numpy_from_an_algorithm_are_trained_and_kept(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def numpy_values(episodes: Any) -> None:
+        reply(episodes).advantages = np.full(4, 0.25, np.float64)
+
+    monkeypatch.setattr(Picky, "deed", staticmethod(numpy_values), raising=False)
+    rig = with_plugins(build_rig(max_steps=1), algo=Picky)
+    await rig.play()
+    arrays = [m.advantages for rank in rig.trainer.batches[0].ranks for m in rank]
+    assert 0.25 in np.concatenate(arrays)
+
+
+async def test_an_error_policy_that_gives_no_wait_makes_the_failure_final(build_rig: Any) -> None:
+    rig = build_rig(max_empty_attempts=1, environment=ScriptedEnvironment(play=fail_always))
+    errors = rig.config.sources[0].errors.model_copy(update={"type": f"{__name__}:Moody"})
+    rig = with_plugins(rig, errors=errors)
+    with pytest.raises(EnvironmentFailure, match="error_policy_failed"):
+        await rig.play()
+
+
+def fail_always(number: int) -> Any:
+    raise EpisodeFailed(Failure("SandboxError", "no box"))
