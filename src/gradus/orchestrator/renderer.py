@@ -213,6 +213,7 @@ async def _ask_child(name: str) -> dict[str, Any]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        await process.wait()
     answer = json.loads(output.decode().strip().rpartition("\n")[2] or "{}")
     if "refused" in answer:
         raise ConfigError(f"model: {answer['refused']}")

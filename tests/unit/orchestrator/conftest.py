@@ -58,7 +58,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
     return OrchestratorProcessConfig(
         run_dir=str(root),
         epoch=1,
-        model=ModelConfig(name="tiny", max_length_tokens=64),
+        model=ModelConfig(name="tiny", renderer="qwen3", max_length_tokens=64),
         max_steps=max_steps,
         seed=0,
         sources=[

@@ -81,7 +81,7 @@ class Rig:
         return SftEvaluatorProcessConfig(
             run_dir=str(self.root),
             epoch=self.epoch,
-            model=ModelConfig(name="tiny"),
+            model=ModelConfig(name="tiny", renderer="qwen3"),
             max_steps=self.max_steps,
             evaluation_sources=[],
             eval=SftEvalConfig.model_validate(section),
