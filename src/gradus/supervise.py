@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,12 +43,14 @@ __all__ = [
     "Supervisor",
     "become_subreaper",
     "end_leftovers",
+    "last_words",
     "watch_death_pipe",
 ]
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
+_ROLE = re.compile(r"^gradus [a-z-]+: ")
 SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that others send; any other one says that the process itself went wrong."""
 _PR_GET_CHILD_SUBREAPER = 37
@@ -137,6 +140,7 @@ class ChildFailed(ProcessError):
             how = f"{spec.name} ended with exit code {code}"
             cause = find_cause(spec.log, since=since) or "it gave no reason"
         super().__init__(f"{how} after {child.seconds():.1f} s: {cause} (log: {spec.log})")
+        self.log = spec.log
         self.log_tail = last_lines(spec.log, since=since)
         self.exit_code = _class_of(code)
 
@@ -150,7 +154,17 @@ class ChildNotReady(DeadlineError):
             f"{spec.name} is not ready after {timeout_seconds:g} s; "
             f"see {spec.log} or raise launch.ready_timeout_seconds"
         )
+        self.log = spec.log
         self.log_tail = last_lines(spec.log, since=child.log_start)
+
+
+def last_words(error: BaseException) -> list[str]:
+    """The end of a failed child's log under a title; [] when it says no more than the error."""
+    if not isinstance(error, ChildFailed | ChildNotReady):
+        return []
+    if all(_ROLE.sub("", line) in str(error) for line in error.log_tail):
+        return []
+    return [f"last lines of {error.log.name}:", *(f"  {line}" for line in error.log_tail)]
 
 
 @dataclass(frozen=True)

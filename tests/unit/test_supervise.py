@@ -24,6 +24,7 @@ from gradus.supervise import (
     Supervisor,
     become_subreaper,
     end_leftovers,
+    last_words,
 )
 from gradus.testing.waiting import wait_until
 
@@ -168,6 +169,22 @@ def test_the_cause_of_an_earlier_launch_is_not_told_again(
     error = ChildFailed(second, 3)
     assert "it gave no reason" in str(error)
     assert error.log_tail == []
+
+
+def test_the_end_of_the_log_is_shown_only_when_it_says_more_than_the_error(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    words = "print('gradus server: port 80 is in use')"
+    short = supervisor.start(spec(tmp_path, words, name="short"))
+    long = supervisor.start(spec(tmp_path, f"print('binding'); {words}", name="long"))
+    wait_until(lambda: short.exit_code() == 0 and long.exit_code() == 0)
+    assert last_words(ChildFailed(short, 64)) == []
+    assert last_words(ChildFailed(long, 64)) == [
+        "last lines of long.log:",
+        "  binding",
+        "  gradus server: port 80 is in use",
+    ]
+    assert last_words(ProcessError("of another kind")) == []
 
 
 def test_orphans_that_were_given_to_us_are_reaped(supervisor: Supervisor, tmp_path: Path) -> None:

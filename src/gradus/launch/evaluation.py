@@ -32,7 +32,7 @@ from gradus.lease import RunLease, choose_opening
 from gradus.liveness import SilenceWatch
 from gradus.recording import MODEL_FILES, digest_files, model_folder
 from gradus.run_dir import RunDirectory, read_json, write_atomically, write_json
-from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
+from gradus.supervise import Child, Supervisor, become_subreaper, last_words
 
 IDENTITY_NAME = "evaluation.json"
 """What the episodes of an evaluation depend on."""
@@ -150,9 +150,7 @@ class _Launch:
             return interrupted.exit_code
         except GradusError as error:
             self._stop()
-            if isinstance(error, ChildFailed | ChildNotReady) and error.log_tail:
-                tail = [f"  {line}" for line in error.log_tail]
-                self._progress.lines(["last lines of its log:", *tail])
+            self._progress.lines(last_words(error))
             raise
         except BaseException:
             self._stop()

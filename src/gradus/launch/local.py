@@ -43,7 +43,7 @@ from gradus.liveness import SilenceWatch, Watched
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.recording import note_launch
 from gradus.run_dir import RunDirectory, write_atomically, write_json
-from gradus.supervise import Child, ChildFailed, ChildNotReady, Supervisor, become_subreaper
+from gradus.supervise import Child, Supervisor, become_subreaper, last_words
 
 FINISH_SECONDS = 600.0
 """Deadline for the last process to finish after the first one did."""
@@ -275,8 +275,7 @@ class _Launch:
             return interrupted.exit_code
         except GradusError as error:
             self._stop()
-            if isinstance(error, ChildFailed | ChildNotReady) and error.log_tail:
-                self._progress.lines(["last lines of its log:", *_indented(error.log_tail)])
+            self._progress.lines(last_words(error))
             self._sum_up("failed", str(error))
             raise
         except BaseException:
@@ -393,7 +392,3 @@ def watched_children(supervisor: Supervisor) -> list[Watched]:
         Watched(child.spec.name, child.pid, is_vital=child.spec.restarts == 0)
         for child in supervisor.children
     ]
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +23,9 @@ STEP_PARTS = {
     "trainer waiting": ("time/receive_seconds",),
 }
 """Name of a part of a step → the metrics whose sum it is. The parts overlap: roles run at once."""
+
+
+_FAILURES = re.compile(r"episode/error/([^/]+)/sum")
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ class Summary:
             "max_steps": self.max_steps,
             f"{name}_first": ends[0] if ends else None,
             f"{name}_last": ends[1] if ends else None,
+            "failures": dict(self.failures()),
             "seconds": {
                 "start_up": round(self.seconds.start_up, 3),
                 "steps": round(self.seconds.steps, 3),
@@ -103,6 +109,15 @@ class Summary:
             },
         }
 
+    def failures(self) -> Counter[str]:
+        """How many episodes failed for good, by kind."""
+        found: Counter[str] = Counter()
+        for record in self.records:
+            for name, value in record.metrics.items():
+                if match := _FAILURES.fullmatch(name):
+                    found[match[1]] += round(value)
+        return found
+
     def lines(self) -> list[str]:
         """The last lines on the terminal."""
         seconds = self.seconds
@@ -112,6 +127,10 @@ class Summary:
         if ends is not None:
             last = f"{ends[1]:.3f} at the end (mean of the last {min(LAST_STEPS, steps)} steps)"
             lines.append(_line(self.headline[0], f"{ends[0]:.3f} at the first step, {last}"))
+        failures = self.failures()
+        if failures:
+            kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())
+            lines.append(_line("failures", f"{failures.total()} episodes: {kinds}"))
         lines.append(
             _line(
                 "time",

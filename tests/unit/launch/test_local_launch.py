@@ -209,7 +209,7 @@ def test_a_summary_that_cannot_be_written_does_not_hide_the_result(tmp_path: Pat
 
 def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     stream = io.StringIO()
-    fail = "ready(); print('gradus trainer: shard 3 is damaged'); sys.exit(78)"
+    fail = "ready(); print('reading\\ngradus trainer: shard 3 is damaged'); sys.exit(78)"
     job = build_job(tmp_path, {"trainer": fail, "orchestrator": WAIT})
     with pytest.raises(ChildFailed, match="trainer ended with exit code 78") as caught:
         run_job(job, stream)

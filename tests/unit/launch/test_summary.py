@@ -67,6 +67,14 @@ def test_the_lines_are_short_and_complete() -> None:
     ]
 
 
+def test_failed_episodes_are_summed_by_kind_over_all_sources_once() -> None:
+    metrics = {"episode/error/TaskError/sum": 2.0, "episode/words/error/TaskError/sum": 2.0}
+    records = [Record(0, metrics), Record(1, {**metrics, "episode/error/timeout/sum": 1.0})]
+    summary = build_summary(records)
+    assert "failures    5 episodes: 4 x TaskError, 1 x timeout" in summary.lines()
+    assert summary.as_json()["failures"] == {"TaskError": 4, "timeout": 1}
+
+
 def test_a_run_without_a_step_still_has_a_summary() -> None:
     summary = build_summary([], outcome="failed", cause="inference was killed by SIGKILL")
     assert summary.lines()[0] == "failed      0 of 5 steps in 131.5 s"
