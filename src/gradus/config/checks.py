@@ -225,10 +225,17 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
             f"{largest}; raise it, or lower group_size",
         )
     yield from _in_flight_problems(orchestrator)
+    updates, groups = config.trainer.updates_per_batch, orchestrator.groups_per_batch
+    if updates > groups:
+        yield Problem(
+            ("trainer", "updates_per_batch"),
+            f"{updates} updates cannot share the {groups} groups of a batch; use at most {groups}, "
+            "or raise orchestrator.groups_per_batch",
+        )
     smallest = min(source.group_size for source in orchestrator.train.env)
     yield from _rank_problems(
         ("orchestrator", "groups_per_batch"),
-        orchestrator.groups_per_batch * smallest,
+        groups // min(updates, groups) * smallest,
         data_parallel_size(config.trainer.num_processes, config.trainer.parallel),
     )
 

@@ -226,6 +226,8 @@ class OrchestratorProcessConfig(StrictConfig):
     """Ranks that each batch is packed for."""
     micro_batch_tokens: int
     """Most tokens of one micro batch."""
+    updates_per_batch: int = 1
+    """Parts of each batch that the trainer learns one after the other."""
     environment_restart_seconds: float = 0.0
     """How long the launcher may take to start an environment process anew; 0 means never."""
     checkpoint: CheckpointConfig = CheckpointConfig()

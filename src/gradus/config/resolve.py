@@ -197,6 +197,7 @@ def _orchestrator_process(
             config.trainer.num_processes, config.trainer.parallel
         ),
         micro_batch_tokens=config.trainer.micro_batch_tokens,
+        updates_per_batch=config.trainer.updates_per_batch,
         environment_restart_seconds=(
             config.launch.ready_timeout_seconds if config.launch.environment_restarts else 0.0
         ),

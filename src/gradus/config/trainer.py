@@ -45,6 +45,9 @@ class TrainerConfig(StrictConfig):
     logits_dtype: Literal["float32", "compute"] = "float32"
     """How the output layer's products are kept: as their float32 sums, or rounded to the compute
     dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps for each batch: its groups are split into as many parts, each with its own
+    denominators. A version and the learning rate's schedule go by batches."""
     deterministic: bool = False
     """Use only deterministic kernels and one thread, for bitwise repeats."""
     max_skipped_steps: int = Field(5, ge=1)

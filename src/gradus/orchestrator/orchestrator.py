@@ -148,7 +148,7 @@ class Orchestrator:
         self._engine = self._build_engine_watch(controller)
         self._evaluation = self._build_evaluation()
         self._watchdog = Watchdog(self._board, settings.watchdog, oldest=self._oldest_episodes)
-        self._layout = Layout(config.data_parallel_size, config.micro_batch_tokens)
+        self._layout = Layout.of(config)
         self._num_shipped = self._num_finished = self._num_served = self._first_step
         self._room, self._trainer_owes = asyncio.Event(), asyncio.Event()
         self._slots_freed_at = parts.clock()

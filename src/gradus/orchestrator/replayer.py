@@ -95,8 +95,7 @@ class Replayer:
         consumes: recorded decisions    waits for: room in the transport
         produces: micro batches         unblocked by: the trainer's receive
         """
-        orchestrator = self.config.orchestrator
-        layout = Layout(orchestrator.data_parallel_size, orchestrator.micro_batch_tokens)
+        layout = Layout.of(self.config.orchestrator)
         decisions = self.recorded.decisions.first(self.config.num_steps)
         async for batch in self.maker.make(decisions):
             await self.sender.send(

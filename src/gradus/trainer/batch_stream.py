@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
+
 from gradus.errors import ProtocolError
 from gradus.trainer.distributed import World
 from gradus.trainer.tensors import check_trainable
@@ -33,14 +36,18 @@ class BatchStream:
         self._vocabulary = vocabulary
         self._timeout_seconds = timeout_seconds
 
-    def receive(self, step: int) -> list[MicroBatch]:
-        """Wait for batch `step`; refuses content that cannot train, on all ranks together."""
+    def receive(self, step: int) -> list[list[MicroBatch]]:
+        """Wait for batch `step`; the micro batches of each update.
+
+        Refuses content that cannot train, on all ranks together.
+        """
         batch = self._receiver.receive(step, timeout_seconds=self._timeout_seconds)
         self._check(batch, step)
-        self._check_alike(batch)
+        updates = batch.updates()
+        self._check_alike(step, [len(update) for update in updates])
         if self._world.is_first:
             self._receiver.send_event(BatchReceived(step=step, epoch=self._epoch))
-        return batch.micro_batches
+        return updates
 
     def _check(self, batch: RankBatch, step: int) -> None:
         rank = self._world.data_rank
@@ -54,11 +61,11 @@ class BatchStream:
         for micro_batch in batch.micro_batches:
             check_trainable(micro_batch, self._vocabulary)
 
-    def _check_alike(self, batch: RankBatch) -> None:
+    def _check_alike(self, step: int, sizes: Sequence[int]) -> None:
         """Every rank runs the same number of collectives, or all of them would wait for ever."""
-        mine = len(batch.micro_batches)
-        total = self._world.sums({"micro_batches": mine})["micro_batches"]
+        mine = zlib.crc32(repr(list(sizes)).encode())
+        total = self._world.sums({"sizes": mine})["sizes"]
         if not self._world.all_agree(total == mine * self._world.data_size):
             raise ProtocolError(
-                f"batch {batch.step}: ranks got different numbers of micro batches ({mine} here)"
+                f"batch {step}: ranks got different numbers of micro batches ({sum(sizes)} here)"
             )

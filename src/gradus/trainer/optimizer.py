@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -31,6 +32,17 @@ class Update:
     lr: float
     is_skipped: bool
     """True when gradients were not finite and nothing changed."""
+
+
+def merge_updates(updates: Sequence[Update]) -> Update:
+    """The updates of one batch as one: the mean norm, the rate that all had."""
+    if len(updates) == 1:
+        return updates[0]
+    return Update(
+        grad_norm=fmean(update.grad_norm for update in updates),
+        lr=updates[0].lr,
+        is_skipped=any(update.is_skipped for update in updates),
+    )
 
 
 class PolicyOptimizer:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -51,6 +52,26 @@ class StepLoss:
     """Tokens read by the model, over all ranks, without dummies."""
     metrics: Mapping[str, float]
     """`loss/...`, averaged over members."""
+
+
+def merge_losses(losses: Sequence[StepLoss]) -> StepLoss:
+    """The loss of a batch from those of its updates: means of means, largest peaks, added sums."""
+    if len(losses) == 1:
+        return losses[0]
+    names = sorted({name for loss in losses for name in loss.metrics})
+    values = {name: [it.metrics[name] for it in losses if name in it.metrics] for name in names}
+    return StepLoss(
+        total=fmean(loss.total for loss in losses),
+        members={name: sum(loss.members[name] for loss in losses) for name in losses[0].members},
+        tokens=sum(loss.tokens for loss in losses),
+        metrics={name: _merged(name, found) for name, found in values.items()},
+    )
+
+
+def _merged(name: str, values: Sequence[float]) -> float:
+    if _is_peak(name):
+        return max(values)
+    return sum(values) if name.endswith("/sum") else fmean(values)
 
 
 class GradientStep:

@@ -3,6 +3,9 @@
 consumes: batch v, for v from 0                 waits for: the orchestrator's batch, the other ranks
 produces: version v + 1 and the events below    unblocked by: the orchestrator's ship loop
 
+With `updates_per_batch` the two rungs of learning run once for each part of the batch; a step, a
+version and everything below still go by batches.
+
 Events of step v, in order: BatchReceived(v) when every rank holds the batch,
 PolicyPublished(v + 1), StepFinished(v) with the metrics of all ranks. CheckpointStaged(v) follows
 some time after the step that made version v. TrainerDone follows the last step, after the final
@@ -16,6 +19,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -39,9 +43,9 @@ from gradus.trainer.model.lora import (
 from gradus.trainer.model.policy_model import build_policy, vocabulary_size
 from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer, Update
+from gradus.trainer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import PolicyPublisher, model_files
-from gradus.trainer.step import GradientStep, StepLoss
+from gradus.trainer.step import GradientStep, StepLoss, merge_losses
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.training_state import TrainingState, build_origin
 from gradus.transport.base import BatchReceiver
@@ -72,9 +76,15 @@ class Trainer:
     def train_step(self, step: int) -> None:
         """Train version `step` on batch `step` and publish version `step + 1`."""
         watch = Stopwatch(device=self.world.device)
-        micro_batches = self.receive(step, watch)
-        loss = self.forward_backward(micro_batches, watch)
-        update = self.optimize(step, watch)
+        updates = self.receive(step, watch)
+        micro_batches = list(chain.from_iterable(updates))
+        if len(updates) > 1:
+            self.gradients.refuse_unscored(self.gradients.count(micro_batches))
+        losses, done = [], []
+        for part in updates:
+            losses.append(self.forward_backward(part, watch, is_whole_batch=len(updates) == 1))
+            done.append(self.optimize(step, watch))
+        loss, update = merge_losses(losses), merge_updates(done)
         published = self.publish(step + 1, watch)
         work = self.meter.measure(micro_batches, watch)
         metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped)
@@ -87,15 +97,17 @@ class Trainer:
         if published is not None:
             self._announce(published)
 
-    def receive(self, step: int, watch: Stopwatch) -> list[MicroBatch]:
-        """Wait for this rank's part of the batch."""
+    def receive(self, step: int, watch: Stopwatch) -> list[list[MicroBatch]]:
+        """Wait for this rank's part of the batch; the micro batches of each update."""
         with watch.measure("receive"):
             return self.stream.receive(step)
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch], watch: Stopwatch) -> StepLoss:
-        """Put the gradients of the batch into the parameters."""
+    def forward_backward(
+        self, micro_batches: Sequence[MicroBatch], watch: Stopwatch, *, is_whole_batch: bool
+    ) -> StepLoss:
+        """Put the gradients of the batch, or of its part for one update, into the parameters."""
         with watch.measure("forward_backward"):
-            return self.gradients.run(micro_batches)
+            return self.gradients.run(micro_batches, is_whole_batch=is_whole_batch)
 
     def optimize(self, step: int, watch: Stopwatch) -> Update:
         """Change the weights, unless a gradient is not finite."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 
@@ -79,6 +81,9 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: VersionSpan
     ranks: list[list[MicroBatch]]
     """`ranks[r]` are the micro batches of data-parallel rank r, in order."""
+    update_sizes: list[int] = []
+    """How many micro batches of each rank belong to each optimizer update, in order; empty when all
+    belong to one."""
 
 
 class RankBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,3 +94,16 @@ class RankBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     versions: VersionSpan
     micro_batches: list[MicroBatch]
+    update_sizes: list[int] = []
+    """As in `Batch`."""
+
+    def updates(self) -> list[list[MicroBatch]]:
+        """The micro batches of each optimizer update; ProtocolError when the sizes do not fit."""
+        sizes = self.update_sizes or [len(self.micro_batches)]
+        if min(sizes) < 1 or sum(sizes) != len(self.micro_batches):
+            raise ProtocolError(
+                f"batch {self.step}: updates of {sizes} micro batches do not add up to the "
+                f"{len(self.micro_batches)} of rank {self.rank}"
+            )
+        remaining = iter(self.micro_batches)
+        return [list(itertools.islice(remaining, size)) for size in sizes]

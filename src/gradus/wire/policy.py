@@ -1,4 +1,4 @@
-"""Policy versions: version v = optimizer updates applied, v0 = the initial weights.
+"""Policy versions: version v = batches trained, v0 = the initial weights.
 
 Step v trains version v on batch v and publishes version v + 1. This module is the only place
 that computes staleness.

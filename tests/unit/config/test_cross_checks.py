@@ -60,6 +60,11 @@ BORDERS = [
         {"trainer": {"num_processes": 129}},
         "orchestrator.groups_per_batch",
     ),
+    (
+        {"trainer": {"updates_per_batch": 16}},
+        {"trainer": {"updates_per_batch": 17}},
+        "trainer.updates_per_batch",
+    ),
     (optimizer(warmup_steps=19), optimizer(warmup_steps=20), "trainer.optimizer.warmup_steps"),
     (optimizer(betas=[0.0, 0.999]), optimizer(betas=[0.5, 1.0]), "trainer.optimizer.betas"),
     (

@@ -25,6 +25,7 @@ from gradus.run_dir import RunDirectory, read_json, write_json
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedTrainer, at_once
 from gradus.wire.codec import encode
+from gradus.wire.micro_batch import Batch
 
 STEPS = 3
 
@@ -122,6 +123,19 @@ async def test_another_layout_repeats_the_samples(rig: Any) -> None:
     trainer = ScriptedTrainer(max_steps=STEPS)
     await replay(rig, trainer, orchestrator=config)
     assert len(trainer.batches[0].ranks[0]) > len(rig.trainer.batches[0].ranks[0])
+
+
+async def test_another_number_of_updates_repeats_the_samples(rig: Any) -> None:
+    config = rig.config.model_copy(update={"updates_per_batch": 2})
+    trainer = ScriptedTrainer(max_steps=STEPS)
+    await replay(rig, trainer, orchestrator=config)
+    for again, recorded in zip(trainer.batches, rig.trainer.batches, strict=True):
+        assert len(again.update_sizes) == 2
+        assert sample_ids(again) == sample_ids(recorded)
+
+
+def sample_ids(batch: Batch) -> list[str]:
+    return sorted(id for part in batch.ranks for it in part for id in it.sample_ids)
 
 
 async def test_a_silent_trainer_ends_the_replay(rig: Any) -> None:

@@ -21,6 +21,7 @@ from gradus.config.process import TrainerProcessConfig
 from gradus.config.trainer import TrainerConfig
 from gradus.durable import DurableFiles
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProtocolError, StorageError
+from gradus.orchestrator.packing import Layout, build_batch
 from gradus.run_dir import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.testing.checkpoints import FaultyFiles, new_run
@@ -41,9 +42,6 @@ from gradus.trainer.training_state import (
 )
 from gradus.transport.build import build_sender
 from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
-from gradus.wire.micro_batch import Batch
-from gradus.wire.packing import pack
-from gradus.wire.policy import VersionSpan
 
 pytestmark = pytest.mark.torch
 
@@ -406,13 +404,15 @@ def build_config(
     )
 
 
-async def send_batches(root: Path, *, num_ranks: int = 1, epoch: int = 0, first: int = 0) -> object:
+async def send_batches(
+    root: Path, *, num_ranks: int = 1, epoch: int = 0, first: int = 0, num_updates: int = 1
+) -> object:
     """Lay all batches into the spool before the trainer starts; gives the sender."""
     sender = build_sender(RunDirectory(root), epoch, capacity=STEPS + 1)
     for step in range(first, STEPS):
         samples = [build_sample(5 + i, seed=10 * step + i, id=f"{step}-{i}") for i in range(6)]
-        ranks = pack(samples, max_tokens=40, num_ranks=num_ranks)
-        await sender.send(Batch(step, epoch, VersionSpan(0, step), ranks))
+        layout = Layout(num_ranks, max_tokens=40, num_updates=num_updates)
+        await sender.send(build_batch(samples, step=step, epoch=epoch, layout=layout))
     return sender
 
 
@@ -429,18 +429,22 @@ def commit_staged(root: Path, epoch: int, step: int) -> None:
     Checkpoints(RunDirectory(root), epoch).commit(step, ["trainer"])
 
 
-@pytest.mark.parametrize("lora", [None, ServedLoraConfig(rank=4)], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("lora", "num_updates"),
+    [(None, 1), (ServedLoraConfig(rank=4), 1), (None, 3)],
+    ids=["full", "lora", "three updates a batch"],
+)
 async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the_same(
-    tmp_path: Path, tiny_model: Path, lora: ServedLoraConfig | None
+    tmp_path: Path, tiny_model: Path, lora: ServedLoraConfig | None, num_updates: int
 ) -> None:
-    sender = await send_batches(tmp_path)
+    sender = await send_batches(tmp_path, num_updates=num_updates)
     run(build_config(tmp_path, tiny_model, lora=lora))
     staged = [e.step for e in await events_of(sender) if isinstance(e, CheckpointStaged)]
     assert staged == [2, 4]
     commit_staged(tmp_path, 0, 2)
     expected = (tmp_path / "model/model.safetensors").read_bytes()
     (tmp_path / "model/model.safetensors").unlink()
-    sender = await send_batches(tmp_path, epoch=1, first=2)
+    sender = await send_batches(tmp_path, epoch=1, first=2, num_updates=num_updates)
     run(build_config(tmp_path, tiny_model, epoch=1, resume_step=2, lora=lora))
     events = await events_of(sender)
     first = events[0]

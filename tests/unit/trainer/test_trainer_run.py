@@ -19,6 +19,7 @@ from gradus.config.optimizer import AdamWConfig
 from gradus.config.process import TrainerProcessConfig
 from gradus.config.trainer import TrainerConfig
 from gradus.errors import DeadlineError, GradusError
+from gradus.orchestrator.packing import Layout, build_batch, split_by_group
 from gradus.run_dir import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.trainer.trainer import run
@@ -257,3 +258,34 @@ async def test_two_ranks_train_the_adapter_of_one(
     for name in one:
         largest = float(one[name].abs().max())
         assert float((one[name] - two[name]).abs().max()) <= 1e-2 * largest, name
+
+
+async def test_updates_of_one_batch_are_those_of_as_many_batches(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Two parts of each batch, published once behind the second; and the parts as batches."""
+    rate = {"optimizer": AdamWConfig(lr=1e-3), "receive_timeout_seconds": 5}
+    sender = build_sender(RunDirectory(tmp_path / "parts"), 0, capacity=STEPS + 1)
+    for step in range(STEPS):
+        layout = Layout(1, max_tokens=40, num_updates=2)
+        await sender.send(build_batch(samples_of(step), step=step, epoch=0, layout=layout))
+    run(build_config(tmp_path / "parts", tiny_model, **rate))
+    events = await events_of(sender)
+    published = [event.version for event in events if isinstance(event, PolicyPublished)]
+    assert published == [1, 2, 3, 4]
+    sender = build_sender(RunDirectory(tmp_path / "batches"), 0, capacity=2 * STEPS + 1)
+    parts = [part for step in range(STEPS) for part in split_by_group(samples_of(step), 2)]
+    for step, part in enumerate(parts):
+        layout = Layout(1, max_tokens=40)
+        await sender.send(build_batch(part, step=step, epoch=0, layout=layout))
+    config = build_config(tmp_path / "batches", tiny_model, **rate)
+    run(config.model_copy(update={"max_steps": 2 * STEPS}))
+    single = [e.metrics for e in await events_of(sender) if isinstance(e, StepFinished)]
+    model = "model/model.safetensors"
+    assert (tmp_path / "parts" / model).read_bytes() == (tmp_path / "batches" / model).read_bytes()
+    both = [event.metrics for event in events if isinstance(event, StepFinished)]
+    for step, metrics in enumerate(both):
+        first, second = single[2 * step], single[2 * step + 1]
+        for name in ("loss/total/mean", "optimizer/grad_norm", "loss/mismatch_kl/mean"):
+            assert metrics[name] == pytest.approx((first[name] + second[name]) / 2)
+        assert metrics["loss/ratio/max"] == max(first["loss/ratio/max"], second["loss/ratio/max"])
