@@ -49,8 +49,9 @@ def run(words: Sequence[str]) -> int:
         print(_converted(trainer, [word for word in words if word != "@"]), end="")
         return ExitCode.DONE
     options, rest = take_options(words, OPTIONS)
-    config, plan = _load(rest)
-    if FAST in options:
+    is_fast = FAST in options
+    config, plan = _load(rest, is_loaded=not is_fast)
+    if is_fast:
         print("\n".join(["this config is consistent; nothing was loaded", *plan]))
         return ExitCode.DONE
     machine = Machine.current()
@@ -72,7 +73,9 @@ def _converted(trainer: str, files: Sequence[str]) -> str:
     return from_prime_rl(read_config_file(files[0]).values).toml()
 
 
-def _load(words: Sequence[str]) -> tuple[RunConfig | SftConfig | EvalConfig, list[str]]:
+def _load(
+    words: Sequence[str], *, is_loaded: bool
+) -> tuple[RunConfig | SftConfig | EvalConfig, list[str]]:
     """The config with its plan in a few lines; ConfigError with every problem of the config."""
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
@@ -84,7 +87,7 @@ def _load(words: Sequence[str]) -> tuple[RunConfig | SftConfig | EvalConfig, lis
         evaluation = load_config(EvalConfig, rest, check=check_eval)
         return evaluation, describe_eval(evaluation)
     config = load_config(RunConfig, rest, check=check_run)
-    return config, describe_run(config)
+    return config, describe_run(config, is_loaded=is_loaded)
 
 
 def _kind(words: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gradus.config.environment import EnvironmentConfig
+from gradus.config.environment import EnvironmentConfig, TrainEnvironmentConfig
 from gradus.config.eval import EvalConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
@@ -152,6 +152,11 @@ def _environment_parts(
     """Each environment that the run starts, then those that the user runs."""
     is_served = isinstance(config, EvalConfig) and config.base_url is not None
     model = config.model if not is_served and _is_here(config.model) else None
+    curricula = {
+        environment_process(source.unique_name): source.curriculum.model_dump(mode="json")
+        for source in sources
+        if isinstance(source, TrainEnvironmentConfig)
+    }
     for process in processes:
         variables = source_environment(
             machine.environment, env_vars.get(process.process, {}), verifiers=process.verifiers
@@ -160,6 +165,7 @@ def _environment_parts(
             "config": process.model_dump(mode="json"),
             "model": None if model is None else model.model_dump(mode="json"),
             "plays": not is_served,
+            "curriculum": curricula.get(process.process),
         }
         yield Part(_shown_process(process), "environment", request, variables)
     for source in sources:

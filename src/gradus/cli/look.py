@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from gradus.companions import misfits
+from gradus.config.algorithm_options import ALGORITHM_OPTIONS
 from gradus.config.checks import ALGORITHMS, CURRICULA, FILTERS, LOSSES
+from gradus.config.curriculum import CurriculumConfig
 from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig, renderer_settings
 from gradus.config.process import EnvironmentProcessConfig, OrchestratorProcessConfig
+from gradus.config.seats import LEARNER_SEAT, seat_refusal
 from gradus.config.sft import SftConfig
 from gradus.config.trainer import LossConfig
 from gradus.errors import ConfigError, GradusError
@@ -32,6 +35,7 @@ from gradus.supervise import watch_death_pipe
 
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""
+_DEMONSTRATION = ALGORITHM_OPTIONS["opsd"]["demonstration"].default
 _NODES = Path("/sys/devices/system/node")
 
 Request = Mapping[str, Any]
@@ -49,22 +53,51 @@ def look_at_model(request: Request) -> str:
 
 def look_at_environment(request: Request) -> str:
     """The environment's settings, roles and tasks, and its first prompt as the policy reads it."""
-    from gradus.environments.process import check_seats
     from gradus.environments.tasks import complete_roles, load_tasks
 
     config = EnvironmentProcessConfig.model_validate(request["config"])
     model = request["model"] and ModelConfig.model_validate(request["model"])
     settings = complete_roles(config.name, config.verifiers)
     tasks = load_tasks(config.name, settings, is_rendered=request["plays"])
-    asyncio.run(check_seats(config, tasks))
     number = "endless" if tasks.num_tasks is None else f"{tasks.num_tasks:,}"
     seen = [f"{number} tasks", f"played by {', '.join(tasks.agents)}"]
     task_data = asyncio.run(tasks.task(0))["task_data"]
+    if config.algo is not None:
+        _check_learning(config, request, tasks.agents, tasks.num_tasks, task_data)
     if model is not None:
         seen += _first_prompt(config.name, model, task_data, offers_tools=tasks.offers_tools)
     elif tasks.offers_tools:
         seen.append("with tools")
     return ", ".join(seen)
+
+
+def _check_learning(
+    config: EnvironmentProcessConfig,
+    request: Request,
+    agents: Mapping[str, bool],
+    num_tasks: int | None,
+    task_data: Request,
+) -> None:
+    """ConfigError for what the algorithm or the curriculum cannot learn from, as in a run."""
+    from gradus.orchestrator.algorithms import compares_all_traces
+    from gradus.orchestrator.algorithms.distill import demonstration_refusal
+    from gradus.orchestrator.curriculum import build_curriculum
+
+    assert config.algo is not None
+    refusal = seat_refusal(
+        config.algo,
+        agents,
+        config.untrained_agents,
+        has_learner_seat=LEARNER_SEAT in task_data,
+        compares_all_traces=compares_all_traces(config.algo),
+    )
+    if config.algo.type == "opsd":
+        name = config.algo.options.get("demonstration", _DEMONSTRATION)
+        refusal = refusal or demonstration_refusal(task_data, str(name))
+    if refusal is not None:
+        raise ConfigError(f"source {config.name!r}: {refusal}")
+    curriculum = CurriculumConfig.model_validate(request["curriculum"])
+    build_curriculum(curriculum, source=config.name, num_tasks=num_tasks, seed=0)
 
 
 def _first_prompt(

@@ -35,8 +35,11 @@ _RESHAPING: dict[str, tuple[object, ...]] = {
 """Keys of `sampling.extra_body` that change which tokens are drawn, with values that do not."""
 
 
-def describe_run(config: RunConfig) -> list[str]:
-    """The plan of an RL run: its size, its folder, and its processes in starting order."""
+def describe_run(config: RunConfig, *, is_loaded: bool = False) -> list[str]:
+    """The plan of an RL run: its size, its folder, and its processes in starting order.
+
+    `is_loaded` says that the environments were asked who plays, so that no note guesses it.
+    """
     name = run_name(config, _SUFFIX)
     orchestrator = config.orchestrator
     return [
@@ -46,7 +49,7 @@ def describe_run(config: RunConfig) -> list[str]:
         f"folder: {Path(config.output_dir) / name}",
         "processes, in starting order:",
         *(f"  {process:<24} {what}" for process, what in _processes(config)),
-        *(f"note: {note}" for note in _notes(config)),
+        *(f"note: {note}" for note in _notes(config, is_loaded=is_loaded)),
     ]
 
 
@@ -125,7 +128,7 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield process, words[process]
 
 
-def _notes(config: RunConfig) -> Iterator[str]:
+def _notes(config: RunConfig, *, is_loaded: bool) -> Iterator[str]:
     """What is allowed and seldom meant, and what only the environments can decide."""
     configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
     for given, source in zip(
@@ -139,6 +142,8 @@ def _notes(config: RunConfig) -> Iterator[str]:
                 "tokens are drawn from, and the trainer computes that of the temperature alone, so "
                 "the two disagree on every token; leave it out unless that is meant"
             )
+        if is_loaded and given.address is None:
+            continue
         kind = source.algo.type
         if kind in COMPARES_ALL_TRACES and len(trained) > 1:
             yield (

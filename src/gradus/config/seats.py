@@ -26,11 +26,14 @@ def seat_refusal(
     untrained_agents: Collection[str],
     *,
     has_learner_seat: bool,
+    compares_all_traces: bool | None = None,
 ) -> str | None:
     """Why the algorithm cannot learn from these agents, and what to change; None when it can.
 
     `agents` maps the environment's agents to whether it lets them train; empty when it did not say.
-    `has_learner_seat` says whether each task names the one agent that trains.
+    `has_learner_seat` says whether each task names the one agent that trains;
+    `compares_all_traces` what the algorithm's class says, where it can be asked: by its name only
+    registered ones are known.
     """
     if not agents:
         return None
@@ -40,7 +43,9 @@ def seat_refusal(
             f"no agent trains ({', '.join(agents)}); set agents.<role>.train = true for "
             "one that the trained policy plays"
         )
-    if algo.type in COMPARES_ALL_TRACES and len(trained) > 1 and not has_learner_seat:
+    if compares_all_traces is None:
+        compares_all_traces = algo.type in COMPARES_ALL_TRACES
+    if compares_all_traces and len(trained) > 1 and not has_learner_seat:
         return (
             f"{algo.type} compares all traces of a group, but agents {', '.join(trained)} all "
             "train, and a reward of one says nothing about another. Use rae or hierarchical_grpo, "

@@ -19,13 +19,16 @@ from gradus.config.process import (
     SourceConfig,
 )
 from gradus.config.reference import ReferenceConfig
-from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError, ProtocolError
 from gradus.lease import check_epoch
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.algorithms import build_algorithm, needs_reference
+from gradus.orchestrator.algorithms import (
+    build_algorithm,
+    compares_all_traces,
+    needs_reference,
+)
 from gradus.orchestrator.environment import (
     Environment,
     EnvironmentAddress,
@@ -164,7 +167,12 @@ async def _open_source(
     info = await environment.info()
     check_tools(source.name, config.model, offers_tools=info.tools)
     if info.agents and info.num_tasks != 0:
-        check_seats(source, info.agents, await _first_task_data(environment, info.num_tasks))
+        check_seats(
+            source,
+            info.agents,
+            await _first_task_data(environment, info.num_tasks),
+            compares_all_traces=grading.has_one_baseline,
+        )
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
     errors = build_error_policy(source.errors, source=source.name)
     return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
@@ -278,6 +286,6 @@ def build_grading(
         temperature=temperature,
         max_length_tokens=config.model.max_length_tokens,
         untrained_agents=frozenset(source.untrained_agents),
-        has_one_baseline=source.algo.type in COMPARES_ALL_TRACES,
+        has_one_baseline=compares_all_traces(source.algo),
         timeout_seconds=source.algo.scoring_timeout_seconds,
     )

@@ -48,7 +48,11 @@ def settle_standing(
 
 
 def check_seats(
-    source: SourceConfig, agents: Mapping[str, bool], first_task: Mapping[str, Any]
+    source: SourceConfig,
+    agents: Mapping[str, bool],
+    first_task: Mapping[str, Any],
+    *,
+    compares_all_traces: bool | None = None,
 ) -> None:
     """ConfigError when the algorithm cannot learn from these agents; says what to change.
 
@@ -60,6 +64,7 @@ def check_seats(
         agents,
         source.untrained_agents,
         has_learner_seat=LEARNER_SEAT in first_task,
+        compares_all_traces=compares_all_traces,
     )
     if refusal is not None:
         raise ConfigError(f"source {source.name!r}: {refusal}")

@@ -36,6 +36,10 @@ class Raising:
     def __init__(self, limit=1):
         raise ValueError(f"limit {limit} is not for me")
 
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
+
+class Compared(GroupRelative): ...
+
 class Fine:
     async def score_episode(self, episode, context): ...
     def score_group(self, episodes, context): ...
@@ -147,9 +151,17 @@ def test_an_environment_is_loaded_and_its_tasks_are_counted() -> None:
     ("source", "words"),
     [
         ({"taskset": {"num_task": 3}}, "taskset.num_task is no key of this taskset"),
-        ({"id": "gradus-kuhn-poker"}, "grpo compares all traces of a group"),
+        (
+            {"id": "gradus-kuhn-poker", "algo": {"type": "mine:Compared"}},
+            "mine:Compared compares all traces of a group",
+        ),
+        (
+            {"taskset": {"num_tasks": None}, "curriculum": {"type": "difficulty"}},
+            "endless",
+        ),
     ],
 )
+@pytest.mark.usefixtures("folder")
 def test_an_environment_that_cannot_train_is_refused(source: dict[str, Any], words: str) -> None:
     (finding,) = look(env(name="words", **source), "environment words")
     assert finding.verdict == REFUSED

@@ -11,7 +11,10 @@ from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.environment import EnvironmentTimeoutConfig
 from gradus.config.process import SourceConfig
 from gradus.config.sampling import SamplingConfig
+from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms import ALGORITHMS, compares_all_traces
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.episode_check import Failure, find_failure
 from gradus.orchestrator.seats import check_seats, settle_standing
 from gradus.testing.episodes import build_episode, build_trace
@@ -103,6 +106,10 @@ def source(algorithm: str, *, untrained: list[str] | None = None, **options: Any
     )
 
 
+class Mine(GroupRelative):
+    """A class of a user."""
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "max_rl", "echo"])
 def test_one_baseline_over_mixed_seats_is_refused_with_what_to_change(algorithm: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -143,3 +150,15 @@ def test_episode_agents_that_there_are_not_are_refused() -> None:
 
 def test_an_environment_that_does_not_say_its_agents_is_believed() -> None:
     check_seats(source("rae"), {}, {})
+
+
+def test_a_class_that_inherits_one_baseline_is_refused_like_its_base() -> None:
+    assert compares_all_traces(AlgorithmConfig(type=f"{__name__}:Mine"))
+    assert not compares_all_traces(AlgorithmConfig(type="rae"))
+    with pytest.raises(ConfigError, match="compares all traces"):
+        check_seats(source("x:Mine"), BOTH, {}, compares_all_traces=True)
+
+
+def test_what_the_class_says_is_what_the_config_knows_by_name() -> None:
+    by_class = {name for name in ALGORITHMS if compares_all_traces(AlgorithmConfig(type=name))}
+    assert by_class == COMPARES_ALL_TRACES

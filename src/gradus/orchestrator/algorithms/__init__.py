@@ -36,6 +36,13 @@ def needs_reference(config: AlgorithmConfig) -> bool:
     return bool(getattr(kind, "needs_reference", False))
 
 
+def compares_all_traces(config: AlgorithmConfig) -> bool:
+    """Whether all traces of a group have one baseline: the class says `compares_all_traces = True`,
+    and so does a class that inherits from such a one."""
+    kind = find_plugin("algorithm", config.type, ALGORITHMS)
+    return bool(getattr(kind, "compares_all_traces", False))
+
+
 def build_algorithm(config: AlgorithmConfig, reference: Scorer | None = None) -> Algorithm:
     """The algorithm of one source; refuses unknown names and options."""
     kind = find_plugin("algorithm", config.type, ALGORITHMS)

@@ -6,7 +6,7 @@ likely it would have been to say the same. `sft` weighs `ce` on what a frozen mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -78,6 +78,13 @@ class OnPolicyDistillation:
         """Nothing to restore."""
 
 
+def demonstration_refusal(task_data: Mapping[str, Any], name: str) -> str | None:
+    """Why a task has no demonstration in the field `name`, and what to write; None when it has."""
+    if task_data.get(name) not in (None, ""):
+        return None
+    return f"the task has no field {name!r}; set algo.options.demonstration"
+
+
 class SelfDistillation:
     """`opsd`: the live policy, shown a demonstration first, is its own teacher.
 
@@ -120,11 +127,10 @@ class SelfDistillation:
         """Nothing to restore."""
 
     def _demonstration(self, trace: WireTrace) -> str:
-        value = trace.task.data.model_dump().get(self._field)
-        if value is None or value == "":
-            text = f"the task has no field {self._field!r}; set algo.options.demonstration"
-            raise EpisodeFailed(Failure(NO_DEMONSTRATION, text))
-        return str(value)
+        data = trace.task.data.model_dump()
+        if refusal := demonstration_refusal(data, self._field):
+            raise EpisodeFailed(Failure(NO_DEMONSTRATION, refusal))
+        return str(data[self._field])
 
 
 class FrozenSampler:

@@ -43,6 +43,8 @@ class Echo:
     >>> algorithm = Echo(roles={"tool": 0.1}, tool_names=["search"], scale_by_std=True)
     """
 
+    compares_all_traces = True
+
     def __init__(
         self,
         *,

@@ -35,6 +35,8 @@ class GroupRelative:
     >>> algorithm = GroupRelative(leave_one_out=True)
     """
 
+    compares_all_traces = True
+
     def __init__(
         self,
         *,
@@ -100,6 +102,8 @@ class MaxRl:
 
     >>> algorithm = MaxRl()
     """
+
+    compares_all_traces = True
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
         """One episode alone has no baseline."""
