@@ -11,7 +11,7 @@ from gradus.config.checks import CURRICULA as CHECKED_NAMES
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.curriculum import CURRICULA, build_curriculum
-from gradus.orchestrator.curriculum.base import Curriculum
+from gradus.orchestrator.curriculum.base import Curriculum, Ending, TaskResult
 
 pytestmark = pytest.mark.parametrize("name", sorted(CURRICULA))
 
@@ -19,6 +19,11 @@ pytestmark = pytest.mark.parametrize("name", sorted(CURRICULA))
 def build(name: str, *, num_tasks: int | None = 20, seed: int = 0) -> Curriculum:
     config = CurriculumConfig(type=name)
     return build_curriculum(config, source="words", num_tasks=num_tasks, seed=seed)
+
+
+def random_result(source: random.Random) -> TaskResult:
+    rewards = tuple(float(source.random() < 0.5) for _ in range(source.randrange(5)))
+    return TaskResult(source.choice(list(Ending)), rewards, tuple(3 for _ in rewards))
 
 
 def play(curriculum: Curriculum, number: int, *, seed: int) -> list[int]:
@@ -29,7 +34,7 @@ def play(curriculum: Curriculum, number: int, *, seed: int) -> list[int]:
         draw = curriculum.next_task()
         drawn.append(draw.index)
         if source.random() < 0.8:
-            curriculum.record(draw.index, [float(source.random() < 0.5) for _ in range(4)])
+            curriculum.record(draw.index, random_result(source))
     return drawn
 
 

@@ -44,7 +44,7 @@ PART = "orchestrator"
 """Name of this role's part of a checkpoint."""
 
 TRAINER_PART = "trainer"
-FORMAT = 1
+FORMAT = 2
 
 T = TypeVar("T")
 log = get_logger(__name__)

@@ -6,14 +6,17 @@ flags it, so that one sees on a run what it would drop. Verdicts stand in the ep
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.trace import WireTrace
 
 from gradus.config.orchestrator import FilterConfig
 from gradus.errors import ConfigError
@@ -28,16 +31,46 @@ log = get_logger(__name__)
 VOCABULARY_OPTION = "vocabulary_size"
 
 
+@dataclass(frozen=True)
+class FilterContext:
+    """Where a sample comes from, for filters that look at more than its arrays."""
+
+    trace: WireTrace
+    """Of which the sample is a branch: messages, rewards, metrics, info."""
+    is_truncated: bool
+    """Whether a limit cut the trace short."""
+    task_key: str | int
+    """Identity of the task."""
+    episodes: Sequence[WireEpisode]
+    """The finished episodes of the group, with their credit, in the order of their starts."""
+    failed: Sequence[WireEpisode] = ()
+    """Episodes of the group that came back with an error."""
+
+
 class Filter(Protocol):
     """A verdict on one sample. Built with the `options` of its config as keyword arguments.
 
     A class with `needs_vocabulary_size = True` is also given `vocabulary_size`, that of the model.
+    One with `needs_context = True` has `keeps(sample, context)` instead, see `ContextFilter`.
     """
 
     name: str
     """The reason in records and counters."""
 
     def keeps(self, sample: Sample) -> bool:
+        """False for a sample that should not train."""
+        ...
+
+
+class ContextFilter(Protocol):
+    """A filter that also sees the trace of the sample, its truncation and its group."""
+
+    name: str
+    """The reason in records and counters."""
+    needs_context: ClassVar[bool]
+    """True."""
+
+    def keeps(self, sample: Sample, context: FilterContext) -> bool:
         """False for a sample that should not train."""
         ...
 
@@ -54,16 +87,23 @@ class Verdict(StrEnum):
 class ActiveFilter:
     """A filter, the name of its verdicts, and whether they count."""
 
-    filter: Filter
+    filter: Filter | ContextFilter
     is_enforced: bool
     name: str
     """The filter's, with a number behind it when several filters have that name."""
 
-    def judge(self, sample: Sample) -> Verdict:
+    def judge(self, sample: Sample, context: FilterContext) -> Verdict:
         """The verdict on one sample."""
-        if self.filter.keeps(sample):
+        given = (sample, context) if needs_context(self.filter) else (sample,)
+        keeps: Callable[..., bool] = self.filter.keeps
+        if keeps(*given):
             return Verdict.KEEP
         return Verdict.DROP if self.is_enforced else Verdict.FLAG
+
+
+def needs_context(chosen: object) -> bool:
+    """Whether a filter, or a class of filters, sees more than the sample."""
+    return bool(getattr(chosen, "needs_context", False))
 
 
 class ZeroAdvantage:
@@ -166,19 +206,22 @@ def build_filters(
                 _miss_vocabulary(config)
                 continue
             options[VOCABULARY_OPTION] = vocabulary_size
+        _check_signature(kind, config)
         built = _build(kind, config, options)
         name = _free_name(built.name, {other.name for other in active})
         active.append(ActiveFilter(built, config.enforce, name))
     return active
 
 
-def judge(filters: Sequence[ActiveFilter], sample: Sample) -> dict[str, Verdict]:
+def judge(
+    filters: Sequence[ActiveFilter], sample: Sample, context: FilterContext
+) -> dict[str, Verdict]:
     """Name of each filter → its verdict on the sample; EpisodeFailed names one that raises."""
     verdicts: dict[str, Verdict] = {}
     where = f"source {sample.environment!r}, sample {sample.id}"
     for active in filters:
         with blaming(f"filter {active.name!r}", active.filter, where, failure=FILTER_FAILED):
-            verdicts[active.name] = active.judge(sample)
+            verdicts[active.name] = active.judge(sample, context)
     return verdicts
 
 
@@ -191,6 +234,18 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     """`name`, or the first of `name_2`, `name_3`, … that is free."""
     numbered = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
     return next(free for free in numbered if free not in taken)
+
+
+def _check_signature(kind: type, config: FilterConfig) -> None:
+    """ConfigError unless `keeps` takes what it will be given."""
+    given = ("sample", "context") if needs_context(kind) else ("sample",)
+    try:
+        inspect.signature(kind.keeps).bind(None, *given)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"filter {config.type!r} must have `keeps({', '.join(given)})`: {error}. A filter that "
+            "sets `needs_context = True` is given the context too"
+        ) from error
 
 
 def _build(kind: type, config: FilterConfig, options: Mapping[str, Any]) -> Filter:

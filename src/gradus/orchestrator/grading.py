@@ -33,7 +33,7 @@ from gradus.orchestrator.failures import (
     blaming,
     scored_within,
 )
-from gradus.orchestrator.filters import ActiveFilter, Verdict, dropped_by, judge
+from gradus.orchestrator.filters import ActiveFilter, FilterContext, Verdict, dropped_by, judge
 from gradus.orchestrator.group_ledger import Outcome
 from gradus.orchestrator.record_limits import cut_bytes
 from gradus.orchestrator.rounding import are_equal
@@ -243,12 +243,26 @@ def _filter_samples(
     if not samples:
         group.dropped[played.id] = NO_TOKENS
     for sample in samples:
-        verdicts = group.verdicts[sample.id] = judge(grading.filters, sample)
+        context = _filter_context(group, played, sample)
+        verdicts = group.verdicts[sample.id] = judge(grading.filters, sample, context)
         reason = dropped_by(verdicts)
         if reason is None:
             group.samples.append(sample)
         else:
             group.dropped[sample.id] = reason
+
+
+def _filter_context(group: Group, played: PlayedEpisode, sample: Sample) -> FilterContext:
+    assert played.episode is not None
+    trace = played.episode.traces[int(sample.id.split("/")[1])]
+    credit = group.credit_context
+    return FilterContext(
+        trace,
+        is_truncated=is_truncated(trace),
+        task_key=group.task.key,
+        episodes=_finished(group),
+        failed=credit.failed,
+    )
 
 
 def _drop_episode(group: Group, played: PlayedEpisode, failure: Failure) -> None:

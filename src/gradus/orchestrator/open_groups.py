@@ -19,6 +19,7 @@ from gradus.orchestrator.batcher import (
     SampleBatch,
     StaleDrop,
 )
+from gradus.orchestrator.curriculum.base import Ending, TaskResult
 from gradus.orchestrator.failures import EpisodeFailed, Failure, FirstFailures
 from gradus.orchestrator.grading import (
     Group,
@@ -90,7 +91,8 @@ class OpenGroups:
         group = Group(f"g{number:06d}", pointer, task)
         self.groups[group.id] = group
         source = self.sources[pointer.source]
-        episode_ids = self.ledger.open(group.id, size=source.group_size, is_frozen=source.is_frozen)
+        size = pointer.group_size or source.group_size
+        episode_ids = self.ledger.open(group.id, size=size, is_frozen=source.is_frozen)
         self.journal.write(
             JournalEvent.GROUP_OPENED,
             group=group.id,
@@ -99,6 +101,7 @@ class OpenGroups:
             key=task.key,
             pass_number=pointer.pass_number,
             attempt=pointer.attempt,
+            size=size,
         )
         return group, episode_ids
 
@@ -114,6 +117,7 @@ class OpenGroups:
             error=error,
         )
         self.tally.add_set_aside(pointer.source, reason)
+        self._record(pointer, TaskResult(Ending.SET_ASIDE))
         place = f"task {pointer.index}, put aside"
         self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
 
@@ -233,11 +237,18 @@ class OpenGroups:
         place = f"task {group.pointer.index}, episode {episode}"
         self.failures.add(group.source, place, failure)
 
+    def _record(self, pointer: TaskPointer, result: TaskResult) -> None:
+        """Tell the curriculum of a task that trains nothing; what it raises costs nothing."""
+        try:
+            self.tasks.record(pointer, result)
+        except EpisodeFailed as failed:
+            self.failures.add(pointer.source, f"task {pointer.index}", failed.failure)
+
     def _graded(self, group: Group) -> None:
         """The group has its credit: it waits for a batch, or trains nothing."""
         self.ledger.complete(group.id)
         try:
-            self.tasks.record(group.pointer, episode_rewards(group))
+            self.tasks.record(group.pointer, task_result(group, Ending.PLAYED))
         except EpisodeFailed as failed:
             fail(group, failed.failure)
         for episode_id, failure in group.failures.items():
@@ -303,11 +314,24 @@ class OpenGroups:
 
     def _return_task(self, group: Group) -> None:
         """Time kept the group from training: its task is drawn again, but not for ever."""
+        self._record(group.pointer, task_result(group, Ending.TOO_OLD))
         if self.tasks.give_back(group.pointer):
             self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
             return
         self.tally.add_given_up(group.source)
         self.journal.write(JournalEvent.TASK_GIVEN_UP, group=group.id)
+
+
+def task_result(group: Group, ending: Ending) -> TaskResult:
+    """What a curriculum hears of a group."""
+    finished = [played.numbers for played in group.played if played.numbers is not None]
+    return TaskResult(
+        ending,
+        rewards=tuple(episode_rewards(group)),
+        lengths_tokens=tuple(numbers.length_tokens for numbers in finished),
+        num_truncated=sum(numbers.is_truncated for numbers in finished),
+        failures=tuple(p.failure.kind for p in group.played if p.failure is not None),
+    )
 
 
 def group_time(group: Group) -> GroupTime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.curriculum import build_curriculum
-from gradus.orchestrator.curriculum.base import TaskDraw
+from gradus.orchestrator.curriculum.base import TaskDraw, TaskResult
 from gradus.orchestrator.failures import CURRICULUM_FAILED, EpisodeFailed, blaming
 from gradus.plugins import describe, plain_state
 
@@ -41,6 +42,8 @@ class TaskPointer:
     index: int
     attempt: int = 0
     """How often this draw came back to its source before it could be trained."""
+    group_size: int | None = None
+    """Episodes that its curriculum wants of it. None means the source's."""
 
 
 class TaskSource:
@@ -89,7 +92,7 @@ class TaskSource:
         for _ in range(1 + _SKIPS_PER_TASK * len(aside)):
             draw = self._draw(name)
             if draw.index not in aside:
-                return TaskPointer(name, draw.pass_number, draw.index)
+                return TaskPointer(name, draw.pass_number, draw.index, group_size=draw.group_size)
         raise EnvironmentFailure(
             f"source {name!r} has no task left to play: {len(aside)} of "
             f"{self._shares[name].num_tasks or 'endless'} tasks were put aside, see "
@@ -97,14 +100,25 @@ class TaskSource:
         )
 
     def _draw(self, name: str) -> TaskDraw:
-        """The curriculum's next task; ConfigError when it raises."""
+        """The curriculum's next task; ConfigError when it raises, or when there is no such task."""
         curriculum = self._curricula[name]
         try:
             where = f"source {name!r}, next_task"
             with blaming("curriculum", curriculum, where, failure=CURRICULUM_FAILED):
-                return curriculum.next_task()
+                draw = curriculum.next_task()
+                size = None if draw.group_size is None else operator.index(draw.group_size)
+                index = operator.index(draw.index)
+                draw = TaskDraw(index, operator.index(draw.pass_number), size)
         except EpisodeFailed as failed:
             raise ConfigError(f"{failed.failure.message}; no task can be drawn") from failed
+        num_tasks = self._shares[name].num_tasks
+        if draw.index < 0 or (num_tasks is not None and draw.index >= num_tasks):
+            problem = f"task {draw.index}; the source has {num_tasks or 'endless'}, counted from 0"
+        elif draw.group_size is not None and draw.group_size < 1:
+            problem = f"group_size = {draw.group_size} for task {draw.index}; use at least 1"
+        else:
+            return draw
+        raise ConfigError(f"{describe('curriculum', curriculum)}, {where}: it draws {problem}")
 
     def give_back(self, task: TaskPointer) -> bool:
         """Draw a task again that could not be trained in time; False when it is given up."""
@@ -126,16 +140,12 @@ class TaskSource:
         """Whether the task was put aside."""
         return task.index in self._aside[task.source]
 
-    def record(self, task: TaskPointer, rewards: Sequence[float]) -> None:
-        """Tell the source's curriculum the rewards of a group that was played to its end.
-
-        EpisodeFailed when the curriculum raises.
-        """
-        if rewards:
-            curriculum, where = self._curricula[task.source], f"source {task.source!r}"
-            where = f"{where}, record of task {task.index}"
-            with blaming("curriculum", curriculum, where, failure=CURRICULUM_FAILED):
-                curriculum.record(task.index, rewards)
+    def record(self, task: TaskPointer, result: TaskResult) -> None:
+        """Tell the source's curriculum what became of a task; EpisodeFailed when it raises."""
+        curriculum = self._curricula[task.source]
+        where = f"source {task.source!r}, record of task {task.index}"
+        with blaming("curriculum", curriculum, where, failure=CURRICULUM_FAILED):
+            curriculum.record(task.index, result)
 
     def state(self) -> dict[str, Any]:
         """Draws so far, the tasks that came back, and each curriculum: all that a resume needs."""
@@ -144,7 +154,7 @@ class TaskSource:
             "ratios": {name: share.ratio for name, share in self._shares.items()},
             "num_tasks": {name: share.num_tasks for name, share in self._shares.items()},
             "returned": {
-                name: [[task.pass_number, task.index, task.attempt] for task in tasks]
+                name: [[t.pass_number, t.index, t.attempt, t.group_size] for t in tasks]
                 for name, tasks in self._returned.items()
             },
             "aside": {name: sorted(indices) for name, indices in self._aside.items()},
@@ -172,9 +182,7 @@ class TaskSource:
         if state["ratios"] == {name: share.ratio for name, share in self._shares.items()}:
             self._counts = {name: int(count) for name, count in state["counts"].items()}
         for name, curriculum in self._curricula.items():
-            self._returned[name] = deque(
-                TaskPointer(name, *map(int, task)) for task in state["returned"][name]
-            )
+            self._returned[name] = deque(TaskPointer(name, *t) for t in state["returned"][name])
             self._aside[name] = set(map(int, state["aside"][name]))
             curriculum.load_state(state["curricula"][name])
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.curriculum import CurriculumConfig
 from gradus.config.environment import EnvironmentTimeoutConfig
 from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.model import ModelConfig
@@ -53,6 +54,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
     names = changes.pop("sources", ["words"])
     is_frozen = changes.pop("is_frozen", False)
     errors = changes.pop("errors", {})
+    curriculum = changes.pop("curriculum", CurriculumConfig())
     sampling = SamplingConfig(temperature=0.5, top_p=1.0, max_completion_tokens=16)
     section = {"train": {"env": [{"id": name} for name in names]}, "groups_per_batch": 2}
     return OrchestratorProcessConfig(
@@ -72,6 +74,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
                 address=None,
                 state_columns=[],
                 is_frozen=is_frozen,
+                curriculum=curriculum,
                 errors=ErrorPolicyConfig(**({"retries": 0, "backoff_seconds": 0.0} | errors)),
             )
             for name in names

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.curriculum import build_curriculum
+from gradus.orchestrator.curriculum.base import Ending, TaskResult
 from gradus.orchestrator.curriculum.difficulty import Difficulty
 from gradus.orchestrator.curriculum.uniform import Uniform
 
@@ -26,7 +27,7 @@ def play(tasks: Difficulty, rates: dict[int, float], number: int) -> Counter[int
     for _ in range(number):
         index = tasks.next_task().index
         drawn[index] += 1
-        tasks.record(index, [rates[index]])
+        tasks.record(index, TaskResult(rewards=(rates[index],)))
     return drawn
 
 
@@ -46,14 +47,14 @@ def test_uniform_counts_an_endless_source() -> None:
 def test_a_task_moves_to_the_pool_of_its_solve_rate() -> None:
     tasks = Difficulty(3, seed="0/words")
     for index, reward in ((0, 1.0), (1, 0.5), (2, 0.0)):
-        tasks.record(index, [reward])
+        tasks.record(index, TaskResult(rewards=(reward,)))
     assert tasks.state()["pools"] == {"easy": [0], "normal": [1], "hard": [2]}
 
 
 def test_a_task_comes_back_from_its_pool_when_the_policy_changes() -> None:
     tasks = Difficulty(1, seed="0/words")
     for reward, pool in ((0.0, "hard"), (0.5, "normal"), (1.0, "normal")):
-        tasks.record(0, [reward])
+        tasks.record(0, TaskResult(rewards=(reward,)))
         assert tasks.pool_sizes()[pool] == 1
 
 
@@ -75,9 +76,9 @@ def test_the_tasks_of_a_pool_take_turns() -> None:
 def test_a_pool_that_was_empty_for_long_is_not_played_to_make_up_for_it() -> None:
     tasks = Difficulty(20, seed="0/words", hard_share=0.1)
     play(tasks, dict.fromkeys(range(20), 0.5), 1000)
-    tasks.record(7, [0.0])
-    tasks.record(7, [0.0])
-    tasks.record(7, [0.0])
+    tasks.record(7, TaskResult(rewards=(0.0,)))
+    tasks.record(7, TaskResult(rewards=(0.0,)))
+    tasks.record(7, TaskResult(rewards=(0.0,)))
     assert tasks.pool_sizes()["hard"] == 1
     next_ten = [tasks.next_task().index for _ in range(20)]
     assert next_ten.count(7) == 2
@@ -85,9 +86,9 @@ def test_a_pool_that_was_empty_for_long_is_not_played_to_make_up_for_it() -> Non
 
 def test_without_a_share_a_pool_is_played_only_when_nothing_else_is_left() -> None:
     tasks = Difficulty(2, seed="0/words", easy_share=0.0, hard_share=0.0)
-    tasks.record(0, [1.0])
+    tasks.record(0, TaskResult(rewards=(1.0,)))
     assert {tasks.next_task().index for _ in range(9)} == {1}
-    tasks.record(1, [1.0])
+    tasks.record(1, TaskResult(rewards=(1.0,)))
     assert {tasks.next_task().index for _ in range(9)} == {0, 1}
 
 
@@ -101,7 +102,7 @@ def test_every_task_is_in_exactly_one_pool(
     tasks = Difficulty(7, seed="0/words", easy_share=shares[0], hard_share=shares[1])
     for index, reward in rewards:
         tasks.next_task()
-        tasks.record(index, [reward])
+        tasks.record(index, TaskResult(rewards=(reward,)))
     pooled = [index for pool in tasks.state()["pools"].values() for index in pool]
     assert sorted(pooled) == list(range(7))
 
@@ -130,3 +131,11 @@ def test_a_user_s_own_curriculum_works_by_its_path() -> None:
     config = CurriculumConfig(type=f"{__name__}:Backwards")
     built = build_curriculum(config, source="words", num_tasks=3, seed=0)
     assert type(built).__name__ == "Backwards"
+
+
+def test_a_task_that_gave_no_rewards_stays_in_its_pool() -> None:
+    tasks = Difficulty(2, seed="0/words")
+    before = tasks.state()
+    tasks.record(0, TaskResult(failures=("TaskError",)))
+    tasks.record(1, TaskResult(Ending.TOO_OLD, rewards=(0.0,)))
+    assert tasks.state() == before

@@ -14,7 +14,10 @@ from msgspec.structs import replace
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import DEFAULT_FILTERS, FilterConfig
 from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.filters import (
+    FilterContext,
     Gibberish,
     Repetition,
     Verdict,
@@ -23,11 +26,17 @@ from gradus.orchestrator.filters import (
     dropped_by,
     judge,
 )
+from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, grade
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
 from gradus.orchestrator.vocabulary import read_vocabulary_size
 from gradus.testing.builders import build_sample
+from gradus.testing.episodes import build_episode, build_trace
+from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
 
 V = 151_936
+CONTEXT = FilterContext(build_trace(), is_truncated=False, task_key="a1", episodes=[])
 
 
 def with_token(token_id: int, logprob: float) -> Sample:
@@ -98,10 +107,10 @@ def test_an_enforced_filter_drops_and_another_flags() -> None:
         FilterConfig(type="zero_advantage"),
     ]
     filters = build_filters(configs, vocabulary_size=None)
-    verdicts = judge(filters, build_sample(advantage=0.0))
+    verdicts = judge(filters, build_sample(advantage=0.0), CONTEXT)
     assert verdicts == {"repetition": Verdict.FLAG, "zero_advantage": Verdict.DROP}
     assert dropped_by(verdicts) == "zero_advantage"
-    verdicts = judge(filters, build_sample())
+    verdicts = judge(filters, build_sample(), CONTEXT)
     assert verdicts == {"repetition": Verdict.FLAG, "zero_advantage": Verdict.KEEP}
     assert dropped_by(verdicts) is None
 
@@ -150,8 +159,50 @@ def test_a_filter_of_the_user_works_from_its_own_module(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "my_filters", module)
     config = FilterConfig(type="my_filters:TooLong", options={"tokens": 5})
     filters = build_filters([config], vocabulary_size=None)
-    assert dropped_by(judge(filters, build_sample(6))) == "too_long"
-    assert dropped_by(judge(filters, build_sample(5))) is None
+    assert dropped_by(judge(filters, build_sample(6), CONTEXT)) == "too_long"
+    assert dropped_by(judge(filters, build_sample(5), CONTEXT)) is None
+
+
+class CutInAGoodGroup:
+    """A filter of a user that looks at the trace, its truncation and the group."""
+
+    name = "cut"
+    needs_context = True
+
+    def keeps(self, sample: Sample, context: FilterContext) -> bool:
+        rewards = [trace.reward for episode in context.episodes for trace in episode.traces]
+        is_good = max(rewards) == 1.0 and len(context.failed) == 1
+        return not (is_good and context.is_truncated and context.trace.reward == sample.reward)
+
+
+def test_a_filter_of_the_user_sees_the_trace_its_truncation_and_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = type("module", (), {"Cut": CutInAGoodGroup})
+    monkeypatch.setitem(sys.modules, "my_filters", module)
+    filters = build_filters([FilterConfig(type="my_filters:Cut")], vocabulary_size=None)
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, "a1"))
+    cut = build_trace(reward=0.5, seed=1)
+    cut.stop_condition = "max_turns"
+    traces = [build_trace(reward=1.0), cut, build_trace(error="TaskError")]
+    for number, trace in enumerate(traces):
+        failure = None if trace.ok else Failure("TaskError", "scripted")
+        episode = build_episode([trace])
+        played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode, failure)
+        group.played.append(played)
+    grade(group, Grading(GroupRelative(), filters, temperature=1.0, max_length_tokens=64))
+    assert group.dropped == {"g0.1/0/0": "cut", "g0.2": "error:TaskError"}
+    assert [sample.id for sample in group.samples] == ["g0.0/0/0"]
+
+
+def test_a_filter_with_another_signature_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong = type("Wrong", (TooLong,), {"needs_context": True})
+    monkeypatch.setitem(sys.modules, "my_filters", type("module", (), {"Wrong": wrong}))
+    config = FilterConfig(type="my_filters:Wrong", options={"tokens": 5})
+    with pytest.raises(ConfigError, match=r"must have `keeps\(sample, context\)`"):
+        build_filters([config], vocabulary_size=None)
 
 
 def test_an_unknown_filter_is_refused_with_the_known_ones() -> None:
@@ -211,6 +262,6 @@ def test_two_filters_of_one_type_keep_both_verdicts() -> None:
         FilterConfig(type="repetition", enforce=False, options={"tokens": 100}),
     ]
     filters = build_filters(configs, vocabulary_size=V)
-    verdicts = judge(filters, with_probabilities((9, 0.999)))
+    verdicts = judge(filters, with_probabilities((9, 0.999)), CONTEXT)
     assert verdicts == {"repetition": Verdict.DROP, "repetition_2": Verdict.KEEP}
     assert dropped_by(verdicts) == "repetition"

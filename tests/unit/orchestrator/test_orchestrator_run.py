@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
+from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import (
     DeadlineError,
     EmptyBatchError,
@@ -16,6 +18,8 @@ from gradus.errors import (
     FencedError,
     ProtocolError,
 )
+from gradus.orchestrator.curriculum.base import Ending, TaskDraw, TaskResult
+from gradus.orchestrator.curriculum.uniform import Uniform
 from gradus.orchestrator.episode_check import EpisodeFailed, Failure
 from gradus.orchestrator.task_client import TaskRefused
 from gradus.orchestrator.task_source import SourceShare, TaskSource
@@ -130,7 +134,7 @@ async def test_a_slow_episode_lives_through_new_versions_and_carries_their_span(
     assert_conserved(rig)
 
 
-async def play_beside_an_endless_episode(build_rig: Any) -> Any:
+async def play_beside_an_endless_episode(build_rig: Any, **changes: Any) -> Any:
     """A run whose first episode never ends, so that its group becomes too old."""
 
     async def wait(number: int) -> None:
@@ -143,6 +147,7 @@ async def play_beside_an_endless_episode(build_rig: Any) -> Any:
         max_staleness=2,
         groups_per_batch=1,
         environment=ScriptedEnvironment(wait=wait),
+        **changes,
     )
     await rig.play()
     return rig
@@ -195,6 +200,57 @@ async def test_a_task_set_of_which_nothing_can_be_loaded_ends_the_run_with_the_r
     rig = build_rig(max_empty_attempts=3, environment=ScriptedEnvironment(refused=refused))
     with pytest.raises(EnvironmentFailure, match=r"6 groups in a row.* 6 x error:unreadable_task"):
         await rig.play()
+
+
+class Listener(Uniform):
+    """Hears everything, and plays every second task with four episodes."""
+
+    heard: ClassVar[list[tuple[int, TaskResult]]] = []
+
+    def next_task(self) -> TaskDraw:
+        draw = super().next_task()
+        return replace(draw, group_size=4 if draw.index % 2 else None)
+
+    def record(self, index: int, result: TaskResult) -> None:
+        self.heard.append((index, result))
+
+
+async def test_a_curriculum_hears_failures_lengths_and_tasks_that_never_trained(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Listener, "heard", [])
+
+    def play(number: int) -> Any:
+        if number == 1:
+            return EpisodeFailed(Failure("TaskError", "bug"))
+        return build_episode(reward=float(number % 2), seed=number)
+
+    stream = TaskSource([SourceShare("words", 1.0, 100)], seed=0)
+    first, second = (stream.next_task().index for _ in range(2))
+    refused = {second: TaskRefused("no such row")}
+    environment = ScriptedEnvironment(play=play, refused=refused)
+    curriculum = CurriculumConfig(type=f"{__name__}:Listener")
+    rig = build_rig(max_steps=2, environment=environment, curriculum=curriculum)
+    await rig.play()
+    opened = {line["index"]: line["size"] for line in rig.events("group_opened")}
+    assert set(opened.values()) == {2, 4}
+    assert all(size == (4 if index % 2 else 2) for index, size in opened.items())
+    heard = dict(Listener.heard)
+    assert heard[second] == TaskResult(Ending.SET_ASIDE)
+    assert heard[first].failures == ("TaskError",)
+    assert heard[first].lengths_tokens == (4,) * (opened[first] - 1)
+    assert_conserved(rig)
+
+
+async def test_a_curriculum_hears_of_groups_that_were_abandoned(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Listener, "heard", [])
+    curriculum = CurriculumConfig(type=f"{__name__}:Listener")
+    rig = await play_beside_an_endless_episode(build_rig, curriculum=curriculum)
+    abandoned = {line["group"] for line in rig.events("group_abandoned")}
+    indices = [line["index"] for line in rig.events("group_opened") if line["group"] in abandoned]
+    assert [i for i, result in Listener.heard if result.ending is Ending.TOO_OLD] == indices
 
 
 async def test_the_task_of_a_group_that_became_stale_in_the_queue_returns_too(

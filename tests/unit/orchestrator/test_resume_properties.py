@@ -7,7 +7,8 @@ import itertools
 import json
 import random
 import zlib
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from gradus.lease import mark_run
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.checkpoint import find_saved
+from gradus.orchestrator.curriculum.base import TaskDraw, TaskResult
+from gradus.orchestrator.curriculum.uniform import Uniform
 from gradus.orchestrator.decisions import read_decisions
 from gradus.orchestrator.error_policy import ListedErrors
 from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, surviving
@@ -341,6 +344,29 @@ def assert_records(lives: Lives) -> None:
     assert sorted(recorded) == sorted(ended)
 
 
+class Listener(Uniform):
+    """Counts what it hears, and plays more episodes of tasks that failed."""
+
+    def __init__(self, num_tasks: int | None, *, seed: str) -> None:
+        super().__init__(num_tasks, seed=seed)
+        self._heard: Counter[str] = Counter()
+
+    def next_task(self) -> TaskDraw:
+        draw = super().next_task()
+        return replace(draw, group_size=3 if self._heard[f"{draw.index}"] % 2 else None)
+
+    def record(self, index: int, result: TaskResult) -> None:
+        self._heard[f"{index}"] += len(result.failures)
+        self._heard[result.ending] += 1
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"heard": dict(self._heard)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self._heard = Counter(state["heard"])
+
+
 def random_settings(source: random.Random) -> dict[str, Any]:
     """A small run of any kind; few, half or most of its episodes go wrong."""
     return {
@@ -350,7 +376,7 @@ def random_settings(source: random.Random) -> dict[str, Any]:
         "interval_steps": source.choice([1, 1, 2]),
         "errors": {"retries": source.choice([0, 1])},
         "algo": source.choice(["grpo", "max_rl", "rae", JUDGE]),
-        "curriculum": source.choice(["uniform", "uniform", "difficulty"]),
+        "curriculum": source.choice(["uniform", "uniform", "difficulty", f"{__name__}:Listener"]),
         "profile": FailureProfile(share=source.choice([0.0, 0.2, 0.5, 0.5, 0.8])),
     }
 

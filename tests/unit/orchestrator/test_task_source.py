@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
+from gradus.orchestrator.curriculum.base import TaskDraw, TaskResult
 from gradus.orchestrator.task_source import MAX_RETURNS, SourceShare, TaskPointer, TaskSource
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
@@ -174,6 +178,62 @@ def test_the_curriculum_of_a_source_hears_its_rewards() -> None:
     share = SourceShare("words", 1.0, 2, CurriculumConfig(type="difficulty"))
     tasks = TaskSource([share], seed=0)
     solved = tasks.next_task()
-    tasks.record(solved, [1.0, 1.0])
-    tasks.record(tasks.next_task(), [])
+    tasks.record(solved, TaskResult(rewards=(1.0, 1.0)))
+    tasks.record(tasks.next_task(), TaskResult())
     assert tasks.state()["curricula"]["words"]["pools"]["easy"] == [solved.index]
+
+
+class Chooser:
+    """A user's curriculum that draws what the test says."""
+
+    drawn = TaskDraw(0, 0)
+
+    def __init__(self, num_tasks: int | None, *, seed: str) -> None:
+        self.heard: list[tuple[int, TaskResult]] = []
+
+    def next_task(self) -> TaskDraw:
+        return self.drawn
+
+    def record(self, index: int, result: TaskResult) -> None:
+        self.heard.append((index, result))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+def chooser_source(monkeypatch: pytest.MonkeyPatch, drawn: TaskDraw) -> TaskSource:
+    kind = type("Chooser", (Chooser,), {"drawn": drawn, "__module__": "my_curricula"})
+    monkeypatch.setitem(sys.modules, "my_curricula", type("module", (), {"Chooser": kind}))
+    config = CurriculumConfig(type="my_curricula:Chooser")
+    return TaskSource([SourceShare("words", 1.0, 5, config)], seed=0)
+
+
+def test_a_curriculum_may_choose_the_group_size_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = chooser_source(monkeypatch, TaskDraw(3, 1, group_size=np.int64(7)))
+    first = tasks.next_task()
+    assert first == TaskPointer("words", 1, 3, group_size=7)
+    tasks.give_back(first)
+    resumed = chooser_source(monkeypatch, TaskDraw(0, 0))
+    resumed.load_state(json.loads(json.dumps(tasks.state())))
+    assert resumed.next_task() == replace(first, attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "problem"),
+    [
+        (TaskDraw(5, 0), "draws task 5; the source has 5, counted from 0"),
+        (TaskDraw(-1, 0), "draws task -1"),
+        (TaskDraw(0, 0, group_size=0), "draws group_size = 0 for task 0; use at least 1"),
+        (TaskDraw("a", 0), "TypeError"),
+        (None, "AttributeError"),
+    ],
+)
+def test_a_draw_that_cannot_be_played_names_the_curriculum(
+    monkeypatch: pytest.MonkeyPatch, drawn: Any, problem: str
+) -> None:
+    tasks = chooser_source(monkeypatch, drawn)
+    with pytest.raises(ConfigError, match=f"my_curricula:Chooser, source 'words'.*{problem}"):
+        tasks.next_task()

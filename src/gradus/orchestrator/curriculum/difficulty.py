@@ -7,11 +7,10 @@ tasks are not lost: they come back at a small share, because the policy changes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.curriculum.base import TaskDraw
+from gradus.orchestrator.curriculum.base import Ending, TaskDraw, TaskResult
 from gradus.orchestrator.curriculum.uniform import shuffled
 from gradus.orchestrator.rounding import is_at_least
 
@@ -30,7 +29,7 @@ class Difficulty:
     a pool waits for another one twice.
 
     >>> tasks = Difficulty(3, seed="0/words", hard_share=0.0)
-    >>> tasks.record(tasks.next_task().index, [0.0, 0.0])
+    >>> tasks.record(tasks.next_task().index, TaskResult(rewards=(0.0, 0.0)))
     >>> tasks.pool_sizes()
     {'easy': 0, 'normal': 2, 'hard': 1}
     """
@@ -74,9 +73,11 @@ class Difficulty:
         self._visits[index] = visits + 1
         return TaskDraw(index, pass_number=visits)
 
-    def record(self, index: int, rewards: Sequence[float]) -> None:
-        """Take the task to the end of the pool that its new solve rate belongs to."""
-        latest = sum(rewards) / len(rewards)
+    def record(self, index: int, result: TaskResult) -> None:
+        """Take a task that was played to the end of the pool that its new solve rate belongs to."""
+        if result.ending is not Ending.PLAYED or not result.rewards:
+            return
+        latest = sum(result.rewards) / len(result.rewards)
         rate = (self._solve_rates.get(index, latest) + latest) / 2
         self._solve_rates[index] = rate
         name = self._pool_of(rate)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
-from gradus.orchestrator.curriculum.base import TaskDraw
+from gradus.orchestrator.curriculum.base import TaskDraw, TaskResult
 
 
 class Uniform:
@@ -32,8 +31,8 @@ class Uniform:
         pass_number, position = divmod(count, self._num_tasks)
         return TaskDraw(self._order_of(pass_number)[position], pass_number)
 
-    def record(self, index: int, rewards: Sequence[float]) -> None:
-        """Rewards change nothing here."""
+    def record(self, index: int, result: TaskResult) -> None:
+        """Results change nothing here."""
 
     def state(self) -> dict[str, Any]:
         """The count is all."""
