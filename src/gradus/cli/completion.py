@@ -11,6 +11,7 @@ from gradus.config.base import StrictConfig
 from gradus.config.document import option_sections, sections
 from gradus.config.eval import EvalConfig
 from gradus.config.run import RunConfig
+from gradus.config.serve import ServeConfig
 from gradus.config.sft import SftConfig
 from gradus.errors import ConfigError
 
@@ -20,6 +21,7 @@ CONFIGS: Mapping[str, type[StrictConfig]] = {
     "eval": EvalConfig,
     "check": RunConfig,
     "bench-trainer": RunConfig,
+    "serve": ServeConfig,
 }
 """Commands with a config, by which their keys are completed."""
 USAGE = """\

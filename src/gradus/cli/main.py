@@ -39,6 +39,7 @@ COMMANDS = {
     "sft": Command("gradus.cli.sft", "train a model on conversations"),
     "eval": Command("gradus.cli.eval", "measure a model on the tasks of environments"),
     "bench-trainer": Command("gradus.cli.bench_trainer", "measure the trainer on made-up samples"),
+    "serve": Command("gradus.cli.serve", "serve a model or what a run has trained to any client"),
     "export": Command("gradus.cli.export", "write a checkpoint as a Hugging Face model"),
     "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
     "check-loss": Command("gradus.cli.check_loss", "say whether a loss depends on the layout"),
@@ -63,6 +64,16 @@ ROLES = {
 
 LEAVE_AT_ONCE = {"trainer", "sft-trainer", "bench-rank"}
 """Roles that end without Python's own clean-up, see `leave`."""
+
+_REFUSED_PATHS = {
+    errno.ENAMETOOLONG: "too long for the file system, which takes 255 bytes between two slashes; "
+    "choose a shorter name",
+    errno.EACCES: "this user may not read or write there; change its permissions or choose another",
+    errno.EPERM: "this user may not do that there; change its permissions or choose another",
+    errno.ENOTDIR: "a file lies where a folder is needed; move it away or choose another",
+    errno.EISDIR: "a folder lies where a file is needed; move it away or choose another",
+}
+"""Errors of a path that the user named, with what to do; all else of the system is our mistake."""
 
 LATER = ("view", "doctor")
 """Known names of commands that do not exist yet."""
@@ -101,17 +112,21 @@ def run_command(name: str, words: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             _complain(name, str(storage_error(error, disk_to_blame(error, words))))
             return ExitCode.TRY_AGAIN
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            place = os.fsdecode(error.filename or b"a path")
-            _complain(
-                name,
-                f"{place[:80]}…: too long for the file system, which takes 255 bytes "
-                "between two slashes; choose a shorter name",
-            )
+        if name in COMMANDS and (refused := _refused_path(error)) is not None:
+            _complain(name, refused)
             return ExitCode.CONFIG
         traceback.print_exc()
         _complain(name, f"internal error: {first_line(error)}. Please report it")
         return ExitCode.INTERNAL
+
+
+def _refused_path(error: Exception) -> str | None:
+    """What is wrong with a path that the user named; None for every other error."""
+    if not isinstance(error, OSError) or error.errno not in _REFUSED_PATHS or not error.filename:
+        return None
+    place = os.fsdecode(error.filename)
+    shown = f"{place[:80]}…" if error.errno == errno.ENAMETOOLONG else place
+    return f"{shown}: {_REFUSED_PATHS[error.errno]}"
 
 
 def overview() -> str:

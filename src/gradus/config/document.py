@@ -19,6 +19,7 @@ from gradus.config.plugin_options import CURRICULUM_OPTIONS, FILTER_OPTIONS
 from gradus.config.renames import RENAMES
 from gradus.config.run import RunConfig
 from gradus.config.schema import item_annotation, members, models, type_text
+from gradus.config.serve import ServeConfig
 from gradus.config.sft import SftConfig
 
 REQUIRED = "required"
@@ -245,6 +246,7 @@ def reference() -> str:
         *_chapter("gradus rl", RunConfig),
         *_chapter("gradus sft", SftConfig),
         *_chapter("gradus eval", EvalConfig),
+        *_chapter("gradus serve", ServeConfig),
         "## Deprecated keys\n\nTranslated with one warning each; `*` is every entry of a list.\n",
         _table(("key", "write"), [(f"`{rename.old}`", f"`{rename.new}`") for rename in RENAMES]),
         '`num_workers = n` is `pool = {type = "static", num_workers = n}`, '

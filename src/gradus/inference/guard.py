@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from gradus.errors import RunDirectoryError
-from gradus.run_dir import RunDirectory
+from gradus.log import get_logger
+from gradus.run_dir import RunDirectory, write_atomically
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
 
 Scope = MutableMapping[str, Any]
@@ -24,6 +26,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+logger = get_logger(__name__)
 MAX_BODY_BYTES = 64 << 20
 MIN_TOKEN_LENGTH = 32
 
@@ -48,6 +51,17 @@ class Tokens:
         return cls(data=_digest(data.encode()), admin=_digest(admin.encode()))
 
     @classmethod
+    def read_or_make(cls, run_dir: RunDirectory) -> Tokens:
+        """The run's tokens; new ones when nobody has written any: a server started by hand."""
+        files = (run_dir.inference_token, run_dir.admin_token)
+        if not any(file.exists() for file in files):
+            run_dir.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for file in files:
+                write_atomically(file, secrets.token_hex(32).encode(), mode=0o600)
+            logger.info("made the tokens of the data and the admin routes: %s, %s", *files)
+        return cls.read(run_dir)
+
+    @classmethod
     def read(cls, run_dir: RunDirectory) -> Tokens:
         """The tokens that the launcher wrote; RunDirectoryError when they are missing."""
         try:
@@ -70,6 +84,48 @@ class Tokens:
         return DATA_ROUTES if is_data else frozenset()
 
 
+class RouteOpener(Protocol):
+    """Knows which routes a bearer token opens."""
+
+    def open_routes(self, given: bytes) -> frozenset[tuple[str, str]]:
+        """Routes that the bearer token `given` opens, none for a wrong one."""
+        ...
+
+
+SERVED_ROUTES: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("GET", "/health"),
+        ("GET", "/metrics"),
+        ("GET", "/v1/models"),
+        ("GET", "/version"),
+        ("POST", "/detokenize"),
+        ("POST", "/tokenize"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
+    }
+)
+"""What ordinary clients of a served model may ask."""
+
+
+@dataclass(frozen=True)
+class ServedToken:
+    """The one token of a served model."""
+
+    digest: bytes | None
+    """None lets everybody in."""
+
+    @classmethod
+    def of(cls, token: str | None) -> ServedToken:
+        """The digest of `token`; it is not kept."""
+        return cls(None if token is None else _digest(token.encode()))
+
+    def open_routes(self, given: bytes) -> frozenset[tuple[str, str]]:
+        """All that clients may ask, for the right token."""
+        is_open = self.digest is None or hmac.compare_digest(_digest(given), self.digest)
+        return SERVED_ROUTES if is_open else frozenset()
+
+
 class Guard:
     """ASGI middleware that answers 401, 404 or 413 itself and passes only allowed requests on.
 
@@ -77,7 +133,7 @@ class Guard:
     route that is not on the allow-list: 404. Websockets are always refused.
     """
 
-    def __init__(self, app: AsgiApp, tokens: Tokens) -> None:
+    def __init__(self, app: AsgiApp, tokens: RouteOpener) -> None:
         self._app = app
         self._tokens = tokens
 

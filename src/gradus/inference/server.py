@@ -7,6 +7,7 @@ import importlib
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from gradus.config.model import ModelConfig
@@ -14,7 +15,12 @@ from gradus.config.process import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.guard import Tokens
 from gradus.inference.preload import start_engine_forkserver
-from gradus.inference.settings import CLEARED_VARIABLES, is_cpu_build, process_environment
+from gradus.inference.settings import (
+    CLEARED_VARIABLES,
+    ServedModel,
+    is_cpu_build,
+    process_environment,
+)
 from gradus.log import get_logger
 from gradus.run_dir import RunDirectory
 
@@ -29,19 +35,39 @@ def run(config: InferenceProcessConfig) -> None:
     that is not there, a port in use, a host that others can reach without allow_public_bind.
     """
     check_model(config.model)
-    tokens = Tokens.read(RunDirectory(Path(config.run_dir)))
+    tokens = Tokens.read_or_make(RunDirectory(Path(config.run_dir)))
     own = config.inference
     with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
-        is_cpu = is_cpu_build()
-        cores = len(os.sched_getaffinity(0))
-        os.environ.update(process_environment(config, os.environ, is_cpu=is_cpu, num_cores=cores))
-        for name in CLEARED_VARIABLES:
-            os.environ.pop(name, None)
-        if is_cpu:
-            start_engine_forkserver()
+        prepare_process(config)
         # Imported this late because vLLM reads its environment variables while it is imported.
         vllm_server = importlib.import_module("gradus.inference.vllm_server")
         vllm_server.serve(config, listener, tokens)
+
+
+def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) -> None:
+    """Serve a model to OpenAI clients until SIGTERM or SIGINT; refusals as in `run`."""
+    check_model(model.config.model)
+    own = model.config.inference
+    if model.token is None and not _resolve(own.host).is_loopback:
+        raise ConfigError(
+            f"--no-token: {own.host!r} can be reached from other machines; leave --no-token away, "
+            "or serve on 127.0.0.1"
+        )
+    with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
+        prepare_process(model.config)
+        model_server = importlib.import_module("gradus.inference.model_server")
+        model_server.serve(model, listener, on_listening)
+
+
+def prepare_process(config: InferenceProcessConfig) -> None:
+    """Set what vLLM reads while it is imported, and begin to import it."""
+    is_cpu = is_cpu_build()
+    cores = len(os.sched_getaffinity(0))
+    os.environ.update(process_environment(config, os.environ, is_cpu=is_cpu, num_cores=cores))
+    for name in CLEARED_VARIABLES:
+        os.environ.pop(name, None)
+    if is_cpu:
+        start_engine_forkserver()
 
 
 def check_model(model: ModelConfig) -> None:

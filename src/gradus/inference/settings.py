@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gradus.config.process import InferenceProcessConfig
 from gradus.errors import ConfigError
+from gradus.inference.parsers import Parsers
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -74,6 +76,38 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
     if config.lora_rank is not None:
         settings |= _adapter_settings(config.lora_rank)
     return settings | _extra_settings(own.extra_args)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model directory, or a model of the hub, as ordinary clients see it."""
+
+    config: InferenceProcessConfig
+    name: str
+    """In requests and in `/v1/models`."""
+    parsers: Parsers
+    has_own_length: bool
+    """Whether the context is what the model and the memory allow, not what the config says."""
+    token: str | None
+    """None lets everybody in."""
+
+
+def serving_settings(model: ServedModel, *, available_bytes: int) -> dict[str, Any]:
+    """vLLM's arguments for ordinary clients: the model's own sampling defaults, tools, metrics."""
+    settings = engine_settings(model.config, available_bytes=available_bytes)
+    del settings["logprobs_mode"]
+    if model.has_own_length:
+        settings["max_model_len"] = -1
+    parsers = model.parsers
+    return settings | {
+        "served_model_name": [model.name],
+        "generation_config": "auto",
+        "enable_scale_out": False,
+        "disable_log_stats": False,
+        "enable_auto_tool_choice": parsers.tool is not None,
+        "tool_call_parser": parsers.tool,
+        "reasoning_parser": parsers.reasoning or "",
+    }
 
 
 def _adapter_settings(rank: int) -> dict[str, Any]:

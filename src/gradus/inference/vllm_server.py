@@ -11,13 +11,15 @@ import signal
 import socket
 import time
 from argparse import Namespace
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 import uvloop
 from fastapi import FastAPI
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -25,6 +27,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
 from gradus.config.process import InferenceProcessConfig
@@ -56,11 +59,11 @@ ENGINE_STOP_SECONDS = 2.0
 
 def serve(config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens) -> None:
     """Serve on `listener` until SIGTERM or SIGINT; ProcessError when the engine ends by itself."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     uvloop.run(_serve(config, listener, tokens))
 
 
-def _interrupt(*_: Any) -> NoReturn:
+def interrupt(*_: Any) -> NoReturn:
     """Before the server listens, SIGTERM unwinds like Ctrl-C, so that the engine is stopped."""
     raise KeyboardInterrupt
 
@@ -83,13 +86,13 @@ async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens
         logger.info("serves %s at %s", config.model.name, base_url)
 
     stop = Stop()
-    watching = asyncio.create_task(_watch(engine, stop))
+    watching = asyncio.create_task(watch_engine(engine, stop))
     try:
         await engine.collective_rpc("gradus_die_with_parent")
         await engine.update_weight_version("0")
         if config.lora_rank is not None:
             await AdapterControl(engine).load(Path("version_0"))
-        app = await build_policy_app(engine, args)
+        app = await build_vllm_app(engine, args)
         PolicyRoutes(engine, build_admin(config, engine, stop), counters).add_to(app)
         server = build_http_server(Guard(app, tokens))
         app.state.server = server  # vLLM's error handlers look for it there
@@ -99,7 +102,7 @@ async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens
         await asyncio.to_thread(engine.shutdown, ENGINE_STOP_SECONDS)
 
 
-async def _watch(engine: PolicyEngine, stop: Stop) -> None:
+async def watch_engine(engine: AsyncLLM, stop: Stop) -> None:
     """Fail `stop` when the engine's process has ended."""
     while not engine.errored:
         await asyncio.sleep(WATCH_INTERVAL_SECONDS)
@@ -108,11 +111,19 @@ async def _watch(engine: PolicyEngine, stop: Stop) -> None:
 
 def build_arguments(config: InferenceProcessConfig) -> Namespace:
     """vLLM's argument namespace; ConfigError names an `extra_args` key that vLLM does not have."""
-    is_cpu = current_platform.is_cpu()
-    available = psutil.virtual_memory().available if is_cpu else 0
+    return fill_arguments(engine_settings(config, available_bytes=available_bytes()))
+
+
+def available_bytes() -> int:
+    """Free memory of a CPU engine; 0 where the engine runs on a GPU."""
+    return psutil.virtual_memory().available if current_platform.is_cpu() else 0
+
+
+def fill_arguments(settings: Mapping[str, Any]) -> Namespace:
+    """vLLM's argument namespace with its defaults and `settings`."""
     parser = make_arg_parser(FlexibleArgumentParser())  # type: ignore[no-untyped-call]
     args: Namespace = parser.parse_args([])
-    for name, value in engine_settings(config, available_bytes=available).items():
+    for name, value in settings.items():
         if not hasattr(args, name):
             raise ConfigError(f"inference.extra_args: vLLM has no argument {name!r}")
         setattr(args, name, value)
@@ -121,23 +132,30 @@ def build_arguments(config: InferenceProcessConfig) -> Namespace:
 
 def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
     """The engine, its process started and the model loaded."""
+    with engine_config(args) as vllm_config:
+        return PolicyEngine(
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_stats=False,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            log_requests=False,
+            stat_loggers=[lambda *_: counters],
+        )
+
+
+@contextmanager
+def engine_config(args: Namespace) -> Iterator[VllmConfig]:
+    """The config of an engine, which must be started while this is open."""
     inspect_models_with_gradus()
     context = UsageContext.OPENAI_API_SERVER
     vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=context)
     is_one_cpu_worker = current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1
     forked = worker_forked_into_engine(vllm_config) if is_one_cpu_worker else nullcontext()
     with forked:
-        return PolicyEngine(
-            vllm_config=vllm_config,
-            executor_class=Executor.get_class(vllm_config),
-            log_stats=False,
-            usage_context=context,
-            log_requests=False,
-            stat_loggers=[lambda *_: counters],
-        )
+        yield vllm_config
 
 
-async def build_policy_app(engine: PolicyEngine, args: Namespace) -> FastAPI:
+async def build_vllm_app(engine: AsyncLLM, args: Namespace) -> FastAPI:
     """vLLM's own application, complete, not yet guarded."""
     tasks = await engine.get_supported_tasks()
     app = build_app(args, tasks, engine.model_config)

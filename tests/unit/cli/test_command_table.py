@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -78,6 +79,27 @@ def test_an_error_of_ours_is_one_line_and_its_exit_code(
     fake_command(raising(error))
     assert main(["rl"]) == code
     assert capsys.readouterr().err == "gradus rl: no\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EACCES, "this user may not read or write there"),
+        (errno.ENOTDIR, "a file lies where a folder is needed"),
+        (errno.EISDIR, "a folder lies where a file is needed"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_a_mistake_of_the_caller(
+    number: int,
+    said: str,
+    fake_command: Callable[[Callable[..., int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake_command(raising(OSError(number, "refused", "runs/demo/lease.lock")))
+    assert main(["rl"]) == ExitCode.CONFIG
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"gradus rl: runs/demo/lease.lock: {said}")
+    assert "Traceback" not in shown
 
 
 def test_several_problems_are_several_lines(

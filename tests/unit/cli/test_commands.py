@@ -203,7 +203,7 @@ def test_help_of_a_command_shows_keys_and_sections(
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: gradus {command}")
     assert "default: " in shown
-    named = {"check-loss": "--options", "env-server": "--verifiers"}
+    named = {"serve": "--tool-parser", "check-loss": "--options", "env-server": "--verifiers"}
     assert named.get(command, "--model.name" if command in COMMANDS else "model]") in shown
 
 

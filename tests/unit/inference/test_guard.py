@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import RunDirectoryError
-from gradus.inference.guard import MAX_BODY_BYTES, Guard, Tokens
+from gradus.inference.guard import MAX_BODY_BYTES, SERVED_ROUTES, Guard, ServedToken, Tokens
 from gradus.run_dir import RunDirectory
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
 
@@ -58,6 +58,7 @@ async def request(
     path: str,
     *headers: tuple[bytes, bytes],
     body: list[Any] | None = None,
+    guard: Guard | None = None,
 ) -> int:
     """Status of one request through the guard."""
     sent: list[Any] = []
@@ -70,7 +71,7 @@ async def request(
         sent.append(message)
 
     scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
-    await Guard(inner, TOKENS)(scope, receive, send)
+    await (guard or Guard(inner, TOKENS))(scope, receive, send)
     status: int = sent[0]["status"]
     return status
 
@@ -207,6 +208,35 @@ def test_weak_or_equal_tokens_are_refused(
     write_tokens(RunDirectory(tmp_path), data=data, admin=admin)
     with pytest.raises(RunDirectoryError, match=words):
         Tokens.read(RunDirectory(tmp_path))
+
+
+def test_a_server_started_by_hand_makes_its_tokens_once(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "served")
+    made = Tokens.read_or_make(run_dir)
+    assert made == Tokens.of(
+        data=run_dir.inference_token.read_text(), admin=run_dir.admin_token.read_text()
+    )
+    assert run_dir.inference_token.stat().st_mode & 0o777 == 0o600
+    assert Tokens.read_or_make(run_dir) == made
+    run_dir.admin_token.unlink()
+    with pytest.raises(RunDirectoryError, match="cannot read the run's tokens"):
+        Tokens.read_or_make(run_dir)
+
+
+async def test_the_token_of_a_served_model_opens_what_clients_ask_and_no_more() -> None:
+    bearer = (b"authorization", b"Bearer mine")
+    for token, headers, status in (
+        ("mine", (bearer,), 200),
+        ("mine", (), 401),
+        ("other", (bearer,), 401),
+        (None, (), 200),
+    ):
+        guard = Guard(inner := Inner(), ServedToken.of(token))
+        for method, path in SERVED_ROUTES:
+            assert await request(inner, method, path, *headers, guard=guard) == status
+        assert await request(inner, "POST", "/gradus/apply", *headers, guard=guard) == 401
+        closed = 404 if status == 200 else 401
+        assert await request(inner, "POST", "/collective_rpc", *headers, guard=guard) == closed
 
 
 def test_missing_tokens_say_where_they_belong(tmp_path: Path) -> None:
