@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from gradus.config.loss_options import NumberOption, number_words
 from gradus.config.option_checks import refused_options
@@ -34,7 +34,24 @@ class CountOption:
         return None if value >= self.least else f"is out of range; it must be at least {self.least}"
 
 
-Options = Mapping[str, NumberOption | CountOption]
+@dataclass(frozen=True)
+class RangeOption:
+    """Two finite numbers, the smaller one first."""
+
+    default: tuple[float, float]
+    text: str = ""
+    """What it does, in one sentence."""
+    kind: ClassVar[str] = "two numbers, the smaller one first"
+
+    def refusal(self, value: Any) -> str | None:
+        """Why `value` cannot be used; None when it can."""
+        is_pair = isinstance(value, list | tuple) and len(value) == 2
+        if not is_pair or any(NumberOption(0.0).refusal(bound) for bound in value):
+            return "must be two finite numbers, e.g. [-1.0, 1.0]"
+        return None if value[0] < value[1] else "must begin with the smaller number"
+
+
+Options = Mapping[str, NumberOption | CountOption | RangeOption]
 
 FILTER_OPTIONS: Mapping[str, Options] = {
     "gibberish": {
@@ -69,6 +86,9 @@ CURRICULUM_OPTIONS: Mapping[str, Options] = {
         ),
         "hard_share": NumberOption(
             0.1, least=0.0, most=1.0, text="Share of the groups drawn from the hard tasks."
+        ),
+        "reward_range": RangeOption(
+            (0.0, 1.0), text="Reward of a task that is never solved, and of one that always is."
         ),
     },
     "uniform": {},

@@ -61,6 +61,8 @@ class EpisodeNumbers:
     """Model turns."""
     is_truncated: bool
     """Whether a limit cut a trace short."""
+    agents: tuple[str, ...]
+    """Who played each trace."""
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By name, one per trace that has it: parts of the reward, metrics of the environment, and
     seconds of each stage."""
@@ -101,6 +103,7 @@ class PlayedEpisode:
             length_tokens=sum(map(num_sampled_tokens, traces)),
             num_turns=sum(trace.num_turns for trace in traces),
             is_truncated=any(is_truncated(trace) for trace in traces),
+            agents=tuple(trace.agent.name for trace in traces),
             values=_named_values(traces),
         )
 

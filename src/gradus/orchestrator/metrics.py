@@ -49,6 +49,8 @@ class EpisodeCounts:
     """Parts of the reward, metrics of the environment and seconds of each stage, by name."""
     num_left_out: int = 0
     """Values whose name was one too many."""
+    agents: dict[str, Mean] = field(default_factory=dict)
+    """Rewards by agent: those of a zero-sum game cancel in `rewards`."""
 
     def add(self, group: Group) -> None:
         """Count a group whose episodes have ended."""
@@ -64,15 +66,19 @@ class EpisodeCounts:
                 self.turns.append(played.numbers.num_turns)
                 self.num_truncated += played.numbers.is_truncated
                 for name, values in played.numbers.values.items():
-                    self._add_values(name, values)
+                    self._add_values(self.values, name, values)
+                for agent, reward in zip(
+                    played.numbers.agents, played.numbers.rewards, strict=True
+                ):
+                    self._add_values(self.agents, agent, [reward])
 
-    def _add_values(self, name: str, values: Sequence[float]) -> None:
+    def _add_values(self, means: dict[str, Mean], name: str, values: Sequence[float]) -> None:
         """A name made of a task's text would give every step thousands of metrics."""
-        if name not in self.values and len(self.values) >= MAX_NAMES:
+        if name not in means and len(means) >= MAX_NAMES:
             self.num_left_out += len(values)
             return
-        before = self.values.get(name, Mean(0.0, 0.0))
-        self.values[name] = before.merge(Mean(sum(values), len(values)))
+        before = means.get(name, Mean(0.0, 0.0))
+        means[name] = before.merge(Mean(sum(values), len(values)))
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON values; a Counter does not survive `dataclasses.asdict`."""
@@ -89,13 +95,17 @@ class EpisodeCounts:
                 name: [_saved(mean.total), mean.weight] for name, mean in self.values.items()
             },
             "num_left_out": self.num_left_out,
+            "agents": {name: [_saved(m.total), m.weight] for name, m in self.agents.items()},
         }
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> EpisodeCounts:
         """What `state()` gave."""
-        values = {name: Mean(*map(float, mean)) for name, mean in state["values"].items()}
-        return cls(**{**state, "errors": Counter(state["errors"]), "values": values})
+        means = {
+            key: {name: Mean(*map(float, mean)) for name, mean in state[key].items()}
+            for key in ("values", "agents")
+        }
+        return cls(**{**state, "errors": Counter(state["errors"]), **means})
 
     def merge(self, other: EpisodeCounts) -> None:
         """Add the counts of another source; what its environment measured stays its own."""
@@ -129,6 +139,9 @@ class EpisodeCounts:
             found[f"{prefix}/error/{kind}/sum"] = float(count)
         for name, mean in self.values.items():
             found[f"{prefix}/{name}/mean"] = mean.total / mean.weight
+        if len(self.agents) > 1:
+            for agent, mean in self.agents.items():
+                found[f"{prefix}/{agent}/reward/mean"] = mean.total / mean.weight
         if self.num_left_out:
             found[f"{prefix}/names_left_out/sum"] = float(self.num_left_out)
         return found

@@ -114,7 +114,7 @@ def test_a_source_is_complete_without_any_setting() -> None:
 
 
 def test_a_source_may_have_its_own_algorithm() -> None:
-    own = {"type": "my.module:Mine", "options": {"a": 1}}
+    own = {"type": "my.module:Mine", "options": {"a": 1}, "scoring_timeout_seconds": 60.0}
     assert only_source(with_env({"algo": own})).algo.model_dump(exclude_none=True) == own
 
 

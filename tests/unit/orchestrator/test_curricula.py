@@ -139,3 +139,24 @@ def test_a_task_that_gave_no_rewards_stays_in_its_pool() -> None:
     tasks.record(0, TaskResult(failures=("TaskError",)))
     tasks.record(1, TaskResult(Ending.TOO_OLD, rewards=(0.0,)))
     assert tasks.state() == before
+
+
+@pytest.mark.parametrize("reward", [-1.0, 1.5])
+def test_a_reward_that_is_no_solve_rate_is_refused(reward: float) -> None:
+    tasks = Difficulty(3, seed="0/words")
+    with pytest.raises(ConfigError, match=r"task 1 got the reward .*reward_range"):
+        tasks.record(1, TaskResult(rewards=(0.5, reward)))
+    assert tasks.pool_sizes() == {"easy": 0, "normal": 3, "hard": 0}
+
+
+def test_rewards_of_another_range_are_scaled_to_solve_rates() -> None:
+    tasks = Difficulty(3, seed="0/words", reward_range=[-1.0, 1.0])
+    tasks.record(0, TaskResult(rewards=(-1.0, -1.0)))
+    tasks.record(1, TaskResult(rewards=(1.0, -1.0)))
+    tasks.record(2, TaskResult(rewards=(1.0, 1.0)))
+    assert tasks.pool_sizes() == {"easy": 1, "normal": 1, "hard": 1}
+
+
+def test_bounds_of_rewards_that_contradict_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"reward_range = \[1\.0, 1\.0\] must be two"):
+        Difficulty(3, seed="0/words", reward_range=[1.0, 1.0])

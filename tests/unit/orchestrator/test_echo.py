@@ -170,6 +170,8 @@ async def test_a_group_of_equal_rewards_still_teaches_its_observations() -> None
     sample = await build_sample(reward=0.0)
     assert not sample.advantages.any()
     assert ZeroAdvantage().keeps(sample)
+    # Members without an advantage would only make the rl loss of other groups smaller.
+    assert not sample.loss_weights["rl"].any()
 
 
 async def test_the_number_of_observations_is_recorded() -> None:

@@ -288,3 +288,27 @@ def test_numbers_of_an_algorithm_are_averaged_over_groups() -> None:
         tally.add_group(group)
     assert tally.take()["group/words/rae_baseline/first/mean"] == 0.5
     assert not any(name.startswith("group/") for name in tally.take())
+
+
+def game_of(white: float, black: float) -> Group:
+    traces = [build_trace(reward=white, agent="white"), build_trace(reward=black, agent="black")]
+    group = Group("g0", TaskPointer("poker", 0, 0), Task({}, 0))
+    group.played.append(PlayedEpisode("g0.0", "g0", VersionSpan(0, 0), build_episode(traces)))
+    return group
+
+
+def test_the_agents_of_a_zero_sum_game_have_rewards_of_their_own() -> None:
+    before, tally = Tally(), Tally()
+    before.add_group(game_of(1.0, -1.0))
+    tally.load_state(msgspec.json.decode(msgspec.json.encode(before.state())))
+    tally.add_group(game_of(0.5, -0.5))
+    metrics = tally.take()
+    assert metrics["episode/poker/white/reward/mean"] == 0.75
+    assert metrics["episode/poker/black/reward/mean"] == -0.75
+    assert metrics["episode/poker/reward/mean"] == 0.0
+
+
+def test_a_single_agent_has_no_mean_beside_that_of_its_source() -> None:
+    tally = Tally()
+    tally.add_group(group_of("words", [1.0, 0.5]))
+    assert "episode/words/agent/reward/mean" not in tally.take()

@@ -81,8 +81,16 @@ class Echo:
                     write_credit(node, loss_weights={self._component: weights})
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
-        """Advantages as in `grpo`."""
+        """Advantages as in `grpo`; none in a group of equal rewards.
+
+        Its samples stay in the batch for their observations, and advantages of 0 would count in
+        the denominator of rl.
+        """
         self._grpo.score_group(episodes, context)
+        nodes = [node for trace in trainable_traces(episodes) for node in trace.nodes]
+        if not any(any(node.advantages or ()) for node in nodes):
+            for node in nodes:
+                node.advantages = None
         weighed = [
             weight
             for trace in trainable_traces(episodes)

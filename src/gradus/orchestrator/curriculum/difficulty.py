@@ -7,6 +7,7 @@ tasks are not lost: they come back at a small share, because the policy changes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 from gradus.errors import ConfigError
@@ -23,10 +24,10 @@ class Difficulty:
     """Owns the pools and the solve rate of every task that was played.
 
     The solve rate of a task is the mean reward of its last group, averaged with its solve rate
-    before (each counts half), for rewards between 0 and 1. `easy`: at least `easy_above`; `hard`:
-    at most `hard_below`; `normal`: the rest, and every task that was never played. The share of an
-    empty pool goes to the others. Each pool is a queue: a drawn task goes to its end, so no task of
-    a pool waits for another one twice.
+    before (each counts half), scaled from `reward_range` to 0 … 1. `easy`: at least
+    `easy_above`; `hard`: at most `hard_below`; `normal`: the rest, and every task that was never
+    played. The share of an empty pool goes to the others. Each pool is a queue: a drawn task goes
+    to its end, so no task of a pool waits for another one twice.
 
     >>> tasks = Difficulty(3, seed="0/words", hard_share=0.0)
     >>> tasks.record(tasks.next_task().index, TaskResult(rewards=(0.0, 0.0)))
@@ -43,14 +44,24 @@ class Difficulty:
         hard_below: float = 0.1,
         easy_share: float = 0.05,
         hard_share: float = 0.1,
+        reward_range: Sequence[float] = (0.0, 1.0),
     ) -> None:
-        """ConfigError for an endless source, and for thresholds or shares that contradict."""
+        """`reward_range` holds the rewards of a solve rate of 0 and of 1.
+
+        ConfigError for an endless source, and for thresholds, shares or a range that contradict.
+        """
         if num_tasks is None:
             raise ConfigError(
                 "curriculum 'difficulty' needs a task set with an end: an endless source never "
                 "shows a task again; use 'uniform'"
             )
         _check(easy_above, hard_below, easy_share, hard_share)
+        if len(reward_range) != 2 or not reward_range[0] < reward_range[1]:
+            raise ConfigError(
+                f"curriculum 'difficulty': reward_range = {list(reward_range)} must be two "
+                "numbers, the smaller one first"
+            )
+        self._reward_min, self._reward_max = reward_range
         self._easy_above = easy_above
         self._hard_below = hard_below
         self._shares = {EASY: easy_share, NORMAL: 1 - easy_share - hard_share, HARD: hard_share}
@@ -74,10 +85,16 @@ class Difficulty:
         return TaskDraw(index, pass_number=visits)
 
     def record(self, index: int, result: TaskResult) -> None:
-        """Take a task that was played to the end of the pool that its new solve rate belongs to."""
+        """Take a task that was played to the end of the pool that its new solve rate belongs to.
+
+        ConfigError for a reward out of range, which would say nothing about the solve rate.
+        """
         if result.ending is not Ending.PLAYED or not result.rewards:
             return
-        latest = sum(result.rewards) / len(result.rewards)
+        for reward in result.rewards:
+            self._refuse_beyond(index, reward)
+        mean = sum(result.rewards) / len(result.rewards)
+        latest = (mean - self._reward_min) / (self._reward_max - self._reward_min)
         rate = (self._solve_rates.get(index, latest) + latest) / 2
         self._solve_rates[index] = rate
         name = self._pool_of(rate)
@@ -119,6 +136,15 @@ class Difficulty:
         chosen = max(wanted, key=lambda name: self._credit[name])
         self._credit[chosen] -= 1.0
         return chosen
+
+    def _refuse_beyond(self, index: int, reward: float) -> None:
+        if is_at_least(reward, self._reward_min) and is_at_least(self._reward_max, reward):
+            return
+        raise ConfigError(
+            f"curriculum 'difficulty': task {index} got the reward {reward:g}, and solve rates are "
+            f"rewards between {self._reward_min:g} and {self._reward_max:g}; set the option "
+            "reward_range to the range of the source"
+        )
 
     def _pool_of(self, rate: float) -> str:
         if is_at_least(rate, self._easy_above):
