@@ -182,7 +182,7 @@ class Checkpoints:
         if found:
             raise CorruptStateError(
                 f"none of the {len(found)} checkpoints in {self._root} is whole; restore one, or "
-                "start anew with --clean or under another name"
+                "start a run under another name"
             )
 
     def load(self, step: int) -> Checkpoint:

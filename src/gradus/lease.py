@@ -34,6 +34,7 @@ MARKER_FORMAT = 2
 RunKind = Literal["rl", "sft", "eval", "replay", "bench"]
 """What made a run directory; no command writes into one that another kind made."""
 
+_RESUMABLE: tuple[RunKind, ...] = ("rl", "sft", "eval")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOCK_NAME = "lease.lock"
 _KEPT_BY_CLEAN = {_LOCK_NAME, "lease.json", MARKER_NAME}
@@ -306,9 +307,10 @@ def _refuse_to_replace(
     if marker is not None and marker.kind != kind and content:
         raise _of_another_kind(run_dir, marker, kind)
     if content and not clean and [path.name for path in content] != ["config"]:
+        resume = "go on with --resume, " if kind in _RESUMABLE else ""
         raise RunDirectoryError(
             f"run directory {root} already holds a run; "
-            "go on with --resume, delete that run with --clean, or choose another name"
+            f"{resume}delete that run with --clean, or choose another name"
         )
     if content and (marker is None or marker.run_id != root.name):
         raise RunDirectoryError(

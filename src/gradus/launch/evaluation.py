@@ -27,15 +27,13 @@ from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.local import watched_children
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_eval
 from gradus.launch.progress import Progress
+from gradus.launch.resume import IDENTITY_NAME
 from gradus.launch.tail import LineTail
 from gradus.lease import RunLease, choose_opening
 from gradus.liveness import SilenceWatch
 from gradus.recording import MODEL_FILES, digest_files, model_folder
 from gradus.run_dir import RunDirectory, read_json, write_atomically, write_json
 from gradus.supervise import Child, Supervisor, become_subreaper, last_words
-
-IDENTITY_NAME = "evaluation.json"
-"""What the episodes of an evaluation depend on."""
 
 RESULTS_NAME = "results.json"
 
@@ -105,7 +103,6 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     """The folders and files that the processes of this launch find."""
     # Ready files of killed processes would be taken for those of the new ones.
     shutil.rmtree(run_dir.ready, ignore_errors=True)
-    (run_dir.root / RESULTS_NAME).unlink(missing_ok=True)
     for process, process_config in plan.configs.items():
         write_json(config_file(run_dir, process), process_config.model_dump(mode="json"))
     for folder in (run_dir.ready, run_dir.logs, run_dir.secrets):

@@ -34,6 +34,7 @@ from gradus.launch.resume import (
     changed_settings,
     clear_for_resume,
     find_resume_point,
+    refuse_other_evaluation,
 )
 from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
@@ -187,6 +188,7 @@ def _resume_lines(job: Job, lease: RunLease, plan: LaunchPlan, point: ResumePoin
     changes: list[str] = []
     if not point.is_finished:
         changes = changed_settings(lease.run_dir, plan.configs, is_fresh=point.checkpoint is None)
+        refuse_other_evaluation(lease.run_dir, plan.configs)
     return [
         f"{'resume':<18}{point.describe(job.max_steps)}",
         *(f"{'changed':<18}{change}" for change in changes),

@@ -11,10 +11,15 @@ from pathlib import Path
 from gradus.checkpoints import Checkpoint, Checkpoints
 from gradus.config.base import StrictConfig
 from gradus.config.differences import differences
+from gradus.config.process import SftEvaluatorProcessConfig
+from gradus.config.resolve_eval import continued_identity
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.lease import RunLease
 from gradus.rewind import rewind_to_sizes, rewind_to_step
 from gradus.run_dir import RunDirectory, read_json
+
+IDENTITY_NAME = "evaluation.json"
+"""What the episodes of an evaluation depend on."""
 
 SIZES = "orchestrator/sizes.json"
 """Where the orchestrator's part of a checkpoint notes the files that only grow."""
@@ -112,6 +117,14 @@ def changed_settings(
             + "\n".join(refused)
         )
     return [*refused, *lines]
+
+
+def refuse_other_evaluation(run_dir: RunDirectory, configs: Mapping[str, StrictConfig]) -> None:
+    """ConfigError when versions were evaluated with settings that the evaluator now has not."""
+    path = run_dir.root / IDENTITY_NAME
+    for config in configs.values():
+        if isinstance(config, SftEvaluatorProcessConfig) and path.is_file():
+            continued_identity(read_json(path), config.identity)
 
 
 def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: bool = False) -> None:

@@ -134,7 +134,7 @@ def _standing(line: bytes, path: Path, number: int) -> _Standing:
     except ValueError as error:
         raise CorruptStateError(
             f"{path} line {number} is no record of an evaluation ({error}); delete that line, or "
-            "start anew with --clean"
+            "evaluate under another name"
         ) from error
 
 

@@ -13,10 +13,11 @@ import pytest
 from gradus.checkpoints import Checkpoints
 from gradus.config.environment import TrainEnvironmentConfig
 from gradus.config.eval import EvalConfig
-from gradus.config.evaluation import EvalEnvironmentConfig
+from gradus.config.evaluation import EvalEnvironmentConfig, SftEvalConfig
 from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.config.resolve_eval import resolve_eval
+from gradus.config.resolve_sft import resolve_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirectoryError
@@ -86,8 +87,9 @@ def launches(runs: Path, model: Path) -> dict[str, Launch]:
 def fill(lease: RunLease) -> None:
     """What a run of any kind may have left."""
     root = lease.run_dir.root
-    for name in ("config/trainer.json", "results.json", "summary.json"):
+    for name in ("config/trainer.json", "results.json"):
         write_json(root / name, {})
+    write_json(root / "summary.json", {"outcome": "interrupted"})
     for name in ("episodes/step_0/eval.jsonl", "weights/version_00000001/x", "ready/trainer.json"):
         (root / name).parent.mkdir(parents=True)
         (root / name).write_text("precious")
@@ -238,6 +240,23 @@ def test_an_evaluation_of_something_else_is_refused_and_left_as_it_is(
         changes = {"model": ModelConfig(name=str(model), **changes)}
     with pytest.raises(ConfigError, match=named):
         evaluation.run_eval(build_eval(runs, model, **changes), resume=True, dry_run=is_dry)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_supervised_run_whose_versions_were_evaluated_otherwise_is_left_as_it_is(
+    tmp_path: Path, model: Path
+) -> None:
+    root = make_run(tmp_path / "runs", "sft")
+    config = build_sft(tmp_path / "runs", model)
+    section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
+    config = config.model_copy(update={"eval": section})
+    evaluation_of = resolve_sft(config, run_dir=root, epoch=1).evaluation
+    assert evaluation_of is not None
+    identity = evaluation_of.evaluator.identity
+    write_json(root / "evaluation.json", identity | {"model": {"name": "other"}})
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.name was 'other'"):
+        local.run_sft(config, resume=True)
     assert snapshot(tmp_path) == before
 
 
