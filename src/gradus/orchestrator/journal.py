@@ -169,6 +169,8 @@ _SHAPES: Mapping[JournalEvent, type] = {
     JournalEvent.GROUP_DROPPED: _Group,
     JournalEvent.GROUP_ABANDONED: _Group,
     JournalEvent.TASK_RETURNED: _Line,
+    JournalEvent.TASK_GIVEN_UP: _Line,
+    JournalEvent.TASK_SET_ASIDE: _Line,
     JournalEvent.SAMPLES_DROPPED: _Samples,
     JournalEvent.BATCH_CUT: _Cut,
     JournalEvent.BATCH_SHIPPED: _Shipped,

@@ -19,7 +19,7 @@ from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.filters import ActiveFilter, ZeroAdvantage
 from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, give_up, grade
 from gradus.orchestrator.group_ledger import Outcome
-from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
+from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, refuse_damaged
 from gradus.orchestrator.record import EpisodeWriter, encode_record, episode_record
 from gradus.orchestrator.record_limits import (
     MAX_OTHER_INFO_BYTES,
@@ -245,3 +245,9 @@ def test_a_disk_that_takes_no_record_costs_the_record_and_is_told_once(
         writer.write(played, group, step=0)
     assert writer.failed == 2
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("event", JournalEvent)
+def test_every_event_has_a_shape_that_a_damaged_line_is_compared_with(event: JournalEvent) -> None:
+    with pytest.raises(CorruptStateError, match="line 1 of the journal"):
+        refuse_damaged([{"event": event}])

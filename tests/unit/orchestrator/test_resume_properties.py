@@ -38,11 +38,12 @@ from gradus.orchestrator.record import EpisodeWriter
 from gradus.orchestrator.recorded_episodes import RecordedEpisodes
 from gradus.orchestrator.recording import EpisodeRecording
 from gradus.orchestrator.recut import BatchMaker
+from gradus.orchestrator.task_client import TaskRefused
 from gradus.orchestrator.task_source import SourceShare, TaskSource
 from gradus.recording import LaunchRecord
 from gradus.rewind import rewind_to_sizes, rewind_to_step
 from gradus.run_dir import RunDirectory, read_json, write_json
-from gradus.testing.episodes import FailureProfile
+from gradus.testing.episodes import MISHAPS, FailureProfile
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.testing.waiting import wait_until_async
 from gradus.wire.codec import encode
@@ -58,9 +59,12 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Death:
-    """When a process dies: about to write a line so many lines after its n-th checkpoint."""
+    """When a process dies: about to write a line so many lines after its n-th checkpoint.
 
-    checkpoints: int
+    None counts from its start, whatever checkpoints there were.
+    """
+
+    checkpoints: int | None
     lines: int
 
 
@@ -70,12 +74,15 @@ class MortalJournal(Journal):
     death: Death | None = None
     num_checkpoints = 0
     num_since = 0
+    num_written = 0
 
     def write(self, event: JournalEvent, **fields: Any) -> None:
-        if self.death == Death(self.num_checkpoints, self.num_since):
+        now = {Death(self.num_checkpoints, self.num_since), Death(None, self.num_written)}
+        if self.death in now:
             raise Killed
         super().write(event, **fields)
         self.num_since += 1
+        self.num_written += 1
         if event is JournalEvent.CHECKPOINT_COMMITTED:
             self.num_checkpoints += 1
             self.num_since = 0
@@ -84,9 +91,10 @@ class MortalJournal(Journal):
 class SeededEnvironment(ScriptedEnvironment):
     """Plays what the seed says, and nothing else: the same episode for the same seed."""
 
-    def __init__(self, profile: FailureProfile, *, wait: Any) -> None:
-        super().__init__(wait=wait)
-        self._profile = profile
+    def __init__(self, lives: Lives, *, wait: Any) -> None:
+        refused = {index: TaskRefused("no such row") for index in lives.unreadable}
+        super().__init__(wait=wait, refused=refused)
+        self._profile = lives.profile
 
     async def run(self, task: Any, *, version: int, seed: int | None = None) -> WireEpisode:
         await super().run(task, version=version, seed=seed)
@@ -135,6 +143,8 @@ class Lives:
     root: Path
     config: Any
     profile: FailureProfile
+    unreadable: tuple[int, ...]
+    """Tasks that cannot be loaded."""
     sources: tuple[str, ...] = ("words", "sums")
     trainers: list[ScriptedTrainer] = field(default_factory=list)
     orchestrators: list[Orchestrator] = field(default_factory=list)
@@ -209,9 +219,7 @@ class Lives:
         monitor = JsonlMonitor(self.run_dir.metrics, clock=lambda: 0.0)
         with MortalJournal(self.run_dir.journal, epoch=config.epoch, now=lambda: 0.0) as journal:
             journal.death = death
-            environment = SeededEnvironment(
-                self.profile, wait=random_wait(f"play {config.epoch}", turns)
-            )
+            environment = SeededEnvironment(self, wait=random_wait(f"play {config.epoch}", turns))
             sources = {
                 source.name: Source(
                     SourceShare(source.name, source.ratio, NUM_TASKS, source.curriculum),
@@ -264,6 +272,7 @@ def new_run(tmp_path: Path, base_config: Any) -> Any:
         changes = {"max_steps": MAX_STEPS, "sources": ["words", "sums"]} | changes
         interval = changes.pop("interval_steps", 1)
         profile = changes.pop("profile", FailureProfile())
+        unreadable = changes.pop("unreadable", ())
         chosen = {
             "algo": AlgorithmConfig(type=changes.pop("algo", "grpo")),
             "curriculum": CurriculumConfig(type=changes.pop("curriculum", "uniform")),
@@ -272,7 +281,7 @@ def new_run(tmp_path: Path, base_config: Any) -> Any:
         checkpoint = CheckpointConfig(interval_steps=interval)
         sources = [source.model_copy(update=chosen) for source in config.sources]
         changed = {"checkpoint": checkpoint, "sources": sources}
-        return Lives(root, config.model_copy(update=changed), profile)
+        return Lives(root, config.model_copy(update=changed), profile, unreadable)
 
     return build
 
@@ -299,15 +308,19 @@ def assert_one_run(lives: Lives) -> None:
 def assert_task_order(lives: Lives) -> None:
     """Group n plays the task that the undisturbed stream has at place n.
 
-    What a curriculum draws that hears rewards depends on which groups ended first.
+    What a curriculum draws that hears rewards depends on which groups ended first. A task that
+    cannot be loaded leaves its number to another one.
     """
-    if any(source.curriculum.type != "uniform" for source in lives.config.sources):
+    opened = [r for r in surviving(lives.journal) if r["event"] == "group_opened"]
+    assert not {line["index"] for line in opened} & set(lives.unreadable)
+    if lives.unreadable or any(
+        source.curriculum.type != "uniform" for source in lives.config.sources
+    ):
         return
     stream = TaskSource(
         [SourceShare(s.name, s.ratio, NUM_TASKS, s.curriculum) for s in lives.config.sources],
         seed=lives.config.seed,
     )
-    opened = [r for r in surviving(lives.journal) if r["event"] == "group_opened"]
     numbers = [int(line["group"][1:]) for line in opened]
     assert sorted(numbers) == list(range(len(numbers)))
     for line in sorted(opened, key=lambda r: r["group"]):
@@ -369,6 +382,9 @@ class Listener(Uniform):
 
 def random_settings(source: random.Random) -> dict[str, Any]:
     """A small run of any kind; few, half or most of its episodes go wrong."""
+    curriculum = source.choice(["uniform", "uniform", "difficulty", f"{__name__}:Listener"])
+    # `difficulty` ends a run whose rewards are no solve rates.
+    kinds = [kind for kind in MISHAPS if curriculum != "difficulty" or kind != "huge"]
     return {
         "max_lag": source.choice([0, 1, 1, 2]),
         "groups_per_batch": source.choice([1, 2, 3]),
@@ -376,13 +392,16 @@ def random_settings(source: random.Random) -> dict[str, Any]:
         "interval_steps": source.choice([1, 1, 2]),
         "errors": {"retries": source.choice([0, 1])},
         "algo": source.choice(["grpo", "max_rl", "rae", JUDGE]),
-        "curriculum": source.choice(["uniform", "uniform", "difficulty", f"{__name__}:Listener"]),
-        "profile": FailureProfile(share=source.choice([0.0, 0.2, 0.5, 0.5, 0.8])),
+        "curriculum": curriculum,
+        "unreadable": source.choice([(), (), (3,), (0, 5)]),
+        "profile": FailureProfile(source.choice([0.2, 0.5, 0.5, 0.8]), kinds),
     }
 
 
 def random_death(source: random.Random) -> Death:
-    return Death(source.randrange(3), source.randrange(source.choice([12, 40])))
+    if source.random() < 0.5:
+        return Death(None, source.randrange(60))
+    return Death(source.randrange(3), source.randrange(12))
 
 
 @settings(
