@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from gradus.config.eval import EvalConfig
 from gradus.config.process import EvaluatorProcessConfig
 from gradus.config.resolve import run_name
-from gradus.config.resolve_eval import continued_identity
+from gradus.config.resolve_eval import continued_identity, resolve_eval
 from gradus.errors import ConfigError, ExitCode, GradusError
 from gradus.launch.endpoint_check import check_endpoint
 from gradus.launch.eval_table import error_lines, is_complete, progress_line, table
@@ -29,7 +29,7 @@ from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_
 from gradus.launch.progress import Progress
 from gradus.launch.resume import IDENTITY_NAME
 from gradus.launch.tail import LineTail
-from gradus.lease import RunLease, choose_opening
+from gradus.lease import RunLease, choose_opening, run_path
 from gradus.liveness import SilenceWatch
 from gradus.recording import MODEL_FILES, digest_files, model_folder
 from gradus.run_dir import RunDirectory, read_json, write_atomically, write_json
@@ -63,6 +63,8 @@ def run_eval(
             environment=os.environ,
         )
     name = run_name(config, secrets.token_hex(4))
+    # What cannot be planned must not cost an old evaluation.
+    resolve_eval(config, run_dir=run_path(Path(config.output_dir), name), epoch=0)
     lease = opening(Path(config.output_dir), name, kind="eval")
     try:
         plan = plan_eval(config, lease.run_dir, lease.epoch, Machine.current())

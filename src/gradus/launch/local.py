@@ -39,7 +39,7 @@ from gradus.launch.resume import (
 from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.launch.tail import LineTail, MetricsTail, Record, iter_records
-from gradus.lease import RunKind, RunLease, choose_opening
+from gradus.lease import RunKind, RunLease, choose_opening, run_path
 from gradus.liveness import SilenceWatch, Watched
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.recording import note_launch
@@ -157,6 +157,9 @@ def run_job(
     Nothing in the directory changes before everything that may refuse the run was asked.
     """
     opening = choose_opening(resume=resume, clean=clean, dry_run=dry_run)
+    if clean:
+        # What cannot be planned must not cost the old run.
+        job.plan(RunDirectory(run_path(job.output_dir, job.name)), 0, None)
     lease = opening(job.output_dir, job.name, kind=job.kind)
     try:
         progress = Progress(stream, max_steps=job.max_steps, columns=job.columns)

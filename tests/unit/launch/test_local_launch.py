@@ -267,6 +267,18 @@ def test_a_dry_run_never_deletes_a_run(tmp_path: Path) -> None:
         run_job(build_job(tmp_path), io.StringIO(), clean=True, dry_run=True)
 
 
+def test_clean_deletes_nothing_for_a_run_that_cannot_be_planned(tmp_path: Path) -> None:
+    job = build_job(tmp_path)
+    run_job(job, io.StringIO())
+
+    def refuse(*_: object) -> LaunchPlan:
+        raise ConfigError("does not fit")
+
+    with pytest.raises(ConfigError, match="does not fit"):
+        run_job(replace(job, plan=refuse), io.StringIO(), clean=True)
+    assert (tmp_path / "demo" / "summary.json").is_file()
+
+
 def test_a_second_run_of_the_same_name_needs_clean(tmp_path: Path) -> None:
     run_job(build_job(tmp_path), io.StringIO())
     with pytest.raises(RunDirectoryError, match="already holds a run"):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.cli.main import main
+from gradus.cli.serve import find_source, model_directory
 from gradus.config.checkpoint import CheckpointConfig
 from gradus.config.lora import LoraConfig
 from gradus.config.model import ModelConfig
@@ -73,6 +74,17 @@ def test_a_named_checkpoint_is_exported_by_the_command(
     first = load_file(tmp_path / "out/model.safetensors")
     last = load_file(root / "model/model.safetensors")
     assert any(not torch.equal(first[name], last[name]) for name in first)
+
+
+def test_a_checkpoint_is_served_as_the_model_that_it_exports(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    root = trained_run(tmp_path / "run", tiny_model)
+    with model_directory(find_source(str(root / "checkpoints/step_00000002"))) as folder:
+        served = load_file(Path(folder) / "model.safetensors")
+    final = load_file(root / "model/model.safetensors")
+    assert [name for name in final if not torch.equal(final[name], served[name])] == []
+    assert not Path(folder).exists()
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, tiny_model: Path) -> None:
