@@ -112,7 +112,7 @@ class Checkpoints:
     def __init__(
         self, run_dir: RunDirectory, epoch: int, files: DurableFiles | None = None
     ) -> None:
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._root = run_dir.checkpoints
         self._epoch = epoch
         self._files = files or DurableFiles()
@@ -131,7 +131,7 @@ class Checkpoints:
         that fails (StorageError); the committed checkpoints are then as they were. A step that was
         committed under an older epoch stays until `prune` sees both.
         """
-        check_epoch(self._run_dir, self._epoch)
+        check_epoch(self.run_dir, self._epoch)
         staging = self.staging(step)
         self._refuse_incomplete(staging, parts)
         paths = list(_regular_files(staging))
@@ -147,7 +147,7 @@ class Checkpoints:
         )
         self._files.write(staging / MANIFEST_NAME, _seal(manifest))
         self._files.sync(staging)
-        check_epoch(self._run_dir, self._epoch)
+        check_epoch(self.run_dir, self._epoch)
         target = self._free_name(step)
         self._files.rename(staging, target)
         self._files.sync(self._root)
@@ -194,7 +194,7 @@ class Checkpoints:
         for committed in self._committed():
             if committed.folder == folder:
                 return self._verify(committed)
-        raise ConfigError(f"{folder} is no committed checkpoint of {self._run_dir.root}")
+        raise ConfigError(f"{folder} is no committed checkpoint of {self.run_dir.root}")
 
     def locate(self, step: int) -> Checkpoint:
         """Checkpoint `step` unchecked, for a rank beside one that has loaded it."""
@@ -223,6 +223,10 @@ class Checkpoints:
                 kept.add(committed.step)
                 continue
             self._delete(committed.folder)
+
+    def newest_step(self) -> int | None:
+        """Step of the newest committed checkpoint, which nobody verified here; None without one."""
+        return max((committed.step for committed in self._committed()), default=None)
 
     def discard(self, step: int) -> None:
         """Delete what was staged of checkpoint `step`, after a part of it failed."""
@@ -312,8 +316,8 @@ class Checkpoints:
 
     def _run_id(self) -> str:
         """The run's own name, also after its folder was renamed."""
-        marker = read_marker(self._run_dir)
-        return self._run_dir.root.name if marker is None else marker.run_id
+        marker = read_marker(self.run_dir)
+        return self.run_dir.root.name if marker is None else marker.run_id
 
 
 def verify_checkpoint(folder: Path) -> CheckpointManifest:

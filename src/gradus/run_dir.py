@@ -140,6 +140,11 @@ class RunDirectory:
         """`<process>.json`, written again and again while its event loop runs."""
         return self.root / "alive"
 
+    @property
+    def save_request(self) -> Path:
+        """Asks the trainer for a checkpoint after its present step; it deletes the file then."""
+        return self.root / "control" / "save"
+
     def ready_file(self, process: str) -> Path:
         """Where `process` says that it can serve, and at which address."""
         return self.ready / f"{process}.json"

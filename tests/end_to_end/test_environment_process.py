@@ -51,7 +51,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnvironm
     config = config.model_copy(update={"env_var_names": ["OWN_SETTING"]})
     (run_dir / "secrets").mkdir()
     (run_dir / "secrets" / "inference_token").write_text("the-data-token\n")
-    given = {"CANARY_SECRET": "sings", "OWN_SETTING": "kept"}
+    given = {"CANARY_SECRET": "sings", "OWN_SETTING": "kept", "HF_TOKEN": "of-the-hub"}
     with RunningEnvironment(config, python_path=[MODULES], variables=given) as environment:
         environment.wait_ready()
         yield environment
@@ -103,7 +103,8 @@ def test_an_environment_sees_no_variable_that_was_not_given_to_it(
         block = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert b"sings" not in block
         assert b"OWN_SETTING=kept" in block
-        assert b"GRADUS_INFERENCE_TOKEN=the-data-token" in block
+        assert b"the-data-token" not in block
+        assert b"of-the-hub" not in block
     assert "the-data-token" not in shared.log
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,21 @@ recording = false
 [orchestrator.train.sampling]
 max_completion_tokens = 16
 [[orchestrator.train.env]]
-id = "reverse-text"
+id = "gradus-reverse-text"
 group_size = 2
 pool = {{ type = "static", num_workers = 1 }}
 """
+
+
+def wait_for_a_step(process: subprocess.Popen[str], run_dir: RunDirectory) -> None:
+    """Until the first record is written."""
+    wait_until(
+        lambda: (
+            process.poll() is not None or (run_dir.metrics.exists() and records(run_dir.metrics))
+        ),
+        timeout_seconds=120.0,
+    )
+    assert process.poll() is None, finish(process)
 
 
 @pytest.mark.parametrize("name", ["orchestrator", "trainer"])
@@ -46,12 +58,7 @@ def test_a_stopped_process_is_named_and_ends_the_run(
     file.write_text(TOML.format(name=name, root=tmp_path / "runs", model=tiny_model))
     run_dir = RunDirectory(tmp_path / "runs" / name)
     process = start("rl", "@", str(file), program=SCRIPTED)
-    wait_until(
-        lambda: (
-            process.poll() is not None or (run_dir.metrics.exists() and records(run_dir.metrics))
-        ),
-        timeout_seconds=120.0,
-    )
+    wait_for_a_step(process, run_dir)
     registry = read_json(run_dir.processes)["processes"]
     (pid,) = [entry["pid"] for entry in registry if entry["name"] == name]
     os.kill(pid, signal.SIGSTOP)
@@ -59,3 +66,22 @@ def test_a_stopped_process_is_named_and_ends_the_run(
     assert f"{name} (pid {pid}) is stopped by a signal for 20 s" in printed
     assert f"gradus rl: {name} (pid {pid}) is stopped by a signal for 24 s" in printed
     assert processes_of(run_dir.root) == []
+
+
+def test_sigterm_saves_a_checkpoint_from_which_a_resume_goes_on(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text(TOML.format(name="stopped", root=tmp_path / "runs", model=tiny_model))
+    run_dir = RunDirectory(tmp_path / "runs" / "stopped")
+    process = start("rl", "@", str(file), program=SCRIPTED)
+    wait_for_a_step(process, run_dir)
+    process.send_signal(signal.SIGTERM)
+    printed = finish(process, exit_code=ExitCode.TRY_AGAIN)
+    assert "is saved; --resume goes on from it" in printed
+    (saved,) = run_dir.checkpoints.glob("step_*")
+    step = int(saved.name.removeprefix("step_"))
+    words = ("--resume", "--max-steps", str(step + 1))
+    assert f"from checkpoint {step} of {step + 1} steps" in finish(
+        start("rl", "@", str(file), *words, program=SCRIPTED)
+    )

@@ -159,7 +159,10 @@ def _environment_parts(
     }
     for process in processes:
         variables = source_environment(
-            machine.environment, env_vars.get(process.process, {}), verifiers=process.verifiers
+            machine.environment,
+            env_vars.get(process.process, {}),
+            verifiers=process.verifiers,
+            passed=process.env_var_names,
         )
         request = {
             "config": process.model_dump(mode="json"),

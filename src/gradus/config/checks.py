@@ -390,6 +390,8 @@ def environment_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[P
         forms = " or ".join(_ADDRESS_FORMS)
         yield Problem((*path, "address"), f"{source.address!r} must begin with {forms}")
     yield from env_vars_problems("environment", (*path, "env_vars"), source.env_vars)
+    passed = dict.fromkeys(source.pass_env, "")
+    yield from env_vars_problems("environment", (*path, "pass_env"), passed)
 
 
 def _length_problems(

@@ -127,7 +127,10 @@ class EnvironmentConfig(StrictConfig):
     state_columns: list[str] = Field(default_factory=list)
     """Keys of a trace's info that its record keeps up to 1 MiB; the others share 64 KiB."""
     env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of this environment's process."""
+    """Environment variables of this environment's process, with their values."""
+    pass_env: list[str] = Field(default_factory=list)
+    """Names of variables of your shell that this environment gets too, such as keys; the config and
+    the logs never hold their values. Programs that the environment starts see them as well."""
 
     @property
     def unique_name(self) -> str:

@@ -114,8 +114,10 @@ class EnvironmentProcessConfig(StrictConfig):
     """verifiers' own EnvConfig, as a dict: taskset, agent seats, timeouts. Under EVERY_ROLE stands
     the seat of each role that the config does not name; only the environment knows them."""
     env_var_names: list[str] = Field(default_factory=list)
-    """Names of the source's `env_vars`; the launcher sets their values, and no other variable of
-    the caller reaches the environment's code."""
+    """Names of the source's `env_vars` and `pass_env`; the launcher sets their values, and no other
+    variable of the caller reaches the environment's code."""
+    passed_env: list[str] = Field(default_factory=list)
+    """Those of them that must be in the caller's shell."""
     purpose: Purpose = "train"
     """Decides the names of the process and of its log."""
     algo: AlgorithmConfig | None = None

@@ -129,7 +129,7 @@ def resolve_replay(
     trainer = configs.trainer.model_copy(
         update={
             "num_steps": num_steps,
-            "checkpoint": CheckpointConfig(interval_steps=None),
+            "checkpoint": CheckpointConfig(interval_steps=None, interval_minutes=None),
             "trainer": configs.trainer.trainer.model_copy(update={"weight_transfer": "filesystem"}),
         }
     )

@@ -277,7 +277,8 @@ def environment_process_config(
         name=source.unique_name,
         pool=source.pool,
         verifiers=verifiers_config(source),
-        env_var_names=sorted(source.env_vars),
+        env_var_names=sorted({*source.env_vars, *source.pass_env}),
+        passed_env=sorted({*source.pass_env} - source.env_vars.keys()),
         purpose=purpose,
     )
 

@@ -20,6 +20,9 @@ class LaunchConfig(StrictConfig):
     """Deadline for each process to become ready."""
     stop_timeout_seconds: float = Field(8.0, gt=0)
     """Time for processes to end by themselves before they are killed."""
+    save_timeout_seconds: float = Field(20.0, ge=0)
+    """How long SIGTERM waits for a checkpoint before processes are stopped; with the stop it should
+    fit into the grace time of whoever sends the signal, 30 s for SLURM and Kubernetes."""
     silent_process_seconds: float = Field(300.0, gt=0)
     """How long a process may be stopped by a signal, or an event loop stand still, before the run
     ends. The console names it within a minute. Environments that are started anew do not count."""

@@ -114,11 +114,21 @@ class Pool:
         return self._process.pid
 
     async def configure(
-        self, name: str, address: str, size: PoolSize, data: dict[str, Any]
+        self,
+        name: str,
+        address: str,
+        size: PoolSize,
+        data: dict[str, Any],
+        *,
+        secrets: Mapping[str, str],
     ) -> None:
-        """Tell the process what to serve; `data` is verifiers' EnvConfig."""
+        """Tell the process what to serve; `data` is verifiers' EnvConfig.
+
+        `secrets` are variables for the workers alone, which no program of theirs inherits.
+        """
         settings = {
             "name": name,
+            "secrets": dict(secrets),
             "tool_servers": size.tool_servers(data),
             "address": address,
             "max_workers": size.max_workers,

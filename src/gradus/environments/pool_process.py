@@ -93,7 +93,8 @@ def main(death_fd: int, report_fd: int, directory: Path) -> None:
         if not settings:
             return
         limits = ToolServerLimits(**settings.pop("tool_servers"))
-        prepare = functools.partial(prepare_worker, settings.pop("name"), limits)
+        secrets = settings.pop("secrets")
+        prepare = functools.partial(prepare_worker, settings.pop("name"), limits, secrets)
         if settings["max_workers"] == 1:
             # No broker: this process runs the environment itself.
             die_with_parent()

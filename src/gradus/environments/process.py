@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,11 @@ from gradus.config.environment_variables import variables_named_in
 from gradus.config.process import EnvironmentProcessConfig
 from gradus.config.seats import LEARNER_SEAT, seat_refusal
 from gradus.death_watch import LAUNCH_VARIABLE, end_below, is_launcher_gone
-from gradus.environments.child_environment import child_environment
+from gradus.environments.child_environment import (
+    child_environment,
+    hide_variables,
+    worker_secrets,
+)
 from gradus.environments.pool import SILENT_SECONDS, Pool, PoolSize, answers
 from gradus.environments.task_server import Health, Tasks, TaskServer
 from gradus.environments.tasks import TaskIndex, complete_roles, load_tasks
@@ -97,11 +101,13 @@ def private_directory(run: str) -> Iterator[Path]:
 
 async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
-    variables = child_environment(
+    variables = child_environment(os.environ, named=config.env_var_names)
+    secrets = worker_secrets(
         os.environ,
-        named={*config.env_var_names, *variables_named_in(config.verifiers)},
+        keys=variables_named_in(config.verifiers) - set(config.env_var_names),
         inference_token=_inference_token(run_dir),
     )
+    hide_variables(secrets)
     pool = await Pool.start(variables, directory)
     try:
         # Blocks on purpose: some environments can only be imported in the main thread, and nothing
@@ -110,7 +116,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         tasks = load_tasks(config.name, settings, is_rendered=config.algo is not None)
         config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)
-        await EnvironmentProcess(config, pool, tasks, directory).run()
+        await EnvironmentProcess(config, pool, tasks, directory).run(secrets)
     finally:
         await pool.close()
 
@@ -168,7 +174,7 @@ class EnvironmentProcess:
         """Whether episodes can be played, and why not."""
         return Health(self._reason is None, self._reason, self._pool.num_workers)
 
-    async def run(self) -> None:
+    async def run(self, secrets: Mapping[str, str]) -> None:
         """Serve until a stop signal; EnvironmentFailure when a process of the pool is lost."""
         stopped = _stop_event()
         server = TaskServer(f"ipc://{self._directory / 'tasks'}", self._tasks, self.health)
@@ -177,7 +183,7 @@ class EnvironmentProcess:
                 serving = group.create_task(server.serve())
                 others = [group.create_task(self._beat()), group.create_task(self._watch_broker())]
                 try:
-                    await self._start_pool(stopped)
+                    await self._start_pool(stopped, secrets)
                     self._announce(server.address)
                     await self._watch_pool(stopped)
                 finally:
@@ -213,12 +219,13 @@ class EnvironmentProcess:
             if self._reason is None:
                 self._answers = await answers(self._run_address, SILENT_SECONDS)
 
-    async def _start_pool(self, stopped: asyncio.Event) -> None:
+    async def _start_pool(self, stopped: asyncio.Event, secrets: Mapping[str, str]) -> None:
         await self._pool.configure(
             self._config.name,
             self._run_address,
             self._size,
             self._config.verifiers,
+            secrets=secrets,
         )
         ready = asyncio.create_task(
             self._pool.wait_ready(

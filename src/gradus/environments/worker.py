@@ -6,9 +6,11 @@ import atexit
 import gc
 import multiprocessing
 import os
+from collections.abc import Mapping
 
 from gradus.death_watch import die_with_parent
 from gradus.environments import compat
+from gradus.environments.child_environment import hide_variables
 from gradus.environments.tool_servers import ToolServerLimits
 from gradus.log import configure_logging, end_quietly
 
@@ -17,12 +19,13 @@ COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 default thresholds spent a fifth of a worker's time on walking the imported modules."""
 
 
-def prepare_worker(name: str, tool_servers: ToolServerLimits) -> None:
+def prepare_worker(name: str, tool_servers: ToolServerLimits, secrets: Mapping[str, str]) -> None:
     """Set up logs, collector and patches of one pool process; a worker dies with its broker.
 
     Log lines go to stderr, marked with the source and the pid.
     """
     end_quietly()
+    hide_variables(secrets)
     if multiprocessing.parent_process() is not None:
         die_with_parent()
     configure_logging(f"env_{name}[{os.getpid()}]")

@@ -10,11 +10,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from gradus.errors import GradusError, ProcessError
 
 MAX_CONNECTIONS = 8192
 KEEP_ALIVE_SECONDS = 120
+HEADER_SECONDS = 10.0
+"""How long a client may take to send the head of a request."""
+BODY_SECONDS = 60.0
+"""How long it may then take to send the body."""
 GRACE_SECONDS = 1
 POLL_SECONDS = 0.02
 
@@ -45,6 +50,48 @@ class Stop:
         await self._event.wait()
 
 
+class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol that closes a connection whose request does not arrive.
+
+    uvicorn itself waits for ever for the end of a head or a body, so a client that sends half of
+    them holds one of the connections of the server.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _seen: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """The first request is due from now on."""
+        super().connection_made(transport)
+        self._expect(HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is due any more."""
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Set the deadline for what the client still owes."""
+        super().data_received(data)
+        request = self.cycle
+        if request is None:
+            return
+        if request is not self._seen:
+            self._seen = request
+            self._expect(BODY_SECONDS if request.more_body else None)
+        elif not request.more_body and not request.response_complete:
+            self._expect(None)
+        elif request.response_complete and self._deadline is None:
+            self._expect(HEADER_SECONDS)
+
+    def _expect(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if seconds is not None:
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn that leaves SIGTERM and SIGINT to us."""
 
@@ -58,6 +105,7 @@ def build_http_server(app: Any) -> HttpServer:
     """A server for the ASGI application `app`, silent, with keep-alive longer than clients'."""
     config = uvicorn.Config(
         app,
+        http=ImpatientProtocol,
         log_config=None,
         log_level="warning",
         access_log=False,

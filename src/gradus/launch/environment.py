@@ -25,6 +25,8 @@ _COMPUTE_PREFIXES = (
     "TRITON_",
     "VLLM_",
 )
+_PROXY_USER = re.compile(r"^(\w+://)?[^/]*@")
+"""`user:password@` of the URL of a proxy, with and without a scheme."""
 _LOOKS_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 
 _DEFAULTS = {
@@ -66,11 +68,25 @@ def orchestrator_environment(
 
 
 def source_environment(
-    caller: Mapping[str, str], own: Mapping[str, str], *, verifiers: Mapping[str, Any]
+    caller: Mapping[str, str],
+    own: Mapping[str, str],
+    *,
+    verifiers: Mapping[str, Any],
+    passed: Iterable[str] = (),
 ) -> dict[str, str]:
-    """No hub token and no other secret, except the variables that the config itself names."""
-    named = variables_named_in(verifiers)
-    return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=named | _SANDBOXES)
+    """No secret but the hub's token, for data and tokenizer, and what the config itself names.
+
+    `passed` are names that the config passes from the caller. The password of a proxy stays behind
+    unless the proxy's variable is one of them.
+    """
+    names = variables_named_in(verifiers) | set(passed) | _SANDBOXES | _HUB
+    readable = {
+        name: value
+        if name in names or not name.lower().endswith("_proxy")
+        else _PROXY_USER.sub(r"\1", value)
+        for name, value in caller.items()
+    }
+    return _build(readable, {"OMP_NUM_THREADS": "1", **own}, names=names)
 
 
 def _build(

@@ -20,6 +20,8 @@ class Interrupted(Exception):
 
     def __init__(self, number: int) -> None:
         self.exit_code = _EXIT_CODES[signal.Signals(number)]
+        self.is_from_outside = number != signal.SIGINT
+        """Whether a scheduler or the system asks, and not a person at the terminal."""
         what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         super().__init__(f"stopped by {what}")
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from gradus.checkpoints import Checkpoints
 from gradus.config.replay import recorded_config
 from gradus.config.resolve import run_name
 from gradus.config.run import LaunchConfig, RunConfig
@@ -70,6 +71,8 @@ class Job:
     """Writes what the job leaves in the run directory besides its configs."""
     evaluation_seconds: float = 0.0
     """Time that evaluations at the end may take."""
+    saves: bool = False
+    """Whether a stop from outside waits for a checkpoint."""
     keeps_versions: bool = False
     """Whether versions that were published before a kill are still needed after it."""
 
@@ -97,6 +100,7 @@ def run_rl(
             config, run_dir, epoch, Machine.current(), resume_step=resume_step
         ),
         before_start=partial(_note_launch, config),
+        saves=config.checkpoint.is_on,
         evaluation_seconds=0.0 if evaluation is None else evaluation.timeout_seconds,
     )
     return run_job(job, sys.stdout, resume=resume, clean=clean, dry_run=dry_run)
@@ -117,6 +121,7 @@ def run_sft(
         plan=lambda run_dir, epoch, resume_step: plan_sft(
             config, run_dir, epoch, Machine.current(), resume_step=resume_step
         ),
+        saves=config.checkpoint.is_on,
         evaluation_seconds=all_evaluations_seconds(config),
         keeps_versions=config.eval is not None,
     )
@@ -207,6 +212,7 @@ def _prepare(run_dir: RunDirectory) -> None:
     """Folders that several processes write into."""
     for folder in (run_dir.ready, run_dir.logs):
         folder.mkdir(mode=0o700, exist_ok=True)
+    run_dir.save_request.unlink(missing_ok=True)
 
 
 def _note_launch(config: RunConfig, lease: RunLease) -> None:
@@ -275,6 +281,8 @@ class _Launch:
             self._start()
             self._follow()
         except Interrupted as interrupted:
+            if interrupted.is_from_outside and self._job.saves and self._phases.ready is not None:
+                self._save()
             self._stop()
             self._sum_up("interrupted", str(interrupted))
             return interrupted.exit_code
@@ -289,6 +297,27 @@ class _Launch:
         self._stop()
         self._sum_up("done", None)
         return _EXIT_DONE
+
+    def _save(self) -> None:
+        """Ask the trainer for a checkpoint and wait for it, as long as there is time."""
+        checkpoints = Checkpoints(self._lease.run_dir, self._lease.epoch)
+        before = checkpoints.newest_step()
+        write_atomically(self._lease.run_dir.save_request, b"")
+        seconds = self._job.launch.save_timeout_seconds
+        self._progress.line(
+            f"asked to stop: waits {seconds:g} s at most for a checkpoint; a second signal ends it"
+        )
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._interrupts.is_urgent:
+            newest = checkpoints.newest_step()
+            if newest != before:
+                self._progress.line(f"checkpoint {newest} is saved; --resume goes on from it")
+                return
+            if any(child.exit_code() is not None for child in self._supervisor.children):
+                break
+            self._supervisor.pause()
+        last = "step 1" if before is None else f"checkpoint {before}"
+        self._progress.line(f"no checkpoint was saved in time; --resume goes on from {last}")
 
     def _start(self) -> None:
         for stage in self._plan.stages:

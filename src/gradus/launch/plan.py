@@ -18,6 +18,7 @@ from gradus.config.resolve_eval import resolve_eval
 from gradus.config.resolve_sft import resolve_sft
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig
+from gradus.errors import ConfigError
 from gradus.launch.environment import (
     inference_environment,
     orchestrator_environment,
@@ -142,7 +143,14 @@ def _environment_spec(
     machine: Machine,
 ) -> ProcessSpec:
     name = environment.process
-    variables = source_environment(machine.environment, own, verifiers=environment.verifiers)
+    passed, verifiers = environment.env_var_names, environment.verifiers
+    missing = sorted(set(environment.passed_env) - machine.environment.keys())
+    if missing:
+        raise ConfigError(
+            f"source {environment.name!r}: pass_env names {', '.join(missing)}, which this shell "
+            "does not have; export it, or remove the name"
+        )
+    variables = source_environment(machine.environment, own, verifiers=verifiers, passed=passed)
     command = role_command(machine, "env-server", config_file(run_dir, name))
     spec = _spec(name, command, variables, run_dir)
     return replace(spec, has_own_temporary_folder="TMPDIR" not in own)

@@ -81,7 +81,7 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     if checkpoint is None and finished_steps is not None:
         raise ConfigError(
             f"{lease.run_dir.root} finished its {finished_steps} steps without a checkpoint, so it "
-            "cannot go on to more; set checkpoint.interval_steps in a new run"
+            "cannot go on to more; set checkpoint.interval_minutes in a new run"
         )
     if checkpoint is not None and checkpoint.step > max_steps:
         raise ConfigError(

@@ -200,20 +200,12 @@ class CheckpointWriter:
 
     checkpoints: Checkpoints
     config: CheckpointConfig
-    max_steps: int
     journal: Journal
     files: DurableFiles = field(default_factory=DurableFiles)
     num_failed: int = 0
     """Commits in a row that a disk refused."""
     _waiting: dict[int, Snapshot] = field(default_factory=dict)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def is_due(self, version: int) -> bool:
-        """Whether the trainer saves `version`."""
-        interval = self.config.interval_steps
-        if interval is None:
-            return False
-        return version % interval == 0 or version == self.max_steps
 
     def take(self, version: int, snapshot: Snapshot) -> None:
         """Keep a snapshot, and the one before it; older ones are of saves that failed."""
@@ -270,7 +262,6 @@ def build_writer(config: OrchestratorProcessConfig, journal: Journal) -> Checkpo
     return CheckpointWriter(
         Checkpoints(RunDirectory(Path(config.run_dir)), config.epoch),
         config.checkpoint,
-        max_steps=config.max_steps,
         journal=journal,
     )
 

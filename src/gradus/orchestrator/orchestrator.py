@@ -458,13 +458,14 @@ class Orchestrator:
             match event:
                 case BatchReceived(step=step):
                     self._parts.journal.write(JournalEvent.BATCH_RECEIVED, step=step)
-                case StepFinished(step=step, metrics=metrics):
+                case StepFinished(step=step, metrics=metrics, is_saved=is_saved):
                     self._parts.journal.write(JournalEvent.STEP_FINISHED, step=step)
                     self._num_finished = step + 1
                     self._note_answer()
                     self._recorder.add_metrics(self._steps.finished(step, metrics), step=step)
                     self._standing.trained(step)
-                    self._take_snapshot(step + 1)
+                    if is_saved:
+                        self._take_snapshot(step + 1)
                 case CheckpointStaged(step=step):
                     tasks.create_task(self._checkpoint.commit(self._checkpoint.staged(step)))
                 case PolicyPublished():
@@ -473,9 +474,8 @@ class Orchestrator:
                     return step
 
     def _take_snapshot(self, version: int) -> None:
-        if self._checkpoint.is_due(version):
-            snapshot = self._standing.snapshot(version, max_steps=self._config.max_steps)
-            self._checkpoint.take(version, snapshot)
+        snapshot = self._standing.snapshot(version, max_steps=self._config.max_steps)
+        self._checkpoint.take(version, snapshot)
 
     async def _next_event(self) -> Event:
         """The trainer is silent without a batch; with one it must answer before the deadline."""

@@ -213,7 +213,9 @@ class ScriptedTrainer:
             assert batch.step == step, f"batch {batch.step} came instead of {step}"
             self._events.put_nowait(BatchReceived(step, self._epoch))
             await self._wait(step)
-            finished = StepFinished(step, self._epoch, {"loss/total/mean": float(step)})
+            finished = StepFinished(
+                step, self._epoch, {"loss/total/mean": float(step)}, self._is_saved(step + 1)
+            )
             both: list[Event] = [finished, self._published(step + 1)]
             for event in reversed(both) if self._is_published_first else both:
                 self._events.put_nowait(event)
@@ -223,9 +225,12 @@ class ScriptedTrainer:
     def _published(self, version: int) -> PolicyPublished:
         return PolicyPublished(version, self._epoch, f"version_{version}", "digest")
 
-    def _stage(self, version: int) -> None:
+    def _is_saved(self, version: int) -> bool:
         is_due = version % self._interval == 0 or version == self._max_steps
-        if self._checkpoints is None or not is_due:
+        return self._checkpoints is not None and is_due
+
+    def _stage(self, version: int) -> None:
+        if self._checkpoints is None or not self._is_saved(version):
             return
         part = self._checkpoints.staging(version) / "trainer"
         part.mkdir()

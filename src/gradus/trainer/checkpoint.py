@@ -8,9 +8,11 @@ later step. A save that fails is reported, what it wrote is deleted, and trainin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gradus.checkpoints import Checkpoints
 from gradus.closing import Closing
@@ -68,9 +70,11 @@ class CheckpointSaver(Closing):
     counters: Callable[[], dict[str, int]] = dict
     """What the caller wants back after a resume."""
     files: DurableFiles = field(default_factory=DurableFiles)
+    clock: Callable[[], float] = time.monotonic
     num_failed: int = 0
     """Saves that failed since the last one that did not."""
     _save: _Save | None = None
+    _saved_at: float | None = None
     _background: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     )
@@ -79,29 +83,53 @@ class CheckpointSaver(Closing):
     def world(self) -> World:
         return self.state.world
 
-    def after_step(self, version: int) -> None:
+    def decides(self, version: int) -> bool:
+        """Whether `version` is saved: by its number, by time, or because the run is to stop.
+
+        Time and requests are read by rank 0 alone.
+        """
+        if not self.config.is_on:
+            return False
+        interval = self.config.interval_steps
+        is_due = version == self.max_steps or (interval is not None and version % interval == 0)
+        return is_due or self._first_rank_says(self._is_overdue() or self._request.exists())
+
+    def after_step(self, version: int, *, is_due: bool | None = None) -> None:
         """Look after the save in progress, and start one when `version` is due.
 
-        A save waits for the one before. The last one is complete when this returns.
+        A save waits for the one before. The last one, and one that a stop asked for, is complete
+        when this returns. `is_due` is what `decides` said of this version; None asks it.
         """
         self._look(wait_for_it=False)
-        if not self._is_due(version):
+        if not (self.decides(version) if is_due is None else is_due):
             return
         self._look(wait_for_it=True)
+        self._saved_at = self.clock()
         snapshot = self.state.snapshot(version, self.counters())
         self._save = _Save(version, self._background.submit(self._write, snapshot))
-        if version == self.max_steps or not self.config.asynchronous:
+        is_asked_for = self._first_rank_says(self._request.exists())
+        if is_asked_for or version == self.max_steps or not self.config.asynchronous:
             self._look(wait_for_it=True)
+        if is_asked_for and self.world.is_first:
+            self._request.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End the background thread; a save that is not agreed on stays hidden for ever."""
         self._background.shutdown(wait=True, cancel_futures=True)
 
-    def _is_due(self, version: int) -> bool:
-        interval = self.config.interval_steps
-        if interval is None:
-            return False
-        return version % interval == 0 or version == self.max_steps
+    @property
+    def _request(self) -> Path:
+        return self.checkpoints.run_dir.save_request
+
+    def _is_overdue(self) -> bool:
+        """Whether the minutes since the last save, or since the first step, are over."""
+        minutes, now = self.config.interval_minutes, self.clock()
+        if self._saved_at is None:
+            self._saved_at = now
+        return minutes is not None and now - self._saved_at >= 60.0 * minutes
+
+    def _first_rank_says(self, value: bool) -> bool:
+        return self.world.all_agree(value or not self.world.is_first)
 
     def _write(self, snapshot: Snapshot) -> None:
         folder = self.checkpoints.staging(snapshot.progress.step)
@@ -181,7 +209,7 @@ def _verify(state: TrainingState, checkpoints: Checkpoints, step: int) -> None:
 
 def check_space(state: TrainingState, run_dir: RunDirectory, config: CheckpointConfig) -> None:
     """Refuse a disk that cannot hold one checkpoint; warn when it cannot hold two more."""
-    if config.interval_steps is None:
+    if not config.is_on:
         return
     needed, free = state.num_bytes(), free_bytes(run_dir.checkpoints)
     if free is None:
@@ -189,7 +217,8 @@ def check_space(state: TrainingState, run_dir: RunDirectory, config: CheckpointC
     if needed > free:
         raise ConfigError(
             f"{run_dir.checkpoints}: one checkpoint needs about {needed:,} bytes, {free:,} are "
-            "free; make room, choose another output_dir, or unset checkpoint.interval_steps"
+            "free; make room, choose another output_dir, or save nothing with "
+            "checkpoint.interval_steps and checkpoint.interval_minutes None"
         )
     kept = config.keep_last + 1
     if needed * max(SPARE_FACTOR, kept) > free:

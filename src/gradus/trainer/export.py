@@ -97,7 +97,7 @@ def _instead_of_checkpoints(run_dir: RunDirectory) -> str:
         return f"{run_dir.model} is its final model, a Hugging Face directory: use or copy that"
     if read_marker(run_dir) is None:
         return "it is no run of gradus; name the folder of a run, or one of its checkpoints"
-    return "the run has not saved one; checkpoint.interval_steps says how often it does"
+    return "the run has not saved one; checkpoint.interval_minutes says how often it does"
 
 
 def _trained(checkpoint: Checkpoint, origin: Origin) -> _Trained:

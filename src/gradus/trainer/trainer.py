@@ -88,8 +88,9 @@ class Trainer:
         published = self.publish(step + 1, watch)
         work = self.meter.measure(micro_batches, watch)
         metrics = learning_metrics(loss, update, watch, num_skipped=self.optimizer.num_skipped)
-        self.record(step, metrics | work, published, watch)
-        self.checkpoint(step + 1)
+        is_saved = self.saver.decides(step + 1)
+        self.record(step, metrics | work, published, watch, is_saved=is_saved)
+        self.checkpoint(step + 1, is_due=is_saved)
 
     def publish_again(self, version: int) -> None:
         """Make the version of a checkpoint available before the first batch is waited for."""
@@ -125,6 +126,8 @@ class Trainer:
         learned: Mapping[str, float],
         published: Published | None,
         watch: Stopwatch,
+        *,
+        is_saved: bool,
     ) -> None:
         """Tell the orchestrator; only rank 0 has something published to tell."""
         if published is None:
@@ -134,11 +137,13 @@ class Trainer:
             "weights/publish_seconds": watch.seconds("publish"),
         }
         self._announce(published)
-        self.receiver.send_event(StepFinished(step=step, epoch=self.epoch, metrics=metrics))
+        self.receiver.send_event(
+            StepFinished(step=step, epoch=self.epoch, metrics=metrics, is_saved=is_saved)
+        )
 
-    def checkpoint(self, version: int) -> None:
+    def checkpoint(self, version: int, *, is_due: bool) -> None:
         """Save the trainer's part of checkpoint `version`, when one is due."""
-        self.saver.after_step(version)
+        self.saver.after_step(version, is_due=is_due)
 
     def _announce(self, published: Published) -> None:
         self.receiver.send_event(

@@ -18,6 +18,8 @@ class StepFinished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=
     step: int
     epoch: int
     metrics: dict[str, float]
+    is_saved: bool = False
+    """Whether the trainer saves the version that the step made; the orchestrator then does too."""
 
 
 class PolicyPublished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from gradus.environments.child_environment import (
     INFERENCE_TOKEN_VAR,
     child_environment,
+    worker_secrets,
 )
 
 CALLER = {
@@ -16,27 +21,64 @@ CALLER = {
     "GRADUS_DEATH_PIPE": "5",
     "GRADUS_LAUNCH": "7.8",
     INFERENCE_TOKEN_VAR: "of another run",
+    "HF_TOKEN": "of the hub",
     "JUDGE_KEY": "named by the config",
 }
 
 
 def test_only_known_and_named_variables_pass() -> None:
-    chosen = child_environment(CALLER, named=["JUDGE_KEY", "ABSENT"], inference_token="mine")
+    chosen = child_environment(CALLER, named=["JUDGE_KEY", "ABSENT"])
     assert chosen["PATH"] == "/bin"
     assert chosen["LC_ALL"] == "C.UTF-8"
     assert chosen["JUDGE_KEY"] == "named by the config"
-    assert chosen[INFERENCE_TOKEN_VAR] == "mine"
     assert not {"WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GRADUS_DEATH_PIPE"} & chosen.keys()
 
 
+def test_tokens_are_no_part_of_what_programs_inherit() -> None:
+    assert not {INFERENCE_TOKEN_VAR, "HF_TOKEN"} & child_environment(CALLER, named=[]).keys()
+
+
 def test_the_mark_of_the_launch_passes_so_that_what_is_left_can_be_found() -> None:
-    assert child_environment(CALLER, named=[], inference_token=None)["GRADUS_LAUNCH"] == "7.8"
+    assert child_environment(CALLER, named=[])["GRADUS_LAUNCH"] == "7.8"
+
+
+def test_a_worker_gets_the_tokens_and_the_keys_that_the_config_names() -> None:
+    secrets = worker_secrets(CALLER, keys=["JUDGE_KEY", "ABSENT"], inference_token="mine")
+    assert secrets == {
+        INFERENCE_TOKEN_VAR: "mine",
+        "HF_TOKEN": "of the hub",
+        "JUDGE_KEY": "named by the config",
+    }
 
 
 def test_the_token_of_another_run_never_passes() -> None:
-    assert INFERENCE_TOKEN_VAR not in child_environment(CALLER, named=[], inference_token=None)
+    assert INFERENCE_TOKEN_VAR not in worker_secrets(
+        CALLER, keys=[INFERENCE_TOKEN_VAR], inference_token=None
+    )
 
 
 def test_telemetry_is_off_whatever_the_caller_says() -> None:
-    chosen = child_environment({"DO_NOT_TRACK": "0"}, named=["DO_NOT_TRACK"], inference_token=None)
-    assert chosen["DO_NOT_TRACK"] == "1"
+    assert child_environment({"DO_NOT_TRACK": "0"}, named=["DO_NOT_TRACK"])["DO_NOT_TRACK"] == "1"
+
+
+HIDING = """
+import os, subprocess, sys
+from gradus.environments.child_environment import hide_variables
+
+hide_variables({"HF_TOKEN": "secret", "UNUSED": "x"})
+assert os.environ["HF_TOKEN"] == os.getenv("HF_TOKEN") == "secret"
+assert "HF_TOKEN" in os.environ
+assert "HF_TOKEN" not in {**os.environ} and "HF_TOKEN" not in os.environ.copy()
+assert "HF_TOKEN" not in list(os.environ)
+for env in (None, dict(os.environ), os.environ.copy()):
+    program = [sys.executable, "-c", "import os; print(os.environ.get('HF_TOKEN'))"]
+    assert subprocess.run(program, env=env, capture_output=True, check=True).stdout == b"None\\n"
+assert os.environ.pop("UNUSED", None) == "x" and "UNUSED" not in os.environ
+os.environ["HF_TOKEN"] = "mine"
+assert os.environ["HF_TOKEN"] == "mine"
+"""
+
+
+def test_a_hidden_variable_is_read_by_name_and_inherited_by_nobody() -> None:
+    variables = {**os.environ, "HF_TOKEN": "secret"}
+    subprocess.run([sys.executable, "-c", HIDING], env=variables, check=True, timeout=60)

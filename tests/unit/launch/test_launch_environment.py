@@ -23,6 +23,27 @@ def test_what_programs_need_passes() -> None:
     assert caller.items() <= source_environment(caller, {}, verifiers={}).items()
 
 
+def test_the_password_of_a_proxy_stays_outside_of_environments_unless_it_is_named() -> None:
+    caller = {"HTTPS_PROXY": "http://me:secret@proxy:8080", "http_proxy": "me:p@ss@proxy"}
+    assert (
+        source_environment(caller, {}, verifiers={}).items()
+        >= {
+            "HTTPS_PROXY": "http://proxy:8080",
+            "http_proxy": "proxy",
+        }.items()
+    )
+    passed = source_environment(caller, {}, verifiers={}, passed=["HTTPS_PROXY"])
+    assert passed["HTTPS_PROXY"] == caller["HTTPS_PROXY"]
+    assert inference_environment(caller, {})["HTTPS_PROXY"] == caller["HTTPS_PROXY"]
+
+
+def test_an_environment_gets_the_hub_s_token_and_what_the_config_passes() -> None:
+    caller = {"HF_TOKEN": "t", "MY_KEY": "k", "OTHER_KEY": "o"}
+    env = source_environment(caller, {}, verifiers={}, passed=["MY_KEY"])
+    assert (env["HF_TOKEN"], env["MY_KEY"]) == ("t", "k")
+    assert "OTHER_KEY" not in env
+
+
 def test_the_config_wins_over_defaults_and_defaults_over_the_caller() -> None:
     caller = {"TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "9"}
     env = orchestrator_environment(caller, {"PYTHONUNBUFFERED": "0"}, config={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.config.run import RunConfig
 from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.config.trainer import TrainerConfig
+from gradus.errors import ConfigError
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_rl, plan_sft
 from gradus.run_dir import RunDirectory
 from gradus.supervise import ProcessSpec
@@ -91,6 +93,23 @@ def test_an_environment_with_an_address_is_not_started() -> None:
     source = TrainEnvironmentConfig(id="reverse-text", address="tcp://10.0.0.1:5000")
     names = [spec.name for stage in plan_of(build_config(source)).stages for spec in stage]
     assert names == ["inference", "trainer", "orchestrator"]
+
+
+def test_a_variable_passed_by_name_reaches_the_environment_and_no_file() -> None:
+    source = TrainEnvironmentConfig(id="words", pass_env=["MY_KEY"])
+    config = build_config(source)
+    machine = replace(MACHINE, environment={**MACHINE.environment, "MY_KEY": "secret"})
+    plan = plan_rl(config, RUN_DIR, 4, machine)
+    assert spec_of(plan, "env_words").env["MY_KEY"] == "secret"
+    assert all("MY_KEY" not in spec_of(plan, name).env for name in ("trainer", "orchestrator"))
+    assert all("secret" not in dumped.model_dump_json() for dumped in plan.configs.values())
+    assert "secret" not in "\n".join(describe(plan))
+
+
+def test_a_variable_passed_by_name_must_be_there() -> None:
+    source = TrainEnvironmentConfig(id="words", pass_env=["MY_KEY"])
+    with pytest.raises(ConfigError, match="source 'words': pass_env names MY_KEY, which this"):
+        plan_of(build_config(source))
 
 
 def test_every_environment_of_a_run_is_started_anew_when_it_fails() -> None:

@@ -89,7 +89,7 @@ def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
     run_dir = new_run(tmp_path)
     with Journal(run_dir.journal, epoch=0, now=lambda: 0.0) as journal:
         config = CheckpointConfig(interval_steps=2, max_failed_saves=2)
-        yield CheckpointWriter(Checkpoints(run_dir, 0), config, max_steps=9, journal=journal)
+        yield CheckpointWriter(Checkpoints(run_dir, 0), config, journal=journal)
 
 
 def stage_trainer(writer: CheckpointWriter, step: int) -> None:
@@ -132,15 +132,6 @@ def test_a_state_that_json_cannot_keep_names_its_piece() -> None:
     piece.value = {"rates": [0.5, float("nan")]}
     with pytest.raises(ConfigError, match=r"algorithm words .*:Piece holds nan at 'value.rates\[1"):
         take_states({"algorithm words": piece})
-
-
-@pytest.mark.parametrize(
-    ("version", "is_due"), [(1, False), (2, True), (3, False), (8, True), (9, True)]
-)
-def test_a_snapshot_is_due_when_the_trainer_saves(
-    writer: CheckpointWriter, version: int, is_due: bool
-) -> None:
-    assert writer.is_due(version) == is_due
 
 
 async def test_both_parts_are_committed_together(tmp_path: Path, writer: CheckpointWriter) -> None:

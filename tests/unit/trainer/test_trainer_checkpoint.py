@@ -171,10 +171,35 @@ def test_saves_come_at_multiples_and_at_the_last_step(
     assert committed_steps(run_dir) == [2, 4, 5]
 
 
-def test_without_an_interval_nothing_is_saved(
+def test_minutes_decide_too_at_the_end_of_the_step_in_which_they_are_over(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    saver = build_saver(interval_steps=None, interval_minutes=10.0, asynchronous=False)
+    minutes = iter([0.0, 4.0, 11.0, 11.0, 20.0])
+    saver.clock = lambda: 60.0 * next(minutes)
+    for version in range(1, 5):
+        saver.after_step(version)
+    assert committed_steps(run_dir) == [3]
+
+
+def test_a_stop_is_saved_at_once_and_once(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
     saver = build_saver(interval_steps=None)
+    saver.after_step(1)
+    run_dir.save_request.parent.mkdir()
+    run_dir.save_request.touch()
+    saver.after_step(2)
+    assert committed_steps(run_dir) == [2]
+    assert not run_dir.save_request.exists()
+    saver.after_step(3)
+    assert committed_steps(run_dir) == [2]
+
+
+def test_without_an_interval_nothing_is_saved(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    saver = build_saver(interval_steps=None, interval_minutes=None)
     for version in range(1, 6):
         saver.after_step(version)
     assert not run_dir.checkpoints.exists()
@@ -357,7 +382,7 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_at_the_start(
     monkeypatch.setattr("gradus.trainer.checkpoint.free_bytes", lambda _: state.num_bytes() - 1)
     with pytest.raises(ConfigError, match="one checkpoint needs about"):
         check_space(state, run_dir, config)
-    check_space(state, run_dir, CheckpointConfig())
+    check_space(state, run_dir, CheckpointConfig(interval_minutes=None))
     monkeypatch.setattr("gradus.trainer.checkpoint.free_bytes", lambda _: state.num_bytes() * 2)
     check_space(state, run_dir, config)
     assert "3 checkpoints of about" in caplog.text

@@ -25,7 +25,14 @@ from gradus.testing.builders import build_sample
 from gradus.trainer.trainer import run
 from gradus.transport.build import build_sender
 from gradus.weights.manifest import verify
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import (
+    BatchReceived,
+    CheckpointStaged,
+    Event,
+    PolicyPublished,
+    StepFinished,
+    TrainerDone,
+)
 from gradus.wire.micro_batch import Batch
 from gradus.wire.packing import pack
 from gradus.wire.policy import VersionSpan
@@ -108,7 +115,9 @@ async def test_events_of_a_run_come_in_their_order(tmp_path: Path, tiny_model: P
     run(build_config(tmp_path, tiny_model, keep_published=5))
     events = await events_of(sender)
     expected = [BatchReceived, PolicyPublished, StepFinished] * STEPS
-    assert [type(event) for event in events] == [*expected, TrainerDone]
+    assert [type(event) for event in events] == [*expected, CheckpointStaged, TrainerDone]
+    finished = [event for event in events if isinstance(event, StepFinished)]
+    assert [event.is_saved for event in finished] == [False] * (STEPS - 1) + [True]
     published = [event for event in events if isinstance(event, PolicyPublished)]
     assert [event.version for event in published] == [1, 2, 3, 4]
     for event in published:
