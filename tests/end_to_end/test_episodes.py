@@ -203,7 +203,7 @@ async def test_a_scorer_that_blocks_its_worker_takes_no_other_episode_down(
             for _ in range(6):
                 async with asyncio.timeout(20.0):
                     (trace,) = (await play(await task_of(environment, 1))).traces
-                assert trace.rewards == {"echoed": 0.0}
+                assert trace.rewards["echoed"].score == 0.0
             assert not blocked.done()
             blocked.cancel()
 
