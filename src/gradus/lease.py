@@ -241,7 +241,13 @@ def read_marker(run_dir: RunDirectory) -> RunMarker | None:
     path = run_dir.root / MARKER_NAME
     if path.is_symlink() or not path.is_file():
         return None
-    value = read_json(path)
+    try:
+        value = read_json(path)
+    except CorruptStateError as error:
+        raise CorruptStateError(
+            f"{path} cannot be read ({error.__cause__}), so gradus leaves this folder alone; restore "
+            "the file, or take what you need and delete the folder yourself"
+        ) from error
     try:
         if value["format"] != MARKER_FORMAT:
             raise ConfigError(

@@ -175,7 +175,7 @@ def read_json(path: Path) -> Any:
     """The JSON value in `path`; CorruptStateError when it does not parse."""
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptStateError(f"{path} is not JSON ({error}); delete it or restore it") from error
 
 

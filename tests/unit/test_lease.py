@@ -262,7 +262,7 @@ def test_clean_asks_where_the_owner_may_live_on_another_host(tmp_path: Path) -> 
         ('{"run_id": "demo", "format": 1}', ConfigError, "another version of gradus"),
         ("[]", CorruptStateError, "does not say which run this is"),
         ('{"format": 2}', CorruptStateError, "does not say which run this is"),
-        ("\xff", CorruptStateError, "is not JSON"),
+        ("\xff", CorruptStateError, "gradus leaves this folder alone"),
     ],
 )
 def test_a_marker_that_cannot_be_read_protects_its_folder(

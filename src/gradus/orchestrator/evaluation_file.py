@@ -131,7 +131,7 @@ def _copy_kept(
 def _standing(line: bytes, path: Path, number: int) -> _Standing:
     try:
         return msgspec.json.decode(line, type=_Line).gradus
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptStateError(
             f"{path} line {number} is no record of an evaluation ({error}); delete that line, or "
             "evaluate under another name"

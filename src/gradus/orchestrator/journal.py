@@ -96,7 +96,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], start=1):
         try:
             records.append(msgspec.json.decode(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptStateError(f"{path} line {number} is not JSON ({error})") from error
     return records
 

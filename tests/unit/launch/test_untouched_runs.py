@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -301,3 +302,29 @@ def test_the_run_of_a_living_launcher_is_refused_and_left_as_it_is(
             launches(tmp_path / "runs", model)["rl"](**options)
     assert snapshot(tmp_path) == before
     lease.release()
+
+
+DAMAGES = (b"", b"{", b"[]", b"null", b'"x"', b"1", b'{"a": 1}', b'{"a": "\xff"}', b"[" * 100_000)
+READ_BY_RESUME = (
+    *(".gradus-run", "lease.json", "pids.json", "summary.json", "evaluation.json"),
+    *("config/trainer.json", "config/orchestrator.json", "metrics.jsonl", "journal.jsonl"),
+    "checkpoints/step_00000002/manifest.json",
+)
+
+
+@pytest.mark.parametrize("command", KINDS[:3])
+@pytest.mark.parametrize("name", READ_BY_RESUME)
+def test_a_damaged_file_of_a_run_is_refused_in_words_or_not_read(
+    tmp_path: Path, model: Path, command: RunKind, name: str
+) -> None:
+    root = make_run(tmp_path / "runs", command)
+    commit(Checkpoints(RunDirectory(root), 1), 2)
+    write_json(root / "pids.json", {"launch": "1.1", "processes": []})
+    write_json(root / "config" / "orchestrator.json", {})
+    launch = launches(tmp_path / "runs", model)[command]
+    for content in DAMAGES:
+        (root / name).write_bytes(content)
+        before = snapshot(tmp_path)
+        with contextlib.suppress(GradusError):
+            launch(resume=True, dry_run=True)
+        assert snapshot(tmp_path) == before

@@ -73,7 +73,9 @@ def test_a_file_that_is_not_there_yet_is_begun(tmp_path: Path) -> None:
         assert file.finished == {}
 
 
-@pytest.mark.parametrize("line", [b'{"something": "else"}', b'{"gradus": "\xff"}', b"[]", b"\0"])
+@pytest.mark.parametrize(
+    "line", [b'{"something": "else"}', b'{"gradus": "\xff"}', b"[]", b"\0", b"[" * 9000]
+)
 def test_a_line_in_the_middle_that_is_no_record_is_refused(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "eval.jsonl"
     path.write_bytes(line + b"\n")
