@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.errors import EnvironmentFailure, ProcessError
+from gradus.errors import DeadlineError, EnvironmentFailure, ProcessError
 from gradus.log import get_logger
 from gradus.orchestrator.environment import ConnectionLost, EnvironmentAddress, EnvironmentClient
 from gradus.orchestrator.failures import EpisodeFailed, Failure
@@ -66,16 +66,20 @@ class RestartedEnvironment:
 
     async def task(self, index: int) -> Task:
         """One task, from whichever process lives; TaskRefused when it ends one after the other."""
-        for _ in range(LOSSES_TO_BLAME):
+        num_lost = 0
+        while True:
             await self._connected.wait()
             try:
                 return await self._client.task(index)
-            except ConnectionLost as error:
-                lost = error
-        raise TaskRefused(
-            f"environment {self._name!r} was lost {LOSSES_TO_BLAME} times while it loaded task "
-            f"{index}: {lost}"
-        ) from lost
+            except DeadlineError:
+                log.warning("%r answers nothing; task %d is asked for again", self._name, index)
+            except ConnectionLost as lost:
+                num_lost += 1
+                if num_lost >= LOSSES_TO_BLAME:
+                    raise TaskRefused(
+                        f"environment {self._name!r} was lost {num_lost} times while it loaded "
+                        f"task {index}: {lost}"
+                    ) from lost
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
         """Play one episode, once a process lives."""

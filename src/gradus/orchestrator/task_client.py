@@ -87,11 +87,14 @@ class TaskClient:
         return self._decode(await self._request({"method": "info"}), TaskSetInfo)
 
     async def task(self, index: int) -> Task:
-        """One task; TaskRefused when it cannot be had."""
+        """One task; TaskRefused when the environment lives and cannot give it."""
         try:
             return self._decode(await self._request({"method": "task", "index": index}), Task)
-        except (_Refused, ProtocolError, DeadlineError) as error:
-            # An environment that is lost with all its tasks says so in `health`, or no more.
+        except DeadlineError as error:
+            # Without an answer to this either, the environment hangs, not the task.
+            await self.health()
+            raise TaskRefused(f"{error}") from error
+        except (_Refused, ProtocolError) as error:
             raise TaskRefused(f"{error}") from error
 
     async def health(self) -> Health:

@@ -164,6 +164,26 @@ async def test_an_environment_that_does_not_answer_is_a_named_deadline(servers: 
         await servers.tasks(seconds=0.05).info()
 
 
+async def test_a_task_that_does_not_come_is_refused_when_the_environment_lives(
+    servers: Servers,
+) -> None:
+    def answer(frames: list[bytes]) -> list[bytes] | None:
+        is_task = msgspec.msgpack.decode(frames[1])["method"] == "task"
+        return None if is_task else answer_tasks(frames)
+
+    servers.start("tasks", answer)
+    with pytest.raises(TaskRefused, match=r"'words' did not answer 'task' in 0\.1 s"):
+        await servers.tasks(seconds=0.1).task(3)
+
+
+async def test_a_task_that_does_not_come_from_a_silent_environment_is_no_bad_task(
+    servers: Servers,
+) -> None:
+    servers.start("tasks", lambda frames: None)
+    with pytest.raises(DeadlineError, match="did not answer 'health'"):
+        await servers.tasks(seconds=0.05).task(3)
+
+
 @pytest.mark.parametrize("garbage", [b"\xc1", b"", msgspec.msgpack.encode({"ok": True})])
 async def test_garbage_from_an_environment_is_refused(servers: Servers, garbage: bytes) -> None:
     servers.start("tasks", lambda frames: [frames[0], garbage])
