@@ -245,8 +245,8 @@ def read_marker(run_dir: RunDirectory) -> RunMarker | None:
         value = read_json(path)
     except CorruptStateError as error:
         raise CorruptStateError(
-            f"{path} cannot be read ({error.__cause__}), so gradus leaves this folder alone; restore "
-            "the file, or take what you need and delete the folder yourself"
+            f"{path} cannot be read ({error.__cause__}), so gradus leaves this folder alone; "
+            "restore the file, or take what you need and delete the folder yourself"
         ) from error
     try:
         if value["format"] != MARKER_FORMAT:

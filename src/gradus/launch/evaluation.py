@@ -93,7 +93,7 @@ def _identity(
     """
     (evaluator,) = [it for it in plan.configs.values() if isinstance(it, EvaluatorProcessConfig)]
     folder = model_folder(config.model.name) if config.base_url is None else None
-    # About a second for each GiB of a disk that is not slower; the engine then finds it in memory.
+    # Every byte is read once more than the engine needs, and lies in memory when it loads them.
     digests = {} if folder is None else digest_files(folder, MODEL_FILES)
     identity = evaluator.identity | {"files": digests}
     path = run_dir.root / IDENTITY_NAME
