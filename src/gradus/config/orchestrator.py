@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -67,6 +67,8 @@ class OrchestratorConfig(StrictConfig):
     """Most training episodes that start in a minute, spread evenly. None means no limit."""
     filters: list[FilterConfig] = Field(default_factory=lambda: list(DEFAULT_FILTERS))
     """Verdicts on finished samples, in order; the batch is refilled for what they drop."""
+    normalize: Literal["off", "batch"] = "off"
+    """`batch` divides the advantages of a batch by their standard deviation over its rl tokens."""
     max_empty_attempts: int = Field(3, ge=1)
     """Batches' worth of groups without one trainable sample, after which the run ends."""
     apply_timeout_seconds: float = Field(120.0, gt=0)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
@@ -33,6 +34,8 @@ _ADVICE = {
         "shorten the episodes"
     ),
 }
+_LEAST_DEVIATION = 1e-6
+"""Of the largest advantage; less is the rounding of float32."""
 _LOOK = "The records in episodes/ say more about each sample"
 
 
@@ -89,12 +92,19 @@ class Batcher:
     """
 
     def __init__(
-        self, *, groups_per_batch: int, max_staleness: int, max_empty_attempts: int
+        self,
+        *,
+        groups_per_batch: int,
+        max_staleness: int,
+        max_empty_attempts: int,
+        normalizes: bool = False,
     ) -> None:
+        """`normalizes` divides the advantages of each batch by their standard deviation."""
         self.step = 0
         """The step that the next batch trains."""
         self._groups_per_batch = groups_per_batch
         self._max_staleness = max_staleness
+        self._normalizes = normalizes
         self._max_empty_groups = max_empty_attempts * groups_per_batch
         self._ready: deque[ReadyGroup] = deque()
         self._full = asyncio.Event()
@@ -152,7 +162,7 @@ class Batcher:
         groups = [self._ready.popleft().at(self.step) for _ in range(self._groups_per_batch)]
         # By number, not by arrival, so that a synchronous run repeats itself to the bit.
         groups.sort(key=lambda group: group.id)
-        batch = SampleBatch(self.step, tuple(groups))
+        batch = SampleBatch(self.step, normalized(groups) if self._normalizes else tuple(groups))
         self.step += 1
         self._announce()
         return batch
@@ -202,3 +212,24 @@ class Batcher:
             return EnvironmentFailure(f"every episode failed; {text}. {look}")
         commonest = others[0][0] if others else ""
         return EmptyBatchError(f"{text}. {_ADVICE.get(commonest, _LOOK)}")
+
+
+def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
+    """The groups with advantages divided by their standard deviation in the batch.
+
+    The deviation (the population's, in float64) runs over the tokens of the batch whose rl weight
+    is not 0, each counted once. The mean is not taken off: what an algorithm calls good stays good.
+    Advantages that do not differ, up to rounding, stay as they are.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    members = [s.advantages[s.loss_weights["rl"] != 0] for s in samples if "rl" in s.loss_weights]
+    values = np.concatenate([*members, np.zeros(0)]).astype(np.float64)
+    deviation = float(values.std()) if values.size else 0.0
+    if deviation <= _LEAST_DEVIATION * float(np.abs(values).max(initial=0.0)):
+        return tuple(groups)
+
+    def divided(sample: Sample) -> Sample:
+        advantages = (sample.advantages.astype(np.float64) / deviation).astype(np.float32)
+        return structs.replace(sample, advantages=advantages)
+
+    return tuple(replace(group, samples=tuple(map(divided, group.samples))) for group in groups)

@@ -234,7 +234,7 @@ def fill(group: Group, grading: Grading) -> None:
 
 def fail(group: Group, failure: Failure) -> None:
     """The whole group trains nothing because a plug-in could not deal with it."""
-    group.failure = failure
+    group.failure = group.failure or failure
     for played, episode in group.finished:
         forget_credit(episode)
         _drop_episode(group, played, failure)

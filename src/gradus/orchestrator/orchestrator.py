@@ -123,6 +123,7 @@ class Orchestrator:
             groups_per_batch=settings.groups_per_batch,
             max_staleness=settings.max_staleness,
             max_empty_attempts=settings.max_empty_attempts,
+            normalizes=settings.normalize == "batch",
         )
         self._ledger = GroupLedger(
             slots=(settings.max_lag + 1) * settings.groups_per_batch,

@@ -45,6 +45,7 @@ class BatchMaker:
             groups_per_batch=settings.groups_per_batch,
             max_staleness=settings.max_staleness,
             max_empty_attempts=settings.max_empty_attempts,
+            normalizes=settings.normalize == "batch",
         )
         self._groups_per_batch = settings.groups_per_batch
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
-from gradus.orchestrator.batcher import Batcher, ReadyGroup
+from gradus.orchestrator.batcher import Batcher, ReadyGroup, normalized
 from gradus.testing.builders import build_sample
 from gradus.wire.policy import VersionSpan, staleness
 from gradus.wire.sample import Sample
@@ -153,3 +155,35 @@ async def test_a_frozen_group_never_becomes_stale_and_trains_at_the_version_of_i
     assert batcher.drop_stale().samples == []
     (sample,) = (await batcher.next_batch()).samples
     assert sample.versions == VersionSpan(5, 5)
+
+
+def credited(number: int, advantages: list[float]) -> ReadyGroup:
+    samples = tuple(
+        build_sample(6, prompt_length=2, id=f"g{number}.{i}/0/0", advantage=advantage)
+        for i, advantage in enumerate(advantages)
+    )
+    return ReadyGroup(f"g{number}", samples)
+
+
+async def test_advantages_are_divided_by_their_deviation_over_the_batch() -> None:
+    """Over both groups: 3, -3, 1 and -1 deviate by the root of 5."""
+    batcher = build_batcher(normalizes=True)
+    batcher.add(credited(0, [3.0, -3.0]))
+    batcher.add(credited(1, [1.0, -1.0]))
+    samples = (await batcher.next_batch()).samples
+    expected = np.array([3.0, -3.0, 1.0, -1.0]) / np.sqrt(5.0)
+    assert [float(s.advantages[-1]) for s in samples] == pytest.approx(expected.tolist())
+    assert all(not s.advantages[:2].any() for s in samples)
+
+
+def test_only_members_of_rl_count_in_the_deviation_of_a_batch() -> None:
+    group = credited(0, [2.0, -2.0, 100.0])
+    outside = replace(group.samples[2], loss_weights={"rl": np.zeros(6, np.float32)})
+    (found,) = normalized([ReadyGroup("g0", (*group.samples[:2], outside))])
+    assert [float(s.advantages[-1]) for s in found.samples] == [1.0, -1.0, 50.0]
+
+
+@pytest.mark.parametrize("advantages", [[0.5, 0.5], [0.3, 0.3 + 3e-8], [0.0, 0.0]])
+def test_advantages_that_do_not_differ_stay_as_they_are(advantages: list[float]) -> None:
+    group = credited(0, advantages)
+    assert normalized([group]) == (group,)

@@ -144,7 +144,7 @@ def test_a_task_that_gave_no_rewards_stays_in_its_pool() -> None:
 @pytest.mark.parametrize("reward", [-1.0, 1.5])
 def test_a_reward_that_is_no_solve_rate_is_refused(reward: float) -> None:
     tasks = Difficulty(3, seed="0/words")
-    with pytest.raises(ConfigError, match=r"task 1 got the reward .*reward_range"):
+    with pytest.raises(ValueError, match=r"task 1 got the reward .*reward_range"):
         tasks.record(1, TaskResult(rewards=(0.5, reward)))
     assert tasks.pool_sizes() == {"easy": 0, "normal": 3, "hard": 0}
 

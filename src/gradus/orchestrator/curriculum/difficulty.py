@@ -87,7 +87,7 @@ class Difficulty:
     def record(self, index: int, result: TaskResult) -> None:
         """Take a task that was played to the end of the pool that its new solve rate belongs to.
 
-        ConfigError for a reward out of range, which would say nothing about the solve rate.
+        ValueError, which fails the group, for a reward out of range: it is no solve rate.
         """
         if result.ending is not Ending.PLAYED or not result.rewards:
             return
@@ -140,10 +140,10 @@ class Difficulty:
     def _refuse_beyond(self, index: int, reward: float) -> None:
         if is_at_least(reward, self._reward_min) and is_at_least(self._reward_max, reward):
             return
-        raise ConfigError(
-            f"curriculum 'difficulty': task {index} got the reward {reward:g}, and solve rates are "
-            f"rewards between {self._reward_min:g} and {self._reward_max:g}; set the option "
-            "reward_range to the range of the source"
+        raise ValueError(
+            f"task {index} got the reward {reward:g}, and solve rates are rewards between "
+            f"{self._reward_min:g} and {self._reward_max:g}; set the option reward_range to the "
+            "range of the source"
         )
 
     def _pool_of(self, rate: float) -> str:
