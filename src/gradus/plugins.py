@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, cast
 
@@ -70,7 +70,7 @@ def plain_state(owner: str, state: object) -> dict[str, Any]:
     if not isinstance(state, Mapping):
         raise ConfigError(f"state() of {owner} gives {type(state).__name__}; it must give a dict")
     try:
-        return {key: _plain(value, key) for key, value in _text_keys(state, "")}
+        return _plain_dict(state)
     except _NotPlain as error:
         raise ConfigError(
             f"state() of {owner} {error}; a checkpoint keeps finite numbers, text, true, false, "
@@ -81,44 +81,76 @@ def plain_state(owner: str, state: object) -> dict[str, Any]:
 
 
 class _NotPlain(Exception):
-    """What is wrong with a value, and where it stands."""
+    """What is wrong with a value; the place is put together on the way out."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.place = ""
+
+    def within(self, step: str) -> _NotPlain:
+        self.place = f"{step}{self.place}"
+        return self
+
+    def __str__(self) -> str:
+        return f"holds {self.problem} at {self.place.lstrip('.')!r}"
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    # State may hold a hundred thousand of these.
+    if kind is int or value is None or kind is bool or (kind is float and math.isfinite(value)):
+        return value
+    if kind is list or kind is tuple:
+        return _plain_list(value)
     if hasattr(value, "tolist"):
         value = value.tolist()
     match value:
-        case None | bool():
+        case bool():
             return value
         case int():
             return int(value)
         case float():
             if not math.isfinite(value):
-                raise _NotPlain(f"holds {value} at {where!r}")
+                raise _NotPlain(f"{value}")
             return float(value)
         case str():
-            return _text(value, where)
+            return _text(value)
         case list() | tuple():
-            return [_plain(part, f"{where}[{number}]") for number, part in enumerate(value)]
+            return _plain_list(value)
         case Mapping():
-            return {key: _plain(part, f"{where}.{key}") for key, part in _text_keys(value, where)}
-    raise _NotPlain(f"holds a {type(value).__name__} at {where!r}")
+            return _plain_dict(value)
+    raise _NotPlain(f"a {type(value).__name__}")
 
 
-def _text_keys(state: Mapping[Any, Any], where: str) -> list[tuple[str, Any]]:
+def _plain_list(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        for value in values:
+            found.append(_plain(value))  # noqa: PERF401  its length is the place of an error
+    except _NotPlain as error:
+        raise error.within(f"[{len(found)}]") from None
+    return found
+
+
+def _plain_dict(values: Mapping[Any, Any]) -> dict[str, Any]:
     """JSON would turn a key that is a number into text, and `load_state` would miss it."""
-    for key in state:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
         if not isinstance(key, str):
-            place = f" at {where!r}" if where else ""
-            raise _NotPlain(f"holds the key {key!r}{place}, which is no text")
-    return [(_text(key, where), value) for key, value in state.items()]
+            raise _NotPlain(f"the key {key!r}, which is no text,")
+        try:
+            found[_text(key)] = _plain(value)
+        except _NotPlain as error:
+            raise error.within(f".{key}") from None
+    return found
 
 
-def _text(value: str, where: str) -> str:
+def _text(value: str) -> str:
     try:
         return value.encode().decode()
     except UnicodeEncodeError:
-        raise _NotPlain(f"holds text that is not Unicode at {where!r}") from None
+        raise _NotPlain("text that is not Unicode") from None
 
 
 def _import(kind: str, name: str, module_name: str) -> ModuleType:
