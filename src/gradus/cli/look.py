@@ -68,6 +68,9 @@ def look_at_environment(request: Request) -> str:
         seen += _first_prompt(config.name, model, task_data, offers_tools=tasks.offers_tools)
     elif tasks.offers_tools:
         seen.append("with tools")
+    if tasks.missing_modules:
+        names = ", ".join(tasks.missing_modules)
+        seen.append(f"may import while it plays what is not installed: {names}")
     return ", ".join(seen)
 
 
@@ -222,19 +225,17 @@ def look_at_engine(request: Request) -> str:
     # Loaded only with the model, and what breaks when its build does not fit that of torch.
     importlib.import_module("vllm.model_executor.model_loader")
     for name in ("torchvision", "torchaudio"):
-        _import_if_installed(name)
+        import_if_installed(name)
     import torch
     import vllm
 
     size, is_cpu = inference.tensor_parallel_size, is_cpu_build()
     num_gpus = torch.cuda.device_count()
-    found = len(list(_NODES.glob("node[0-9]*"))) or 1 if is_cpu else num_gpus
-    if size > found:
-        what = "NUMA nodes" if is_cpu else "GPUs"
-        raise ConfigError(
-            f"inference.tensor_parallel_size = {size}, but this machine has {found} {what}; "
-            f"lower it to {found}"
-        )
+    num_nodes = len(list(_NODES.glob("node[0-9]*"))) or 1
+    if is_cpu:
+        check_size(size, num_nodes, "NUMA nodes", is_free=_binds_threads(os.environ))
+    else:
+        check_size(size, num_gpus, "GPUs")
     hidden = misfits()
     without = f"; hidden, since they need CUDA: {', '.join(hidden)}" if hidden else ""
     return (
@@ -242,7 +243,22 @@ def look_at_engine(request: Request) -> str:
     )
 
 
-def _import_if_installed(name: str) -> None:
+def check_size(size: int, found: int, what: str, *, is_free: bool = False) -> None:
+    """ConfigError when the parts of the model are more than the devices that vLLM gives them."""
+    if size > found and not is_free:
+        raise ConfigError(
+            f"inference.tensor_parallel_size = {size}, but this machine has {found} {what}; "
+            f"lower it to {found}"
+        )
+
+
+def _binds_threads(variables: Mapping[str, str]) -> bool:
+    """Whether the user binds CPUs to the parts; otherwise vLLM wants a NUMA node for each."""
+    by_hand = variables.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto"
+    return by_hand or variables.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
+
+
+def import_if_installed(name: str) -> None:
     """Packages that transformers imports as soon as they are there; a wrong build ends the run."""
     try:
         importlib.import_module(name)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import inspect
+import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +18,7 @@ from pydantic import ValidationError
 from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
 from verifiers.v1.utils.loaders import env_config_type, taskset_config_type
 
-from gradus.config.installed import plugin_module
+from gradus.config.installed import has_module, plugin_module
 from gradus.config.problems import nearest
 from gradus.config.process import EVERY_ROLE
 from gradus.errors import ConfigError, EnvironmentFailure
@@ -40,12 +43,15 @@ class TaskIndex:
         agents: Mapping[str, bool] | None = None,
         *,
         offers_tools: bool = False,
+        missing_modules: Sequence[str] = (),
     ) -> None:
         self.taskset_id: str = taskset.config.id
         self.agents = dict(agents or {})
         """Agents of an episode → whether the environment lets them train."""
         self.offers_tools = offers_tools
         """Whether the policy is offered tools."""
+        self.missing_modules = tuple(missing_modules)
+        """Modules that its code imports while it plays, and that are not installed."""
         self._taskset = taskset
         self._all = list(taskset) if taskset.bounded else None
         self._iterator: Iterator[vf.Task[Any, Any, Any]] = iter(())
@@ -129,7 +135,10 @@ def load_tasks(
         raise ConfigError(f"{name}: {refusal}")
     try:
         index = TaskIndex(
-            environment.taskset, standing(environment), offers_tools=offers_tools(environment)
+            environment.taskset,
+            standing(environment),
+            offers_tools=offers_tools(environment),
+            missing_modules=missing_modules(environment),
         )
     except Exception as error:
         raise EnvironmentFailure(
@@ -235,6 +244,32 @@ def standing(environment: vf.Env[Any]) -> dict[str, bool]:
     finally:
         setup.close()
     return {name: bool(seat.trainable) for name, seat in seats.items()}
+
+
+def missing_modules(environment: vf.Env[Any]) -> list[str]:
+    """Modules that functions of the environment and its taskset import, and that are not installed.
+
+    Such an import fails every episode that reaches it; one in a `try` has another way out.
+    """
+    found: dict[str, None] = {}
+    for kind in (type(environment), type(environment.taskset)):
+        with contextlib.suppress(OSError, TypeError, SyntaxError):
+            source = inspect.getsource(sys.modules[kind.__module__])
+            for function in ast.walk(ast.parse(source)):
+                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.update(dict.fromkeys(_imported(function)))
+    return [name for name in found if not has_module(name)]
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Top-level modules of absolute imports below a node, those in a `try` left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
+            yield child.module.partition(".")[0]
+        elif not isinstance(child, ast.Try):
+            yield from _imported(child)
 
 
 def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | None:

@@ -19,7 +19,9 @@ from gradus.cli.inspection import (
     parts_of,
     table,
 )
+from gradus.cli.look import check_size, import_if_installed
 from gradus.config.eval import EvalConfig
+from gradus.errors import ConfigError
 from gradus.launch.plan import Machine
 from gradus.process_table import living_processes
 from gradus.testing.configs import build_run_config, build_sft_config
@@ -185,3 +187,21 @@ def test_the_table_is_aligned_and_goes_on_below_itself() -> None:
 def test_a_part_without_a_child_needs_no_process() -> None:
     (finding,) = look_at([Part("data", skipped="why")], machine())
     assert finding.verdict == NOT_LOOKED_AT
+
+
+def test_the_model_is_split_over_the_devices_that_there_are() -> None:
+    check_size(2, 2, "GPUs")
+    check_size(2, 1, "NUMA nodes", is_free=True)
+    with pytest.raises(ConfigError, match="tensor_parallel_size = 4, but this machine has 2 GPUs"):
+        check_size(4, 2, "GPUs")
+
+
+def test_a_companion_of_torch_with_a_wrong_build_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "operator torchvision::nms does not exist"
+    (tmp_path / "torchvideo.py").write_text(f"raise RuntimeError({words!r})")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="torchvideo does not fit this torch: operator"):
+        import_if_installed("torchvideo")
+    import_if_installed("torch_that_is_not_there")

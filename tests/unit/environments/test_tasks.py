@@ -273,3 +273,9 @@ def test_a_harness_whose_tokens_cannot_be_recorded_is_refused(
         load_tasks("here", config, is_rendered=True)
     assert words in str(caught.value)
     assert load_tasks("here", config).num_tasks is not None
+
+
+def test_modules_that_are_imported_only_while_it_plays_are_looked_for() -> None:
+    index = load_tasks("here", completed(id="openenv", taskset={"env": "x"}))
+    assert index.missing_modules == ("openenv",)
+    assert load_tasks("here", completed(id="gradus-test-echo")).missing_modules == ()

@@ -1,0 +1,80 @@
+"""`gradus check` as a user runs it: each part is loaded, nothing is written or left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.process_table import carries_mark, living_processes
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+
+def check(folder: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    (folder / "config.json").write_text(json.dumps(values))
+    return subprocess.run(
+        [sys.executable, "-m", "gradus.cli.main", "check", "@", "config.json"],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def run_values(model: Path, **source: Any) -> dict[str, Any]:
+    env = {"id": "gradus-word-lookup", "group_size": 4, **source}
+    sampling = {"max_completion_tokens": 64}
+    return {
+        "max_steps": 2,
+        "model": {"name": str(model), "max_length_tokens": 512},
+        "orchestrator": {"train": {"env": [env], "sampling": sampling}},
+    }
+
+
+def test_a_config_that_works_is_loaded_part_by_part(tmp_path: Path, tiny_model: Path) -> None:
+    ended = check(tmp_path, run_values(tiny_model))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    title, *lines = ended.stdout.splitlines()
+    assert title == "this config works here"
+    verdicts = {line[2:].split("  ")[0].strip(): line for line in lines[:5]}
+    assert list(verdicts) == [
+        "model",
+        "environment gradus-word-lookup",
+        "plug-ins",
+        "trainer",
+        "engine",
+    ]
+    assert all("  ok  " in line for line in verdicts.values())
+    assert "renderer qwen3 (by its chat template)" in verdicts["model"]
+    assert "with tools, first prompt" in verdicts["environment gradus-word-lookup"]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    left = [p for p in living_processes() if carries_mark(p.pid, "PWD", str(tmp_path))]
+    assert left == []
+
+
+def test_a_config_that_cannot_start_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    ended = check(tmp_path, run_values(tiny_model, taskset={"colour": "red"}))
+    assert ended.returncode == 64
+    assert ended.stdout.startswith("this config does not work here\n")
+    assert "taskset.colour is no key of this taskset" in " ".join(ended.stdout.split())
+
+
+def test_supervised_data_is_read_and_made_into_samples(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [{"prompt": "a b", "completion": "b a"}] * 3
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    values: dict[str, Any] = {
+        "model": {"name": str(tiny_model), "max_length_tokens": 64},
+        "data": {"path": "rows.jsonl"},
+        "max_steps": 2,
+    }
+    ended = check(tmp_path, values)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "3 conversations, the first 3 up to" in ended.stdout
