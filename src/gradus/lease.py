@@ -252,7 +252,8 @@ def read_marker(run_dir: RunDirectory) -> RunMarker | None:
         if value["format"] != MARKER_FORMAT:
             raise ConfigError(
                 f"{run_dir.root} is a run of another version of gradus (format {value['format']}, "
-                f"this version has {MARKER_FORMAT}); use that version or another name"
+                f"this version has {MARKER_FORMAT}); use that version, use another name, or delete "
+                "the folder yourself"
             )
         return RunMarker(str(value["run_id"]), str(value["kind"]))
     except (KeyError, TypeError) as error:

@@ -64,11 +64,12 @@ def run(words: Sequence[str]) -> int:
     end_quietly()
 
     from gradus.inference.parsers import Parsers, find_parsers
-    from gradus.inference.server import run_model_server
+    from gradus.inference.server import check_model, run_model_server
     from gradus.inference.settings import ServedModel
 
     with model_directory(source) as model:
         process = _process_config(config, model)
+        check_model(process.model)
         found = find_parsers(model, config.tokenizer)
         parsers = Parsers(
             found.tool if config.tool_parser == "auto" else config.tool_parser,

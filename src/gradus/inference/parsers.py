@@ -16,6 +16,8 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
+from gradus.recording import model_folder
+
 _TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -75,11 +77,12 @@ def choose_parsers(model_type: str, template: str) -> Parsers:
 
 def find_parsers(model: str, tokenizer: str | None) -> Parsers:
     """The parsers of a model directory or of a model of the hub; none where it does not say."""
-    config = _table(model, "config.json")
-    model_type = config.get("model_type")
+    model_type = _table(model, "config.json").get("model_type")
+    if not isinstance(model_type, str):
+        return Parsers()
     words = _table(tokenizer or model, "tokenizer_config.json").get("chat_template") or ""
     template = _text(tokenizer or model, _TEMPLATE_FILE) or json.dumps(words)
-    return choose_parsers(str(model_type), template)
+    return choose_parsers(model_type, template)
 
 
 def _table(model: str, name: str) -> dict[str, Any]:
@@ -91,8 +94,12 @@ def _table(model: str, name: str) -> dict[str, Any]:
 
 
 def _text(model: str, name: str) -> str | None:
-    """The content of one small file of a model; None when there is none."""
+    """The content of one small file of a model; None when there is none.
+
+    The network is asked only for a model that is not on this disk, which the engine fetches too.
+    """
+    folder = model_folder(model)
     with contextlib.suppress(OSError, UnicodeDecodeError, HfHubHTTPError, ValueError):
-        path = Path(model) / name if Path(model).is_dir() else Path(hf_hub_download(model, name))
+        path = folder / name if folder is not None else Path(hf_hub_download(model, name))
         return path.read_text(encoding="utf-8")
     return None

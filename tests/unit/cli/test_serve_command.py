@@ -129,4 +129,6 @@ def test_what_cannot_be_served_is_refused_before_vllm_is_loaded(
 ) -> None:
     model = str(make_model(tmp_path / "tiny"))
     assert main(["serve", *(model if it == "MODEL" else it for it in words)]) == ExitCode.CONFIG
-    assert said in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert "serves at" not in shown.out
