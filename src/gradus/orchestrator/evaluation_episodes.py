@@ -27,8 +27,10 @@ from gradus.orchestrator.evaluation_metrics import (
 )
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.record import readable
+from gradus.orchestrator.restarts import Blame
 from gradus.orchestrator.seats import settle_standing
 from gradus.orchestrator.task_client import Task, TaskRefused, TaskSetInfo
+from gradus.orchestrator.task_source import TaskPointer
 
 log = get_logger(__name__)
 
@@ -157,11 +159,14 @@ class EvaluationPlayer:
         max_in_flight: int,
         max_retries: int,
         first_delay_seconds: float = _FIRST_DELAY_SECONDS,
+        blame: Blame | None = None,
     ) -> None:
+        """`blame` remembers tasks that end their environment, from one evaluation to the next."""
         self._sources = {source.name: source for source in sources}
         self._max_in_flight = max_in_flight
         self._max_retries = max_retries
         self._first_delay_seconds = first_delay_seconds
+        self._blame = blame or Blame.apart()
 
     async def play(
         self,
@@ -208,28 +213,37 @@ class EvaluationPlayer:
         except TaskRefused as error:
             return EvaluatedEpisode(key, version, 0, failure=Failure("unreadable_task", f"{error}"))
         for attempt in range(1, self._max_retries + 2):
-            ended = await _attempt(source, key, task, version, attempt)
-            if attempt > self._max_retries or not may_pass(ended):
+            ended = await self._attempt(key, task, version, attempt)
+            is_final = self._blame.is_final(TaskPointer(key.source, 0, key.task))
+            if attempt > self._max_retries or is_final or not may_pass(ended):
                 return ended
             log.warning("episode %s is played again after %s", key, ended.failure)
             longest = min(_MAX_DELAY_SECONDS, self._first_delay_seconds * 2.0 ** (attempt - 1))
             await asyncio.sleep(longest * (0.5 + random.random() / 2))
         raise AssertionError("the last attempt returns")
 
+    async def _attempt(
+        self, key: EpisodeKey, task: Task, version: int, attempt: int
+    ) -> EvaluatedEpisode:
+        source, pointer = self._sources[key.source], TaskPointer(key.source, 0, key.task)
+        episode: WireEpisode | None = None
+        try:
+            async with self._blame.turn(pointer):
+                episode = await source.environment.run(task, version=version)
+            self._blame.clear(pointer)
+            failure = _find_failure(episode, source)
+        except EpisodeFailed as failed:
+            self._blame.note_failure(pointer, failed.failure)
+            failure = failed.failure
+        return EvaluatedEpisode(key, version, attempt, task.key, episode, failure)
 
-async def _attempt(
-    source: EvaluationSource, key: EpisodeKey, task: Task, version: int, attempt: int
-) -> EvaluatedEpisode:
-    episode: WireEpisode | None = None
-    try:
-        episode = await source.environment.run(task, version=version)
-        standing = settle_standing(episode, source.unmeasured_agents)
-        failure = find_failure(episode, needs_tokens=False) if standing is None else standing
-        if failure is None and not trainable_traces([episode]):
-            failure = Failure("no_trace", "the episode has no trace of an agent that is measured")
-    except EpisodeFailed as failed:
-        failure = failed.failure
-    return EvaluatedEpisode(key, version, attempt, task.key, episode, failure)
+
+def _find_failure(episode: WireEpisode, source: EvaluationSource) -> Failure | None:
+    standing = settle_standing(episode, source.unmeasured_agents)
+    failure = find_failure(episode, needs_tokens=False) if standing is None else standing
+    if failure is None and not trainable_traces([episode]):
+        return Failure("no_trace", "the episode has no trace of an agent that is measured")
+    return failure
 
 
 def may_pass(ended: EvaluatedEpisode) -> bool:

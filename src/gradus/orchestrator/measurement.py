@@ -22,6 +22,7 @@ from gradus.orchestrator.evaluation_file import EvaluationFile
 from gradus.orchestrator.evaluation_metrics import EnvironmentResult, EpisodeScore
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.policy import PolicyPool
+from gradus.orchestrator.restarts import Blame
 from gradus.run_dir import RunDirectory
 
 log = get_logger(__name__)
@@ -62,6 +63,7 @@ class Measurement:
         self._columns = {source.name: source.state_columns for source in sources}
         self._policy = policy
         self._episodes = episodes
+        self._blame = Blame.apart()
         self._failures = FirstFailures(RunDirectory(episodes.parent), "eval")
 
     async def measure(self, version: int, *, is_continued: bool = False) -> Measured:
@@ -90,6 +92,7 @@ class Measurement:
                 self._sources,
                 max_in_flight=self._settings.max_in_flight_episodes,
                 max_retries=self._settings.max_retries,
+                blame=self._blame,
             )
             await player.play(
                 missing,

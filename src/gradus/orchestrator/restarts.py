@@ -210,6 +210,19 @@ class Blame:
         """Whether a failure of an episode of `task` is not worth another attempt."""
         return self._is_aside(task)
 
+    @classmethod
+    def apart(cls) -> Blame:
+        """One that keeps by itself which tasks it put aside, for what has no journal."""
+        aside: set[tuple[str, int]] = set()
+
+        def put_aside(task: TaskPointer, reason: str, error: str) -> None:
+            aside.add((task.source, task.index))
+            log.warning(
+                "task %d of %r is put aside: %s, %s", task.index, task.source, reason, error
+            )
+
+        return cls(is_aside=lambda task: (task.source, task.index) in aside, put_aside=put_aside)
+
     def _refuse_if_aside(self, task: TaskPointer) -> None:
         if self._is_aside(task):
             text = f"task {task.index} was put aside, see task_set_aside in journal.jsonl"

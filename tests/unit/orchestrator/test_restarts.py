@@ -321,3 +321,18 @@ async def test_a_task_that_ends_each_process_that_loads_it_is_refused(
     with pytest.raises(TaskRefused, match="was lost 2 times while it loaded task 3"):
         await asking
     watching.cancel()
+
+
+async def test_an_evaluated_task_that_ends_its_process_is_put_aside_for_good() -> None:
+    environment = MortalEnvironment(killer=2)
+    source = EvaluationSource("words", num_tasks=6, group_size=2, environment=environment)
+    blame = Blame.apart()
+    for _ in range(2):
+        player = EvaluationPlayer(
+            [source], max_in_flight=12, max_retries=2, first_delay_seconds=0.0, blame=blame
+        )
+        ended: list[EvaluatedEpisode] = []
+        await player.play(source.episode_keys(), version=0, on_end=ended.append)
+        assert {e.key.task for e in ended if e.failure is not None} == {2}
+        assert len(ended) == 12
+    assert environment.num_lost == 2
