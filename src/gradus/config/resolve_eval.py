@@ -141,11 +141,11 @@ def continued_identity(before: Any, identity: Mapping[str, Any]) -> dict[str, An
     old = before if isinstance(before, dict) else {}
     sources = old.get("sources", {})
     now = dict(identity)
-    # Digests are unknown while the model was not on this disk; nothing is compared with nothing.
-    if not (old.get("files") and now.get("files")):
-        now["files"] = old.get("files") or now.get("files", {})
+    # Digests are unknown while the model was not on this disk; then the known ones hold for both.
+    files = old.get("files") or now.get("files") or {}
+    now["files"] = now.get("files") or files
     expected = {name: sources.get(name, source) for name, source in now["sources"].items()}
-    changed = list(differences(old | {"sources": expected}, now))
+    changed = list(differences(old | {"sources": expected, "files": files}, now))
     if changed:
         lines = "\n".join(f"{key} was {was!r} and is {new!r}" for key, was, new in changed)
         raise ConfigError(

@@ -10,7 +10,7 @@ import pytest
 from gradus.config.eval import EvalConfig
 from gradus.config.evaluation_checks import eval_problems
 from gradus.config.resolve import run_name
-from gradus.config.resolve_eval import resolve_eval
+from gradus.config.resolve_eval import continued_identity, resolve_eval
 from gradus.errors import ConfigError
 
 ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "api_key_var": "SERVICE_KEY"}
@@ -70,6 +70,29 @@ def test_an_evaluation_may_be_greedy() -> None:
 def test_what_changes_an_episode_changes_the_identity(changes: dict[str, Any]) -> None:
     before = resolve(build_eval_config()).evaluator.identity
     assert resolve(build_eval_config(**changes)).evaluator.identity != before
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "noted"),
+    [
+        ({}, {"model.safetensors": "a"}, {"model.safetensors": "a"}),
+        ({"model.safetensors": "a"}, {}, {"model.safetensors": "a"}),
+        ({}, {}, {}),
+    ],
+)
+def test_digests_that_one_side_does_not_know_are_taken_from_the_other(
+    was: dict[str, str], now: dict[str, str], noted: dict[str, str]
+) -> None:
+    identity = resolve(build_eval_config()).evaluator.identity
+    continued = continued_identity(identity | {"files": was}, identity | {"files": now})
+    assert continued == identity | {"files": noted}
+
+
+def test_sources_that_are_not_evaluated_this_time_stay_noted() -> None:
+    identity = resolve(build_eval_config()).evaluator.identity
+    other = {"other": {"environment": {}, "sampling": {}, "unmeasured_agents": []}}
+    before = identity | {"sources": identity["sources"] | other}
+    assert continued_identity(before, identity)["sources"] == before["sources"]
 
 
 def test_more_tasks_and_more_speed_leave_the_identity() -> None:
