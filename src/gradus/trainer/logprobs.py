@@ -92,31 +92,52 @@ class _Head:
     def token_blocks(self) -> Iterator[slice]:
         return _slices(self.hidden.shape[0], self.form.block.tokens)
 
-    def logits(self, tokens: slice, words: slice) -> Tensor:
-        """[C, W] logits of the sampled distribution; the caller owns the memory."""
+    @property
+    def is_shifted(self) -> bool:
+        """Whether logits are computed as distances from likely ones."""
+        is_exact = self.form.is_exact and self.hidden.dtype == torch.bfloat16
+        return is_exact and not self.hidden.is_cuda and _has_bfloat16_instructions()
+
+    def logits(self, tokens: slice, words: slice, likely: Tensor) -> Tensor:
+        """[C, W] logits of the sampled distribution; the caller owns the memory.
+
+        `likely` [C] are about as large as the largest logits of each token over the vocabulary.
+        """
         hidden, weight = self.hidden[tokens], self.weight[words]
         bias = None if self.bias is None else self.bias[words]
         if self.form.is_exact and hidden.dtype == torch.bfloat16:
-            logits = _unrounded_product(hidden, weight)
+            raw = likely * self.temperatures[tokens]
+            logits = self._product(hidden, weight, raw)
             logits = logits if bias is None else logits.add_(bias)
         else:
             logits = torch.nn.functional.linear(hidden, weight, bias).to(self.dtype)
         return logits.div_(self.temperatures[tokens, None])
 
+    def _product(self, hidden: Tensor, weight: Tensor, likely: Tensor) -> Tensor:
+        """hidden @ weight.T of bfloat16 values in float32.
 
-def _unrounded_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden @ weight.T of bfloat16 values as its float32 sums.
+        A CPU with instructions for bfloat16 rounds its sums to bfloat16. There a sum begins at
+        minus the likely logit, so that what is rounded is the distance from it: small where the
+        probability is not. Without the instructions float32 is the faster arithmetic.
+        """
+        if hidden.is_cuda:
+            return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+        if not self.is_shifted:
+            return torch.nn.functional.linear(hidden.float(), weight.float())
+        origin = likely.to(torch.bfloat16)[:, None]
+        distance = torch.addmm(-origin.expand(-1, weight.shape[0]), hidden, weight.T)
+        return distance.float().add_(origin)
 
-    A CPU gives bfloat16 alone: where it has instructions for that, a second product brings what the
-    first one rounded off; elsewhere float32 is the faster arithmetic.
-    """
-    if hidden.is_cuda:
-        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    if not _has_bfloat16_instructions():
-        return torch.nn.functional.linear(hidden.float(), weight.float())
-    rounded = torch.nn.functional.linear(hidden, weight)
-    rest = torch.addmm(rounded, hidden, weight.T, beta=-1)
-    return rounded.float().add_(rest)
+    def label_logits(self, labels: Tensor) -> Tensor:
+        """[N] float32 logits of the labels, for the shifted form."""
+        found = torch.empty(labels.shape, dtype=torch.float32)
+        for tokens in self.token_blocks():
+            chosen = labels[tokens]
+            product = self.hidden[tokens].float() * self.weight[chosen].float()
+            found[tokens] = product.sum(dim=1)
+            if self.bias is not None:
+                found[tokens] += self.bias[chosen]
+        return found / self.temperatures
 
 
 @cache
@@ -168,13 +189,21 @@ class _ChosenLogprobs(torch.autograd.Function):
         head = _Head(hidden, weight, bias, temperatures, form)
         sums = _Sums(hidden.shape[0], hidden, head.dtype)
         chosen = torch.zeros_like(sums.total)
+        exact = head.label_logits(labels) if head.is_shifted else None
         for words in head.word_blocks():
             for tokens in head.token_blocks():
-                logits = head.logits(tokens, words)
+                likely = sums.highest[tokens]
+                if exact is not None:
+                    likely = torch.maximum(likely, exact[tokens])
+                    if words.start == 0:  # Nothing is known of the largest logits yet.
+                        rough = head.logits(tokens, words, likely).amax(dim=1)
+                        likely = torch.maximum(likely, rough)
+                logits = head.logits(tokens, words, likely)
                 column, is_inside = _columns(labels[tokens], words)
                 found = logits.gather(1, column).squeeze(1)
                 chosen[tokens] = torch.where(is_inside, found, chosen[tokens])
                 sums.add(tokens, logits)
+        chosen = chosen if exact is None else exact
         log_total = sums.total.log()
         entropies = log_total - sums.moment / sums.total
         ctx.form = form
@@ -198,7 +227,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         for words in head.word_blocks():
             part = _HeadGradient.zeros(head, words, needs_weight=by_weight is not None)
             for tokens in head.token_blocks():
-                by_logits = upstream.by_logits(head.logits(tokens, words), tokens, words)
+                by_logits = upstream.by_logits(
+                    head.logits(tokens, words, normalisers[tokens]), tokens, words
+                )
                 by_logits = by_logits.div_(temperatures[tokens, None]).to(hidden.dtype)
                 _add_product(by_hidden[tokens], by_logits, weight[words])
                 part.add(by_logits, hidden[tokens])
