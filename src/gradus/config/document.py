@@ -225,7 +225,8 @@ gradus rl @ base.toml @ overlay.toml --trainer.optimizer.lr 1e-5 --max-steps 20
 
 - Files are TOML or JSON and merge left to right, table by table; every other value replaces the
   earlier one, and so does a table whose `type` differs. Flags apply after all files.
-- `--section @ file.toml` puts a file into a section.
+- `--section @ file.toml` puts a file into a section. A word of its own that ends in `.toml` or
+  `.json` is a file without the `@` too.
 - Flags are key paths in kebab-case: `--trainer.optimizer.max-grad-norm 0.5`. One entry of a list is
   reached by its place, counted from 0: `--orchestrator.train.env.0.group-size 4`.
 - `--trainer.deterministic` and `--no-trainer.deterministic` switch a boolean. `None` is the empty
