@@ -40,7 +40,7 @@ def wrong_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_registered_loss_passes_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-loss", "dapo", "--options.clip-high", "0.5"]) == ExitCode.DONE
     shown = capsys.readouterr().out
-    assert shown.startswith("loss dapo: 10 samples, ")
+    assert shown.startswith("loss dapo: 18 samples, ")
     assert shown.count("  same\n") == 9
     assert "3 ranks" in shown
 

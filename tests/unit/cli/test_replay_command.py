@@ -38,7 +38,8 @@ def write_journal(run_dir: RunDirectory) -> None:
         journal.write(
             JournalEvent.EPISODE_ENDED, episode="g000000.0", outcome="finished", version=0
         )
-        journal.write(JournalEvent.GROUP_GRADED, group="g000000", samples=["g000000.0/0/0"])
+        samples = ["g000000.0/0/0"]
+        journal.write(JournalEvent.GROUP_GRADED, group="g000000", samples=samples, error=None)
         batch: dict[str, Any] = {"step": 0, "groups": ["g000000"]}
         journal.write(JournalEvent.BATCH_CUT, **batch)
         journal.write(JournalEvent.BATCH_SHIPPED, **batch, samples=["g000000.0/0/0"], digests={})

@@ -150,7 +150,7 @@ def test_a_config_can_come_from_flags_alone() -> None:
 def test_a_union_is_chosen_by_its_type(base: str) -> None:
     env = "--orchestrator.train.env.0.pool"
     pool = load(base, f"{env}.num-workers", "2", f"{env}.type", "static").orchestrator.train.env[0]
-    assert pool.pool.model_dump() == {"type": "static", "num_workers": 2}
+    assert pool.pool.model_dump() == {"type": "static", "num_workers": 2, "max_tool_servers": 8}
 
 
 def test_another_type_drops_the_keys_of_the_earlier_variant(base: str, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_another_type_drops_the_keys_of_the_earlier_variant(base: str, tmp_path:
     )
     flag = ("--orchestrator.train.env.0.pool.type", "static")
     pool = load(base, "@", str(overlay), *flag).orchestrator.train.env[0].pool
-    assert pool.model_dump() == {"type": "static", "num_workers": 4}
+    assert pool.model_dump() == {"type": "static", "num_workers": 4, "max_tool_servers": 8}
 
 
 def test_a_text_key_takes_a_number_as_text(base: str) -> None:

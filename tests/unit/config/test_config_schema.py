@@ -56,6 +56,7 @@ def test_keys_of_a_union_are_those_of_all_variants() -> None:
     assert keys_at(RunConfig, (*ENV, 0, "pool")) == [
         "type",
         "num_workers",
+        "max_tool_servers",
         "max_workers",
         "multiplex",
     ]

@@ -153,6 +153,7 @@ def test_a_deprecated_flag_works_over_a_file_with_new_keys(tmp_path: Path) -> No
     assert config.orchestrator.train.env[0].pool.model_dump() == {
         "type": "static",
         "num_workers": 2,
+        "max_tool_servers": 8,
     }
 
 

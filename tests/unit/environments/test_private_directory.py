@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,26 @@ from gradus.process_table import read_process
 
 
 def test_only_the_owner_can_enter_it_and_it_goes_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     with private_directory("demo") as directory:
         (directory / "socket").touch()
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for the name of a socket, unlike that of a test."""
+    with tempfile.TemporaryDirectory(prefix="g-") as folder:
+        yield Path(folder)
 
 
 def test_its_name_carries_the_run_unless_its_parent_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     with private_directory("a-run-with-a-very-long-name") as directory:
         assert directory.name.startswith("gradus-env-a-run-with-a-ver-")
     entry = read_process(os.getpid())
@@ -34,7 +43,7 @@ def test_its_name_carries_the_run_unless_its_parent_does(
     monkeypatch.setenv("GRADUS_LAUNCH", f"{os.getpid()}.{entry.start_time}")
     with private_directory("a-run-with-a-very-long-name") as directory:
         assert directory.name.startswith("env-")
-    assert tmp_path.is_dir()
+    assert short_path.is_dir()
 
 
 def test_the_last_process_of_a_killed_launcher_removes_its_folder(

@@ -24,7 +24,7 @@ from gradus.run_dir import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.trainer.trainer import run
 from gradus.transport.build import build_sender
-from gradus.weights.manifest import verify
+from gradus.weights.manifest import BASE_FILE, verify
 from gradus.wire.events import (
     BatchReceived,
     CheckpointStaged,
@@ -231,7 +231,7 @@ async def test_a_run_with_adapters_publishes_them_or_the_merged_weights(
     run(build_config(tmp_path, tiny_model, lora=ServedLoraConfig(rank=4, serve=serve)))
     run_dir = RunDirectory(tmp_path)
     published = {path.name for path in run_dir.version(STEPS).iterdir()}
-    adapter = {"adapter_model.safetensors", "adapter_config.json"}
+    adapter = {"adapter_model.safetensors", "adapter_config.json", BASE_FILE}
     final = load_file(run_dir.model / "model.safetensors")
     assert {path.name for path in run_dir.adapter.iterdir()} == adapter
     if serve == "adapter":
