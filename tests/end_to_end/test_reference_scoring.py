@@ -12,7 +12,7 @@ import pytest
 
 from gradus.config.reference import ReferenceConfig
 from gradus.orchestrator.failures import EpisodeFailed
-from gradus.orchestrator.reference import ReferenceModel
+from gradus.orchestrator.reference import PROBE, ReferenceModel, compare_tokenizers
 from gradus.run_dir import read_json
 from gradus.testing.inference_process import RunningInference
 
@@ -63,7 +63,20 @@ async def test_forty_branches_at_once_get_the_same_scores_as_one_after_the_other
     async with ReferenceModel(config, token=token) as model:
         together = await asyncio.gather(*map(model.score, branches))
         alone = await model.score(branches[17])
-    assert together[17] == pytest.approx(alone, abs=0.05)
+    assert together[17] == pytest.approx(alone, abs=0.05, nan_ok=True)
+
+
+async def test_a_server_tells_how_it_writes_a_text_and_is_compared(
+    inference_server: RunningInference,
+) -> None:
+    config, token = connect(inference_server)
+    async with (
+        ReferenceModel(config, token=token) as teacher,
+        ReferenceModel(config, token=token) as policy,
+    ):
+        assert len(await teacher.encode("abc")) == 3
+        assert await teacher.encode(PROBE)
+        await compare_tokenizers(teacher, policy, "words")
 
 
 async def test_a_branch_that_is_too_long_fails_by_name(inference_server: RunningInference) -> None:

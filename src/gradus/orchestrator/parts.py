@@ -28,6 +28,7 @@ from gradus.orchestrator.algorithms import (
     build_algorithm,
     compares_all_traces,
     needs_reference,
+    reads_policy_tokens,
 )
 from gradus.orchestrator.environment import (
     Environment,
@@ -46,7 +47,7 @@ from gradus.orchestrator.peers import read_token
 from gradus.orchestrator.policy import InferencePool, PolicyPool
 from gradus.orchestrator.record import EpisodeWriter
 from gradus.orchestrator.recording import NoRecording, Recording, open_recording
-from gradus.orchestrator.reference import ReferenceModel, open_reference
+from gradus.orchestrator.reference import ReferenceModel, compare_tokenizers, open_reference
 from gradus.orchestrator.renderer import check_tools, settle_renderer
 from gradus.orchestrator.restarts import RestartedEnvironment
 from gradus.orchestrator.seats import check_seats
@@ -155,6 +156,9 @@ async def _open_source(
     reference = build_reference(config, source, base_url)
     if reference is not None:
         stack.push_async_callback(reference.close)
+        if source.algo.reference is not None and reads_policy_tokens(source.algo):
+            async with _policy_reference(config, base_url) as policy:
+                await compare_tokenizers(reference, policy, source.name)
     grading = build_grading(config, source, reference, vocabulary_size=vocabulary_size)
     settings = build_settings(source, config.model, base_url)
     environment = connect_environment(
@@ -255,8 +259,6 @@ def build_reference(
         return open_reference(source.algo.reference, source.name)
     if not needs_reference(source.algo):
         return None
-    policy = ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
-    token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
     stops = read_stop_token_ids(config.model)
     if source.is_frozen and not stops:
         log.warning(
@@ -266,7 +268,16 @@ def build_reference(
             source.name,
             config.model.name,
         )
-    return ReferenceModel(policy, token=token, stop_token_ids=stops)
+    return _policy_reference(config, base_url, stops)
+
+
+def _policy_reference(
+    config: OrchestratorProcessConfig, base_url: str, stop_token_ids: frozenset[int] = frozenset()
+) -> ReferenceModel:
+    """The policy as it is served."""
+    policy = ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
+    token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
+    return ReferenceModel(policy, token=token, stop_token_ids=stop_token_ids)
 
 
 def build_grading(

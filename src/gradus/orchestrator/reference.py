@@ -17,13 +17,23 @@ import msgspec
 
 from gradus.config.reference import ReferenceConfig
 from gradus.errors import ConfigError
+from gradus.log import get_logger
 from gradus.orchestrator.failures import EpisodeFailed, Failure
 from gradus.wire.sample import LARGEST_REFERENCE_LOGPROB
+
+log = get_logger(__name__)
 
 UNAVAILABLE = "reference_unavailable"
 """Kind of failure of an episode whose reference model gave no answer, also not after retries."""
 REFUSED = "reference_refused"
 """Kind of failure of an episode that the reference model cannot read, e.g. a too long one."""
+
+PROBE = (
+    "The quick brown fox jumps over 13 lazy dogs.\n\n\tdef f(x):\n        return x**2 # 3.14e-10\n"
+    "Größe café naïve Привет 数学 日本語 العربية 한국어 🙂 ∑∫√ "
+    "<tag id='a'/> {\"key\": [null, true]}"
+)
+"""Where tokenizers of different families differ: digits, indentation, scripts, symbols."""
 
 RETRY_DELAYS_SECONDS = (0.5, 2.0, 8.0)
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -99,12 +109,12 @@ class ReferenceModel:
         }
         if tools:
             body["tools"] = list(tools)
-        answer = await self._ask("/tokenize", body)
-        try:
-            return msgspec.convert(answer["tokens"], list[int])
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
-            text = f"{self._url}/tokenize sent no tokens ({error!r})"
-            raise EpisodeFailed(Failure(REFUSED, text)) from error
+        return _tokens(await self._ask("/tokenize", body), self._url)
+
+    async def encode(self, text: str) -> list[int]:
+        """The tokens of a plain text; EpisodeFailed when the server cannot say."""
+        body = {"model": self._config.model, "prompt": text, "add_special_tokens": False}
+        return _tokens(await self._ask("/tokenize", body), self._url)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -154,6 +164,44 @@ class ReferenceModel:
 
 class _Unavailable(Exception):
     """The server may answer the same request later."""
+
+
+async def compare_tokenizers(teacher: ReferenceModel, policy: ReferenceModel, source: str) -> None:
+    """ConfigError when a teacher reads other tokens than the policy writes.
+
+    One text of many kinds of characters is compared; a server that cannot tell how it writes it
+    gets a warning, because the teacher may be none of vLLM's.
+    """
+    try:
+        theirs, ours = await teacher.encode(PROBE), await policy.encode(PROBE)
+    except EpisodeFailed as failed:
+        log.warning(
+            "source %r: the tokenizers of policy and teacher cannot be compared (%s); the teacher "
+            "must read the policy's tokens",
+            source,
+            failed,
+        )
+        return
+    if theirs != ours:
+        raise ConfigError(
+            f"source {source!r}: the teacher of algo.reference has another tokenizer than the "
+            f"policy: it writes a probe text in {len(theirs)} tokens, the policy in {len(ours)}, "
+            f"and they differ from token {_first_difference(theirs, ours)} on; use a teacher of "
+            "the policy's family"
+        )
+
+
+def _first_difference(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _tokens(answer: Mapping[str, Any], url: str) -> list[int]:
+    try:
+        return msgspec.convert(answer["tokens"], list[int])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        text = f"{url}/tokenize sent no tokens ({error!r})"
+        raise EpisodeFailed(Failure(REFUSED, text)) from error
 
 
 def open_reference(config: ReferenceConfig, source: str) -> ReferenceModel:

@@ -13,9 +13,11 @@ from gradus.config.reference import ReferenceConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.failures import EpisodeFailed
 from gradus.orchestrator.reference import (
+    PROBE,
     REFUSED,
     UNAVAILABLE,
     ReferenceModel,
+    compare_tokenizers,
     open_reference,
 )
 
@@ -186,3 +188,30 @@ def test_a_key_that_is_not_set_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     config = ReferenceConfig(base_url="http://127.0.0.1:1", model="m", api_key_var="TEACHER_KEY")
     with pytest.raises(ConfigError, match=r"source 'words'.*'TEACHER_KEY'.*not set"):
         open_reference(config, "words")
+
+
+def writes(tokens: list[int], status: int = 200) -> Answer:
+    async def answer(body: dict[str, Any]) -> web.Response:
+        assert body["prompt"] == PROBE
+        return web.json_response({"tokens": tokens}, status=status)
+
+    return answer
+
+
+async def test_a_teacher_with_the_policys_tokenizer_is_taken() -> None:
+    async with serve(writes([1, 2, 3])) as teacher, serve(writes([1, 2, 3])) as policy:
+        await compare_tokenizers(teacher, policy, "words")
+
+
+async def test_a_teacher_with_another_tokenizer_is_refused() -> None:
+    async with serve(writes([1, 2, 3])) as teacher, serve(writes([1, 9])) as policy:
+        with pytest.raises(ConfigError, match=r"'words'.* 3 tokens, the policy in 2.* token 1 on"):
+            await compare_tokenizers(teacher, policy, "words")
+
+
+async def test_a_teacher_that_cannot_tell_its_tokens_is_taken_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serve(writes([], status=404)) as teacher, serve(writes([1])) as policy:
+        await compare_tokenizers(teacher, policy, "words")
+    assert "cannot be compared" in caplog.text

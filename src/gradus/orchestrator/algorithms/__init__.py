@@ -36,6 +36,13 @@ def needs_reference(config: AlgorithmConfig) -> bool:
     return bool(getattr(kind, "needs_reference", False))
 
 
+def reads_policy_tokens(config: AlgorithmConfig) -> bool:
+    """Whether the reference model gets the policy's tokens, and must have its tokenizer: the class
+    says `reads_policy_tokens = True`."""
+    kind = find_plugin("algorithm", config.type, ALGORITHMS)
+    return bool(getattr(kind, "reads_policy_tokens", False))
+
+
 def compares_all_traces(config: AlgorithmConfig) -> bool:
     """Whether all traces of a group have one baseline: the class says `compares_all_traces = True`,
     and so does a class that inherits from such a one."""

@@ -57,6 +57,7 @@ class OnPolicyDistillation:
     """
 
     needs_reference = True
+    reads_policy_tokens = True
 
     def __init__(self, *, reference: Scorer) -> None:
         """`reference` is the frozen teacher, from `algo.reference`."""
