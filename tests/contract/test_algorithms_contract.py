@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import math
@@ -11,21 +12,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
+from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm
-from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
+from gradus.orchestrator.algorithms.base import (
+    Algorithm,
+    CreditContext,
+    assign_advantage,
+    trainable_traces,
+)
 from gradus.orchestrator.algorithms.distill import (
     FrozenSampler,
     OnPolicyDistillation,
     SelfDistillation,
 )
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.episode_codec import save_played
+from gradus.orchestrator.error_policy import ListedErrors
+from gradus.orchestrator.grading import (
+    Grading,
+    Group,
+    PlayedEpisode,
+    fill,
+    grade,
+    score_awaited,
+)
+from gradus.orchestrator.record import encode_record, episode_record
 from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.orchestrator.task_client import Task
+from gradus.orchestrator.task_source import TaskPointer
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.policy import VersionSpan
 
@@ -236,3 +257,70 @@ async def test_the_algorithms_of_the_documentation_give_valid_credit(
 
 def test_the_documentation_shows_credit_per_turn_and_per_token() -> None:
     assert len(DOCUMENTED) >= 2
+
+
+class Hostile(Algorithm):
+    """Writes `credit` past the accessor on the reply of every trace, or raises it."""
+
+    def __init__(self, credit: Any) -> None:
+        self._credit = credit
+
+    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
+        if isinstance(self._credit, Exception):
+            raise self._credit
+        for trace in trainable_traces(episodes):
+            for name, value in self._credit.items():
+                setattr(trace.nodes[1], name, value)
+
+
+class HostileAndAsync(Hostile):
+    """The same after a wait."""
+
+    async def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
+        await asyncio.sleep(0)
+        super().score_group(episodes, context)
+
+
+NAN = math.nan
+HOSTILE = [
+    ({"advantages": [1.0]}, "invalid_credit"),
+    ({"advantages": [1.0] * 5}, "invalid_credit"),
+    ({"advantages": [1.0, NAN, 1.0, 1.0]}, "invalid_credit"),
+    ({"advantages": [1.0, None, 1.0, 1.0]}, "invalid_credit"),
+    ({"advantages": 1.0}, "invalid_credit"),
+    ({"reference_logprobs": [-1.0]}, "invalid_credit"),
+    ({"reference_logprobs": [0.5] * 4}, "invalid_credit"),
+    ({"loss_weights": {"ce": [1.0]}}, "invalid_credit"),
+    ({"loss_weights": {"mine": [1.0] * 5}}, "invalid_credit"),
+    ({"loss_weights": {"rl": [1.0] * 5}}, "invalid_credit"),
+    ({"loss_weights": {"ref_kl": [0.0, 1.0, 1.0, 1.0, 1.0]}}, "invalid_credit"),
+    (KeyError("grade"), "algorithm_failed"),
+    (ValueError("\udcff"), "algorithm_failed"),
+    ({"advantages": np.full(4, 0.5)}, None),
+    ({"advantages": [np.float64(0.5)] * 4}, None),
+    ({"advantages": np.full(4, 0.5, np.float32), "loss_weights": {"ce": np.ones(5)}}, None),
+]
+
+
+@pytest.mark.parametrize("kind", [Hostile, HostileAndAsync])
+@pytest.mark.parametrize(("credit", "failure"), HOSTILE)
+async def test_what_an_algorithm_does_wrong_fails_its_group_and_nothing_else(
+    kind: type[Hostile], credit: Any, failure: str | None
+) -> None:
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, "a"))
+    for number, episode in enumerate(build_games()):
+        group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
+    grading = Grading(kind(credit), [], temperature=1.0, max_length_tokens=100)
+    if grading.awaits_groups:
+        await score_awaited(group, grading, ListedErrors(ErrorPolicyConfig()))
+        fill(group, grading)
+    else:
+        grade(group, grading)
+    assert (group.failure.kind if group.failure else None) == failure
+    assert len(group.samples) == (0 if failure else 6)
+    if group.failure:
+        where = f"test_algorithms_contract:{kind.__name__}, source 'words', group g0"
+        assert where in group.failure.message
+    # Whatever happened, the episodes can be recorded and saved.
+    assert all(save_played(played).episode for played in group.played)
+    assert all(encode_record(episode_record(p, group, 0, ())) for p in group.played)
