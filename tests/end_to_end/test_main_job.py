@@ -196,7 +196,7 @@ def test_a_replay_with_another_loss_repeats_the_batches_and_not_the_weights(
     words = ("--run-dir", folder, "--trainer.optimizer.lr", "1e-4", "--max-steps", "2")
     printed = finish(start("rl", "--replay", str(run[0]), *words))
     assert "trainer.optimizer.lr was 0.001 and is 0.0001" in printed
-    assert "batches     2 recut from the episodes, each as recorded" in printed
+    assert "batches     2 made again from the episodes, each as recorded" in printed
     assert "the weights differ, as they may" in printed
 
 

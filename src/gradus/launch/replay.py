@@ -107,7 +107,7 @@ def read_report(folder: Path) -> ReplayReport:
 
 def verdict_lines(report: ReplayReport, *, is_expected: bool) -> list[str]:
     """The last lines on the terminal: whether both came to the same."""
-    lines = [_line("batches", f"{report.steps} recut from the episodes, each as recorded")]
+    lines = [_line("batches", f"{report.steps} made again from the episodes, each as recorded")]
     if not is_expected:
         same = "are bitwise the same nevertheless" if report.is_same else "differ, as they may"
         lines.append(_line("weights", f"the trainer was changed; the weights {same}"))

@@ -26,6 +26,7 @@ from gradus.orchestrator.evaluation_metrics import (
     metrics,
 )
 from gradus.orchestrator.failures import FirstFailures
+from gradus.orchestrator.grading import named_values
 from gradus.orchestrator.record import readable
 from gradus.orchestrator.restarts import Blame
 from gradus.orchestrator.seats import settle_standing
@@ -98,6 +99,7 @@ class EvaluatedEpisode:
             reward=sum(trace.reward for trace in traces) / len(traces),
             length_tokens=sum(map(num_sampled_tokens, traces)),
             is_truncated=any(is_truncated(trace) for trace in traces),
+            values={name: sum(of) / len(of) for name, of in named_values(traces).items()},
         )
 
     def tell(self, failures: FirstFailures) -> None:
@@ -125,6 +127,7 @@ class EvaluatedEpisode:
             "reward": score.reward,
             "length_tokens": score.length_tokens,
             "is_truncated": score.is_truncated,
+            "values": dict(score.values),
             "error": {"type": failure.kind, "message": failure.message} if failure else None,
         }
 

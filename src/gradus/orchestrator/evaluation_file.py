@@ -35,6 +35,7 @@ class _Standing(msgspec.Struct):
     length_tokens: int
     is_truncated: bool
     error: _Error | None
+    values: dict[str, float | None] = {}
 
     @property
     def key(self) -> EpisodeKey:
@@ -42,8 +43,10 @@ class _Standing(msgspec.Struct):
 
     @property
     def score(self) -> EpisodeScore:
+        # A sum beyond what a float holds became null.
+        values = {name: value for name, value in self.values.items() if value is not None}
         return EpisodeScore(
-            self.task.index, self.reward, None, self.length_tokens, self.is_truncated
+            self.task.index, self.reward, None, self.length_tokens, self.is_truncated, values
         )
 
 

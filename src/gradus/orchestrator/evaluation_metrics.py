@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb, fsum
+from math import comb, fsum, isfinite
 
 from gradus.orchestrator.rounding import are_equal
 
+MAX_NAMES = 200
+"""Names of values that one environment may bring into one record."""
 _Estimate = Callable[[int, int, int], float]
 
 
@@ -37,6 +39,8 @@ class EpisodeScore:
     """Tokens that the model wrote."""
     is_truncated: bool = False
     """Whether a limit cut the episode short."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """What its environment measured, by name; a mean over its traces."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ class EnvironmentResult:
     """Of the episodes without error."""
     mean_length_tokens: float | None = None
     """Of the episodes without error."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """What the environment measured, by name: means over the episodes that have it. Empty for
+    environments together."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -130,6 +137,7 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
         error_share=_mean([score.reward is None for score in ended]),
         truncated_share=_mean([score.is_truncated for score in finished]),
         mean_length_tokens=_mean([score.length_tokens for score in finished]),
+        values=_means(score.values for score in finished),
     )
 
 
@@ -176,6 +184,7 @@ def metrics(result: EnvironmentResult, prefix: str) -> dict[str, float]:
         "length_tokens/mean": result.mean_length_tokens,
         "episodes/sum": float(result.num_episodes),
         **{f"error/{kind}/sum": float(count) for kind, count in result.errors.items()},
+        **{f"{name}/mean": value for name, value in result.values.items()},
     }
     return {f"{prefix}/{name}": value for name, value in named.items() if value is not None}
 
@@ -201,6 +210,17 @@ def _common(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
         return {}
     ks = set(tables[0]).intersection(*tables[1:])
     return {k: fsum(table[k] for table in tables) / len(tables) for k in sorted(ks)}
+
+
+def _means(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Per name, at most MAX_NAMES of them."""
+    values: dict[str, list[float]] = {}
+    for named in found:
+        for name, value in named.items():
+            if name in values or len(values) < MAX_NAMES:
+                values.setdefault(name, []).append(value)
+    means = {name: sum(listed) / len(listed) for name, listed in values.items()}
+    return {name: mean for name, mean in means.items() if isfinite(mean)}
 
 
 def _num_finished(result: EnvironmentResult) -> int:

@@ -104,7 +104,7 @@ class PlayedEpisode:
             num_turns=sum(trace.num_turns for trace in traces),
             is_truncated=any(is_truncated(trace) for trace in traces),
             agents=tuple(trace.agent.name for trace in traces),
-            values=_named_values(traces),
+            values=named_values(traces),
         )
 
 
@@ -336,7 +336,10 @@ def untrained_episodes(group: Group) -> int:
     return sum(played.id not in kept for played, _ in group.finished)
 
 
-def _named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
+def named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
+    """By name, one per trace that has it: parts of the reward, metrics of the environment, seconds
+    of each stage. What is missing or not finite is left out.
+    """
     found: dict[str, list[float]] = {}
 
     def note(name: str, value: float | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradus.monitor.reduce import Mean
+from gradus.orchestrator.evaluation_metrics import MAX_NAMES
 from gradus.orchestrator.filters import Verdict, dropped_by
 from gradus.orchestrator.grading import Group, is_flat, untrained_episodes
 from gradus.orchestrator.group_ledger import Outcome
@@ -19,8 +20,6 @@ from gradus.wire.policy import staleness
 from gradus.wire.sample import Sample
 
 Metrics = dict[str, float]
-MAX_NAMES = 200
-"""Names of values that one source may bring into one record."""
 TRAINABLE_SHARE = "sample/trainable/share"
 """Of the samples that became final since the last batch, those that no filter dropped."""
 

@@ -126,7 +126,7 @@ def report(**changes: Any) -> ReplayReport:
 
 def test_equal_weights_are_called_bitwise_the_same() -> None:
     assert verdict_lines(report(), is_expected=True) == [
-        "batches     3 recut from the episodes, each as recorded",
+        "batches     3 made again from the episodes, each as recorded",
         "weights     bitwise the same: 3 published versions, model/model.safetensors",
     ]
 

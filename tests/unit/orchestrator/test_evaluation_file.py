@@ -12,6 +12,7 @@ from gradus.errors import CorruptStateError
 from gradus.orchestrator.episode_check import Failure
 from gradus.orchestrator.evaluation_episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation_file import EvaluationFile, read_standings
+from gradus.orchestrator.evaluation_metrics import evaluate, metrics
 from gradus.testing.episodes import build_episode
 
 KEYS = [EpisodeKey("words", task, replica) for task in range(3) for replica in range(2)]
@@ -45,6 +46,22 @@ def test_finished_episodes_are_kept_and_failed_ones_leave(tmp_path: Path) -> Non
         assert file.finished[KEYS[0]].reward == 1.0
         file.append(ended(KEYS[1]), ())
     assert names(path) == ["words/0/0", "words/0/1"]
+
+
+def test_what_the_environment_measured_is_there_again_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    episode = build_episode(reward=1.0)
+    episode.traces[0].metrics = {"num_calls": 3.0, "huge": 1e308}
+    played = EvaluatedEpisode(KEYS[0], 0, 1, "key", episode)
+    with EvaluationFile.create(path) as file:
+        file.append(played, ())
+    with EvaluationFile.reopen(path, KEYS) as file:
+        assert file.finished[KEYS[0]] == played.score()
+        result = evaluate([file.finished[KEYS[0]], played.score()], group_size=1)
+    found = metrics(result, "eval/words")
+    assert found["eval/words/metric/num_calls/mean"] == 3.0
+    assert found["eval/words/reward/reward/mean"] == 1.0
+    assert "eval/words/metric/huge/mean" not in found, "the sum is beyond what a float holds"
 
 
 def test_episodes_that_are_not_asked_for_this_time_stay(tmp_path: Path) -> None:
