@@ -18,6 +18,7 @@ from gradus.config.loss_options import LOSS_OPTIONS
 from gradus.config.renames import translate
 from gradus.config.run import RunConfig
 from gradus.config.schema import UNKNOWN, KeyPath, annotation_at
+from gradus.config.trainer import TrainerConfig
 
 Table = dict[str, Any]
 
@@ -78,6 +79,7 @@ STAGES = {
 
 _ALGORITHMS = {"rl": "grpo", "ema_per_member": "rae", "sft_distill": "sft", "opd": "opd"}
 _ROLE_KEYS = {"harness", "runtime", "model", "client", "sampling", "trainable"}
+_MICRO_BATCH: int = TrainerConfig().micro_batch_tokens
 _EXTRA_SAMPLING = ("top_k", "min_p", "repetition_penalty", "seed", "stop")
 
 
@@ -107,6 +109,7 @@ def from_prime_rl(values: Mapping[str, Any]) -> Conversion:
     for old, new in MOVES.items():
         if (value := work.take(old)) is not None:
             work.put(new, value)
+    _fit(work)
     _sources(work, "orchestrator.train.env", TrainEnvironmentConfig)
     _evaluation(work)
     _sampling(work.get("orchestrator.train.sampling"), work)
@@ -212,6 +215,20 @@ def _trainer(work: _Work) -> None:
         work.put("trainer.loss", _with_options(loss, "trainer.loss", LOSS_OPTIONS, "dppo", work))
 
 
+def _fit(work: _Work) -> None:
+    """Numbers that prime-rl derives: a micro batch holds the longest sample, ranks share one."""
+    length = work.get("model.max_length_tokens")
+    if isinstance(length, int) and length > (
+        work.get("trainer.micro_batch_tokens") or _MICRO_BATCH
+    ):
+        work.take("trainer.micro_batch_tokens")
+        work.put("trainer.micro_batch_tokens", length)
+    ranks = work.get("trainer.parallel.context_parallel_size")
+    if isinstance(ranks, int) and ranks > 1 and work.get("trainer.num_processes") is None:
+        work.put("trainer.num_processes", ranks)
+        work.note("trainer.num_processes", f"not given; {ranks} is the least for cp = {ranks}")
+
+
 def _algorithm(work: _Work) -> None:
     """`algo`, `advantage`, `training_mode` and the teacher become one table."""
     chosen = work.take("orchestrator.algo")
@@ -302,6 +319,8 @@ def _source(source: Table, path: str, known: set[str], work: _Work) -> Table:
         source["settings"] = {**settings, **source.get("settings", {})}
     _identify(source)
     _harness(source, path, work)
+    if isinstance(source.get("runtime"), dict):
+        source["runtime"].setdefault("type", "prime")
     if "timeout" in source:
         source["timeout"] = _timeout(source["timeout"])
     if "sft" in source:

@@ -99,10 +99,12 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                     "optim_cpu_offload": True,
                     "lora": {"rank": 8},
                 }
-            }
+            },
+            "deployment": {"num_train_gpus": 2},
         },
         {
             "trainer": {
+                "num_processes": 2,
                 "lora": {"rank": 8},
                 "parallel": {
                     "activation_checkpointing": "full",
@@ -112,6 +114,16 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                 },
             }
         },
+    ),
+    (
+        "a micro batch holds the longest sample",
+        {"seq_len": 16384},
+        {"model": {"max_length_tokens": 16384}, "trainer": {"micro_batch_tokens": 16384}},
+    ),
+    (
+        "runtime without a type",
+        source(id="a", env={"agent": {"runtime": {"labels": ["x"]}}}),
+        source(id="a", runtime={"labels": ["x"], "type": "prime"}),
     ),
     (
         "weight_broadcast",
