@@ -23,7 +23,7 @@ Build = Callable[[RunDirectory, int], WeightPublisher]
 PUBLISHERS: dict[str, Build] = {
     "filesystem": lambda run_dir, epoch: FilesystemWeights(run_dir, epoch=epoch, extra_files={}),
     "broadcast": lambda run_dir, epoch: BroadcastWeights(
-        run_dir, epoch=epoch, extra_files={}, num_receivers=1
+        run_dir, epoch=epoch, extra_files={}, num_receivers=1, device=torch.device("cpu")
     ),
 }
 

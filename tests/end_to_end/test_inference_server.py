@@ -240,7 +240,12 @@ async def test_served_tensors_equal_the_published_ones(
 async def test_weights_that_were_broadcast_are_served_without_a_file(client: Client) -> None:
     server = client.server
     sender = BroadcastWeights(
-        server.run_dir, epoch=server.epoch, extra_files={}, num_receivers=1, timeout_seconds=60.0
+        server.run_dir,
+        epoch=server.epoch,
+        extra_files={},
+        num_receivers=1,
+        device=torch.device("cpu"),
+        timeout_seconds=60.0,
     )
     version = (await client.status())["version"]
     for newer in (version + 1, version + 2):
@@ -258,7 +263,12 @@ async def test_a_broadcast_of_another_model_is_refused_before_anything_is_sent(
 ) -> None:
     server = client.server
     sender = BroadcastWeights(
-        server.run_dir, epoch=server.epoch, extra_files={}, num_receivers=1, timeout_seconds=60.0
+        server.run_dir,
+        epoch=server.epoch,
+        extra_files={},
+        num_receivers=1,
+        device=torch.device("cpu"),
+        timeout_seconds=60.0,
     )
     version = (await client.status())["version"]
     published = sender.publish(version + 1, [("lm_head.weight", torch.zeros(2, 2))])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +24,10 @@ from gradus.trainer.allocator import keep_freed_memory
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 """Deadline of one collective; a rank that is later is taken for dead."""
+_TURN_KEY = "gradus/first_rank"
+_BEAT_SECONDS = 5.0
+_SHORTEST_PAUSE_SECONDS = 0.001
+_LONGEST_PAUSE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class World:
     """The model is sharded over its last dimension and copied over the first of two."""
     context: ContextGroup | None = None
     """None when every rank reads whole micro batches."""
+    _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+    """Counts what the first rank does alone; the same on all ranks."""
 
     @property
     def is_first(self) -> bool:
@@ -106,18 +116,76 @@ class World:
         return bool(vote.item())
 
     def first_rank_does(self, action: Callable[[], None]) -> None:
-        """Run `action` on rank 0 while the others wait; an error there ends all ranks."""
+        """Run `action` on rank 0 while the others wait; an error there ends all ranks.
+
+        It may take longer than a collective: the others wait as long as rank 0 says that it lives.
+        """
         failure: BaseException | None = None
+        turn = FirstRankTurn(next(self._turns))
         if self.is_first:
-            try:
-                action()
-            except BaseException as error:
-                failure = error
+            with turn.taken() if self.size > 1 else nullcontext():
+                try:
+                    action()
+                except BaseException as error:
+                    failure = error
+        else:
+            with named_failures("wait for rank 0"):
+                turn.wait()
         is_done = self.all_agree(failure is None)
         if failure is not None:
             raise failure
         if not is_done:
             raise ProcessError("rank 0 failed; its own message says why")
+
+
+@dataclass(frozen=True)
+class FirstRankTurn:
+    """Something that rank 0 does alone, told to the others through the store of the group."""
+
+    number: int
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """On rank 0: say every few seconds that the body still runs, and then that it is over."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(ended,), name="first-rank", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            _store().set(_TURN_KEY, self._over)
+
+    def wait(self) -> None:
+        """On every other rank: return when it is over; DeadlineError when rank 0 says nothing."""
+        store, pause = _store(), _SHORTEST_PAUSE_SECONDS
+        said, since = b"", time.monotonic()
+        while said != self._over.encode():
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            before, said = said, store.get(_TURN_KEY) if store.check([_TURN_KEY]) else b""
+            if said != before:
+                since = time.monotonic()
+            if time.monotonic() - since > COLLECTIVE_TIMEOUT_SECONDS:
+                raise DeadlineError(
+                    f"rank 0 said nothing for {COLLECTIVE_TIMEOUT_SECONDS:g} s while others "
+                    "waited for it; look for a stopped trainer rank"
+                )
+
+    def _beat(self, ended: threading.Event) -> None:
+        for number in itertools.count():
+            _store().set(_TURN_KEY, f"{self.number}.{number}")
+            if ended.wait(_BEAT_SECONDS):
+                return
+
+    @property
+    def _over(self) -> str:
+        return f"{self.number}.over"
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
 
 
 @contextmanager

@@ -64,8 +64,14 @@ class PolicyPublisher:
             assert self._weights is not None
             published.append(self._weights.publish(version, tensors))
 
+        # Before anything is gathered: a rank that waits in a collective gives up after a while.
+        self._world.first_rank_does(self._wait_for_room)
         self._gather(write, self._served)
         return published[0] if published else None
+
+    def _wait_for_room(self) -> None:
+        assert self._weights is not None
+        self._weights.wait_for_room()
 
     def finish(self) -> None:
         """Wait on all ranks until inference has every published version, and end the transfer."""

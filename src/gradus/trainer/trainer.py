@@ -294,12 +294,14 @@ def _build_publisher(
         model,
         world,
         dtype=serving_dtype(config.trainer.compute_dtype),
-        weights=_build_weights(config, files) if world.is_first else None,
+        weights=_build_weights(config, world, files) if world.is_first else None,
         served=adapter_tensors if _serves_adapter(config) else serving_tensors,
     )
 
 
-def _build_weights(config: TrainerProcessConfig, files: Mapping[str, bytes]) -> WeightPublisher:
+def _build_weights(
+    config: TrainerProcessConfig, world: World, files: Mapping[str, bytes]
+) -> WeightPublisher:
     """The weight transfer that the config names."""
     run_dir = run_directory(config.run_dir)
     if config.trainer.weight_transfer == "broadcast":
@@ -308,6 +310,7 @@ def _build_weights(config: TrainerProcessConfig, files: Mapping[str, bytes]) -> 
             epoch=config.epoch,
             extra_files=files,
             num_receivers=config.num_inference_workers,
+            device=world.device,
             keep_published=config.trainer.keep_published,
             timeout_seconds=config.trainer.receive_timeout_seconds,
         )

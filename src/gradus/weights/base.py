@@ -24,6 +24,10 @@ class Published:
 class WeightPublisher(Protocol):
     """The trainer's end of a weight transfer; only rank 0 has one."""
 
+    def wait_for_room(self) -> None:
+        """Return when one more version can be published; may take as long as an evaluation."""
+        ...
+
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Make `version` available, whole or not at all; FencedError under a newer epoch."""
         ...

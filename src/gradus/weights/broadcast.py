@@ -1,9 +1,10 @@
 """Versions from memory to memory: the trainer's first rank broadcasts to every inference worker.
 
-The collective runs over nccl between GPUs and over gloo between processes on a CPU; the code is the
-same. A version is a directory as with files, but in the place of tensors it holds `stream.json`:
-what will be sent, in which order, with a checksum of each tensor. Its manifest stands for it in
-messages, so that publishing, refusing and applying stay as they are.
+The collective runs over nccl when trainer and workers all have GPUs, else over gloo through main
+memory; the sender decides, once it knows the workers' devices. A version is a directory as with
+files, but in the place of tensors it holds `stream.json`: what will be sent, in which order, with a
+checksum of each tensor. Its manifest stands for it in messages, so that publishing, refusing and
+applying stay as they are.
 
     trainer, rank 0     publish v: copy the tensors, write stream.json, go on training
     orchestrator        POST /gradus/apply with the directory and the digest
@@ -19,7 +20,7 @@ import atexit
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ TIMEOUT_SECONDS = 600.0
 """Deadline of one broadcast, and of the meeting of sender and workers."""
 
 _LOOK_SECONDS = 0.01
+_GROUP_KEY = "group"
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 logger = get_logger(__name__)
@@ -82,11 +84,14 @@ class BroadcastWeights:
         epoch: int,
         extra_files: Mapping[str, bytes],
         num_receivers: int,
+        device: torch.device,
         keep_published: int = 2,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        """A publish waits while `keep_published` copies are unsent."""
+        """`device` is the trainer's, wherever the published tensors lie. A publish waits while
+        `keep_published` copies are unsent."""
         self._num_receivers = num_receivers
+        self._device = device
         self._keep = keep_published
         self._seconds = timeout_seconds
         self._copies: dict[int, list[Tensor]] = {}
@@ -106,13 +111,17 @@ class BroadcastWeights:
         self._version = 0
         self._thread: threading.Thread | None = None
 
+    def wait_for_room(self) -> None:
+        """Return when a copy can be kept; errors as `publish`."""
+        self._wait_until(lambda: len(self._copies) < self._keep, "fetch older versions")
+
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Copy `version` and announce it; FencedError when a newer owner took the run.
 
         DeadlineError when inference fetches nothing for too long; ProcessError when a broadcast
         failed.
         """
-        self._wait_until(lambda: len(self._copies) < self._keep, "fetch older versions")
+        self.wait_for_room()
         self._version = version
         try:
             published = self._files.publish(version, tensors)
@@ -122,9 +131,8 @@ class BroadcastWeights:
             self._copies[version] = copies
             self._changed.notify_all()
         if self._thread is None:
-            device = copies[0].device if copies else torch.device("cpu")
             self._thread = threading.Thread(
-                target=self._send_all, args=(device,), name="gradus-weights", daemon=True
+                target=self._send_all, name="gradus-weights", daemon=True
             )
             # A thread that is inside torch while Python takes itself apart aborts the process.
             atexit.register(self.close)
@@ -174,20 +182,24 @@ class BroadcastWeights:
                 f"inference did not {what} in {self._seconds:g} s; see logs/inference.log"
             )
 
-    def _send_all(self, device: torch.device) -> None:
+    def _send_all(self) -> None:
         """The sender thread: versions in their order, each when every worker asks for it."""
         try:
+            device = self._device
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             store = FileStore(str(self._meeting), self._num_receivers + 1)
+            store.set_timeout(timedelta(seconds=self._seconds))
             group: Any = None
             while (version := self._next_asked(store)) is not None:
                 if group is None:
+                    # Each worker says its device before it says that it is ready.
+                    device = agree_on_device(store, self._device, self._num_receivers)
                     group = build_group(
                         store, 0, self._num_receivers + 1, device, seconds=self._seconds
                     )
                 for copy in self._copies.get(version, []):
-                    broadcast(group, copy)
+                    broadcast(group, copy.to(device))
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 self._forget(version)
@@ -233,6 +245,7 @@ class StreamReceiver:
         self._device = device
         self._seconds = timeout_seconds
         self._group: Any = None
+        self._group_device = device
         self._store: Any = None
         self._last_version = -1
 
@@ -252,22 +265,27 @@ class StreamReceiver:
         group = self._join(stream)
         for entry in stream.tensors:
             dtype = getattr(torch, entry.dtype)
-            tensor = torch.empty(entry.shape, dtype=dtype, device=self._device)
+            tensor = torch.empty(entry.shape, dtype=dtype, device=self._group_device)
             broadcast(group, tensor)
             if checksum(tensor) != entry.checksum:
                 raise CorruptStateError(
                     f"{entry.name} of version {stream.version} arrived with another checksum"
                 )
-            yield entry.name, tensor
+            yield entry.name, tensor.to(self._device)
 
     def _join(self, stream: WeightStream) -> Any:
         if self._store is None:
             self._store = FileStore(stream.meeting, stream.num_receivers + 1)
+            self._store.set_timeout(timedelta(seconds=self._seconds))
+            self._store.set(_device_key(self._rank), self._device.type)
         self._store.set(_ready_key(stream.version, self._rank), "ready")
         if self._group is None:
             size = stream.num_receivers + 1
+            # The sender's word; it knows the devices of all.
+            if self._store.get(_GROUP_KEY).decode() != self._device.type:
+                self._group_device = torch.device("cpu")
             self._group = build_group(
-                self._store, self._rank + 1, size, self._device, seconds=self._seconds
+                self._store, self._rank + 1, size, self._group_device, seconds=self._seconds
             )
         return self._group
 
@@ -292,6 +310,19 @@ def checksum(tensor: Tensor) -> int:
     return int(words.sum(dtype=torch.int64))
 
 
+def agree_on_device(store: Any, own: torch.device, num_receivers: int) -> torch.device:
+    """The sender's device for the group, told to all workers: its GPU when every side has one."""
+    theirs = [store.get(_device_key(rank)).decode() for rank in range(num_receivers)]
+    device = own if group_device_type([own.type, *theirs]) == own.type else torch.device("cpu")
+    store.set(_GROUP_KEY, device.type)
+    return device
+
+
+def group_device_type(device_types: Sequence[str]) -> str:
+    """Where the tensors of a group lie: nccl needs a GPU on every side, gloo takes main memory."""
+    return "cuda" if set(device_types) == {"cuda"} else "cpu"
+
+
 def build_group(store: Any, rank: int, size: int, device: torch.device, *, seconds: float) -> Any:
     """A process group of its own beside torch's default one, which these processes do not share."""
     timeout = timedelta(seconds=seconds)
@@ -310,6 +341,10 @@ def broadcast(group: Any, tensor: Tensor) -> None:
     """Send a contiguous tensor from rank 0, or fill it, as plain bytes."""
     if math.prod(tensor.shape) > 0:
         group.broadcast(tensor.reshape(-1).view(torch.uint8), 0).wait()
+
+
+def _device_key(rank: int) -> str:
+    return f"device/{rank}"
 
 
 def _ready_key(version: int, rank: int) -> str:

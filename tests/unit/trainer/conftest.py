@@ -67,7 +67,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with join_world() as world:
+    with join_world(on_cpu=True) as world:
         yield world
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -81,3 +86,39 @@ def test_errors_of_collectives_get_a_name(text: str, kind: type[Exception]) -> N
 def test_other_errors_pass_unchanged() -> None:
     with pytest.raises(RuntimeError, match="shape"), named_failures("sum"):
         raise RuntimeError("shape mismatch")
+
+
+SLOW_FIRST_RANK = """
+import threading
+from gradus.errors import ProcessError
+from gradus.trainer.distributed import join_world
+
+def fail():
+    raise ValueError("rank 0 cannot")
+
+with join_world(on_cpu=True, timeout_seconds=3.0) as world:
+    for _ in range(2):
+        world.first_rank_does(lambda: threading.Event().wait(6.0))
+    world.first_rank_does(lambda: None)
+    try:
+        world.first_rank_does(fail)
+    except (ValueError, ProcessError) as error:
+        print(f"rank {world.rank}: {error}", flush=True)
+"""
+
+
+def test_what_the_first_rank_does_may_take_longer_than_a_collective(tmp_path: Path) -> None:
+    program = tmp_path / "ranks.py"
+    program.write_text(SLOW_FIRST_RANK)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    ended = subprocess.run(
+        [sys.executable, *torchrun, "--log-dir=/dev/null", str(program)],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "rank 0: rank 0 cannot" in ended.stdout
+    assert "rank 1: rank 0 failed; its own message says why" in ended.stdout

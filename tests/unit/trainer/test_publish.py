@@ -94,6 +94,8 @@ def test_a_write_that_fails_is_raised_after_all_gathered(
     build_policy: Callable[..., PolicyModel], world: World
 ) -> None:
     class Broken:
+        def wait_for_room(self) -> None: ...
+
         def publish(self, version: int, tensors: Any) -> Any:
             next(iter(tensors))
             raise OSError("disk full")

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, HashStore
 
 from gradus.errors import CorruptStateError, DeadlineError, ProcessError
 from gradus.run_dir import RunDirectory
@@ -21,7 +21,9 @@ from gradus.weights.broadcast import (
     STREAM_NAME,
     BroadcastWeights,
     StreamReceiver,
+    agree_on_device,
     checksum,
+    group_device_type,
     is_stream,
     read_stream,
 )
@@ -51,7 +53,9 @@ def build(tmp_path: Path) -> Iterator[Build]:
 
     def build_one(**options: int | float) -> BroadcastWeights:
         settings = {"num_receivers": 1, "timeout_seconds": 20.0} | options
-        weights = BroadcastWeights(RunDirectory(tmp_path), epoch=0, extra_files={}, **settings)  # type: ignore[arg-type]
+        weights = BroadcastWeights(
+            RunDirectory(tmp_path), epoch=0, extra_files={}, device=torch.device("cpu"), **settings
+        )  # type: ignore[arg-type]
         built.append(weights)
         return weights
 
@@ -166,6 +170,7 @@ def test_a_receiver_that_never_comes_to_the_group_is_an_error_of_the_sender(buil
     published = weights.publish(1, tensors(1).items())
     stream = read_stream(published.directory)
     store = FileStore(stream.meeting, 2)
+    store.set("device/0", "cpu")
     store.set("ready/1/0", "ready")
     assert weights._thread is not None
     weights._thread.join(20)
@@ -198,7 +203,9 @@ def say() -> None:
     print("sender" if any(t.name == "gradus-weights" for t in threading.enumerate()) else "none")
 
 run_dir = RunDirectory(Path(sys.argv[1]))
-weights = BroadcastWeights(run_dir, epoch=0, extra_files={}, num_receivers=1)
+weights = BroadcastWeights(
+    run_dir, epoch=0, extra_files={}, num_receivers=1, device=torch.device("cpu")
+)
 atexit.register(say)  # what is registered first is called last
 weights.publish(1, [("w", torch.ones(2))])
 say()
@@ -214,3 +221,27 @@ def test_the_sender_ends_before_python_does(tmp_path: Path) -> None:
         check=False,
     )
     assert (ended.stdout, ended.returncode) == ("sender\nnone\n", 0), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("devices", "group"),
+    [
+        (["cuda", "cuda", "cuda"], "cuda"),
+        (["cuda", "cpu"], "cpu"),
+        (["cpu", "cuda"], "cpu"),
+        (["cpu", "cpu"], "cpu"),
+    ],
+)
+def test_a_group_uses_gpus_only_when_every_side_has_one(devices: list[str], group: str) -> None:
+    assert group_device_type(devices) == group
+
+
+def test_a_trainer_with_a_gpu_meets_a_worker_without_one_in_main_memory() -> None:
+    store = HashStore()
+    store.set("device/0", "cuda")
+    store.set("device/1", "cpu")
+    assert agree_on_device(store, torch.device("cuda", 3), 2) == torch.device("cpu")
+    assert store.get("group") == b"cpu"
+    store.set("device/1", "cuda")
+    assert agree_on_device(store, torch.device("cuda", 3), 2) == torch.device("cuda", 3)
+    assert store.get("group") == b"cuda"
