@@ -28,7 +28,7 @@ import gradus
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.run_dir import RunDirectory, file_digest, read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
 """Raised when an older gradus could not replay what this one records."""
 
 LIBRARIES = ("numpy", "torch", "transformers", "verifiers")

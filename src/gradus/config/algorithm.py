@@ -21,6 +21,6 @@ class AlgorithmConfig(StrictConfig):
     reference: ReferenceConfig | None = None
     """The frozen teacher of `opd`, or a model that your own algorithm asks. None means none: `opsd`
     asks the policy itself, and the player of `sft` stands under `agents.<role>`."""
-    scoring_timeout_seconds: float = Field(default=1800.0, gt=0, allow_inf_nan=False)
+    scoring_timeout_seconds: float = Field(default=900.0, gt=0, allow_inf_nan=False)
     """How long the algorithm may take for one episode or one group, waits for its judges included;
     then it fails as `scoring_timeout`."""

@@ -165,7 +165,7 @@ class Grading:
     """Agents whose traces never train."""
     has_one_baseline: bool = False
     """Whether all traces of a group are compared, whoever they are of."""
-    timeout_seconds: float = 1800.0
+    timeout_seconds: float = 900.0
     """For one call of the algorithm."""
 
     @property

@@ -360,6 +360,7 @@ class Orchestrator:
 
         async def score() -> None:
             await self._groups.score(group)
+            self._board.moved()
             self._room.set()
 
         scoring = tasks.create_task(score())
