@@ -83,6 +83,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         working.add_done_callback(self._note_end_of_thread)
         return working
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Wait without the deadline that Python 3.12 sets: the clock would jump over it."""
+        await super().shutdown_default_executor()
+
     def _note_end_of_thread(self, _: asyncio.Future[Any]) -> None:
         self.jumps.num_on_threads -= 1
 
