@@ -83,7 +83,8 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
     return OrchestratorProcessConfig(
         run_dir=str(run_dir),
         epoch=1,
-        model=ModelConfig(name=model, max_length_tokens=256, renderer="qwen3"),
+        # Without a renderer by name: the run finds it from the chat template of the folder.
+        model=ModelConfig(name=model, max_length_tokens=256),
         max_steps=MAX_STEPS,
         seed=0,
         sources=[source],
