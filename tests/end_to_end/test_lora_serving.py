@@ -23,9 +23,11 @@ from gradus.config.inference import InferenceConfig
 from gradus.config.model import ModelConfig
 from gradus.config.process import InferenceProcessConfig
 from gradus.inference.policy_engine import AdapterControl
+from gradus.recording import model_digest
 from gradus.testing.inference_process import RunningInference
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
+from gradus.weights.manifest import BASE_FILE
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -69,12 +71,15 @@ def random_adapter(model: Path, *, seed: int) -> Tensors:
 
 
 @pytest.fixture(scope="module")
-def publish(server: RunningInference) -> Callable[[int, Tensors], Published]:
+def publish(server: RunningInference, tiny_model: Path) -> Callable[[int, Tensors], Published]:
     settings = {"r": RANK, "lora_alpha": ALPHA, "target_modules": LEAVES, "peft_type": "LORA"}
     weights = FilesystemWeights(
         server.run_dir,
         epoch=server.epoch,
-        extra_files={"adapter_config.json": json.dumps(settings).encode()},
+        extra_files={
+            "adapter_config.json": json.dumps(settings).encode(),
+            BASE_FILE: json.dumps({"sha256": model_digest(tiny_model)}).encode(),
+        },
         write=partial(write_tensors, stem="adapter_model"),
     )
     return lambda version, tensors: weights.publish(version, tensors.items())
@@ -293,7 +298,7 @@ def test_a_run_trains_serves_and_saves_an_adapter(tmp_path: Path, tiny_model: Pa
     assert all(0 <= row["loss/mismatch_kl/mean"] < 0.01 for row in fresh)
     published = run / "weights" / "version_00000003"
     assert {path.name for path in published.iterdir()} == {
-        *("adapter_model.safetensors", "adapter_config.json", "manifest.json"),
+        *("adapter_model.safetensors", "adapter_config.json", BASE_FILE, "manifest.json"),
     }
     stored = load_file(run / "adapter" / "adapter_model.safetensors")
     last = load_file(published / "adapter_model.safetensors")

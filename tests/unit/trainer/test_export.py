@@ -159,7 +159,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     ("made", "named"),
     [
         ([], "it is no run of gradus"),
-        ([".gradus-run"], "the run has not saved one; checkpoint.interval_steps"),
+        ([".gradus-run"], "the run has not saved one; checkpoint.interval_minutes"),
         ([".gradus-run", "model/config.json"], "run/model is its final model"),
         (["config.json"], "it is a model directory already"),
     ],
