@@ -198,18 +198,18 @@ async def _find_failure_or_score(
 ) -> Failure | None:
     """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
     grading, algorithm = source.grading, source.grading.algorithm
+    where = f"source {running.group.source!r}, group {running.group.id}, episode {running.id}"
     failure = settle_standing(
         episode, grading.untrained_agents, has_one_baseline=grading.has_one_baseline
     )
-    group = running.group
-    where = f"source {group.source!r}, group {group.id}, episode {running.id}"
-    with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
-        async with scored_within(grading.timeout_seconds, algorithm, where):
-            if failure is None and episode.ok and isinstance(algorithm, Adopts):
+    if failure is None and episode.ok and isinstance(algorithm, Adopts):
+        with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
+            async with scored_within(grading.timeout_seconds, algorithm, where):
                 await algorithm.adopt(episode)
-            failure = find_failure(episode) if failure is None else failure
-            if failure is None:
-                await algorithm.score_episode(episode, group.credit_context)
-        if failure is None:
+    failure = find_failure(episode) if failure is None else failure
+    if failure is None:
+        with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
+            async with scored_within(grading.timeout_seconds, algorithm, where):
+                await algorithm.score_episode(episode, running.group.credit_context)
             settle_credit(episode)
     return failure
