@@ -78,6 +78,7 @@ async def test_tasks_are_served_by_index(shared: RunningEnvironment) -> None:
         "num_tasks": 3,
         "taskset": "gradus-test-echo",
         "agents": {"agent": True},
+        "tools": False,
     }
     task = (await shared.ask(method="task", index=2))["result"]
     assert task["task_data"]["prompt"] == "repeat 2"
