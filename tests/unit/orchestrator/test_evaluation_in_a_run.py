@@ -19,6 +19,7 @@ from gradus.testing.scripted_run import (
     ScriptedTrainer,
     at_once,
 )
+from gradus.testing.waiting import wait_until_async
 
 
 def with_evaluation(
@@ -148,6 +149,8 @@ async def test_training_goes_on_while_new_weights_wait_and_the_wait_is_a_metric(
         evaluation={"at_end": False, "interval_steps": 9},
     )
     playing = asyncio.create_task(rig.play())
+    # A thread writes the files, so no fixed number of turns of the loop would be enough.
+    await wait_until_async(lambda: len(rig.trainer.batches) >= 2, what="the second batch")
     for _ in range(500):
         await asyncio.sleep(0)
     assert len(rig.trainer.batches) == 2
