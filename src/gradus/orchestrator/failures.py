@@ -89,7 +89,8 @@ def blaming(kind: str, plugin: object, where: str, *, failure: str) -> Iterator[
     """Errors of a plug-in become an EpisodeFailed of kind `failure` that names class and place.
 
     Errors of gradus pass, so that a plug-in can end the run with a ConfigError; except credit that
-    cannot be trained, which is `invalid_credit`.
+    cannot be trained, which is `invalid_credit`. `sys.exit()` is an error like any other: the run
+    is not the plug-in's to end.
 
         >>> with blaming("filter", object(), "source 'words'", failure=FILTER_FAILED):
         ...     pass
@@ -101,17 +102,32 @@ def blaming(kind: str, plugin: object, where: str, *, failure: str) -> Iterator[
         raise EpisodeFailed(Failure(INVALID_CREDIT, text)) from error
     except (EpisodeFailed, GradusError):
         raise
-    except Exception as error:
-        text = f"{describe(kind, plugin)}, {where}: {type(error).__name__}: {error}{_line(error)}"
+    except (Exception, SystemExit) as error:
+        cause = first_cause(error) if isinstance(error, BaseExceptionGroup) else error
+        text = f"{describe(kind, plugin)}, {where}: {type(cause).__name__}: {cause}{_line(cause)}"
         raise EpisodeFailed(Failure(failure, text)) from error
 
 
 @contextlib.asynccontextmanager
 async def scored_within(seconds: float, plugin: object, where: str) -> AsyncIterator[None]:
-    """EpisodeFailed of kind `scoring_timeout` when an algorithm takes longer."""
+    """EpisodeFailed of kind `scoring_timeout` when an algorithm takes longer.
+
+    It is `algorithm_failed` when something that the algorithm awaits was cancelled, and not the
+    scoring itself: passed on, that would end the scoring without an outcome.
+    """
+    task = asyncio.current_task()
+    cancelled_before = task.cancelling() if task else 0
     try:
         async with asyncio.timeout(seconds) as deadline:
             yield
+    except asyncio.CancelledError as error:
+        if task is None or task.cancelling() > cancelled_before:
+            raise
+        text = (
+            f"{describe('algorithm', plugin)}, {where}: CancelledError: something that it awaits "
+            "was cancelled"
+        )
+        raise EpisodeFailed(Failure(ALGORITHM_FAILED, text)) from error
     except TimeoutError as error:
         if not deadline.expired():
             raise
@@ -122,7 +138,7 @@ async def scored_within(seconds: float, plugin: object, where: str) -> AsyncIter
         raise EpisodeFailed(Failure(SCORING_TIMEOUT, text)) from error
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     """Where the plug-in's code stood."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

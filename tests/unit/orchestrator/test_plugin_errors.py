@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -210,6 +211,64 @@ async def test_groups_are_scored_beside_the_loops_and_each_other(
     }
     assert len(waiting) >= 4
     assert any(advantages)
+
+
+async def cancel_what_it_awaits(_: Any = None) -> None:
+    waiting = asyncio.ensure_future(asyncio.Event().wait())
+    waiting.cancel()
+    await waiting
+
+
+async def fail_in_a_task_group(_: Any = None) -> None:
+    async def fail() -> None:
+        raise LookupError("no verdict")
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fail())
+
+
+async def leave(_: Any = None) -> None:
+    sys.exit(0)
+
+
+DEPARTURES = {
+    "cancelled": (cancel_what_it_awaits, "CancelledError: something that it awaits was cancelled"),
+    "task_group": (fail_in_a_task_group, "LookupError: no verdict (test_plugin_errors.py:"),
+    "exit": (leave, "SystemExit: 0"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DEPARTURES))
+async def test_a_judge_that_ends_without_an_answer_fails_its_group_by_name(
+    name: str, build_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deed, message = DEPARTURES[name]
+    calls = []
+
+    async def once() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            await deed()
+
+    monkeypatch.setattr(Judge, "wait", staticmethod(once), raising=False)
+    rig = with_plugins(build_rig(max_steps=2), algo=Judge)
+    await rig.play()
+    assert rig.journal[-1]["event"] == "run_ended"
+    assert "error:algorithm_failed" in reasons(rig)
+    assert f":Judge, source 'words', group g000000: {message}" in caplog.text
+
+
+@pytest.mark.parametrize("name", sorted(DEPARTURES))
+async def test_an_episode_whose_judge_ends_without_an_answer_fails_by_name(
+    name: str, build_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deed, message = DEPARTURES[name]
+    monkeypatch.setattr(PickyEpisode, "deed", staticmethod(deed), raising=False)
+    rig = with_plugins(build_rig(max_steps=1), algo=PickyEpisode)
+    await rig.play()
+    ended = {(line["outcome"], line["error"]) for line in rig.events("episode_ended")}
+    assert ended == {("finished", None), ("failed", "algorithm_failed")}
+    assert message in caplog.text
 
 
 async def test_a_judge_that_is_too_slow_fails_its_group(
