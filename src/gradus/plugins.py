@@ -6,9 +6,11 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, CorruptStateError, GradusError
+
+T = TypeVar("T")
 
 
 def find_plugin(kind: str, name: str, registry: Mapping[str, str | type]) -> type:
@@ -78,6 +80,31 @@ def plain_state(owner: str, state: object) -> dict[str, Any]:
         ) from None
     except RecursionError as error:
         raise ConfigError(f"state() of {owner} is nested too deep, or contains itself") from error
+
+
+def take_state(owner: str, plugin: Any) -> dict[str, Any]:
+    """`plain_state` of what `state()` gives; ConfigError names the owner when it raises."""
+    try:
+        state = plugin.state()
+    except GradusError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"state() of {owner} raises {what}, so nothing can be saved") from error
+    return plain_state(owner, state)
+
+
+def with_name(name: str, load: Callable[[], T]) -> T:
+    """The result of `load`; any error of it becomes a CorruptStateError about piece `name`."""
+    try:
+        return load()
+    except GradusError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CorruptStateError(
+            f"state of {name} in the checkpoint is of another class, or damaged: {what}"
+        ) from error
 
 
 class _NotPlain(Exception):

@@ -35,7 +35,7 @@ from gradus.log import get_logger
 from gradus.orchestrator.episode_codec import PlayedState
 from gradus.orchestrator.filters import Verdict
 from gradus.orchestrator.journal import Journal, JournalEvent
-from gradus.plugins import describe, plain_state
+from gradus.plugins import describe, take_state, with_name
 from gradus.run_dir import RunDirectory
 from gradus.wire.codec import decode, encode
 from gradus.wire.sample import Sample
@@ -178,16 +178,7 @@ def load_pieces(pieces: Mapping[str, Stateful], saved: Mapping[str, dict[str, An
             f"the checkpoint has state of {', '.join(unknown)}, which this run does not have"
         )
     for name, piece in pieces.items():
-        with_name(name, partial(piece.load_state, saved[name]))
-
-
-def with_name(name: str, load: Callable[[], T]) -> T:
-    """The result of `load`; what it finds wrong becomes a CorruptStateError about piece `name`."""
-    try:
-        return load()
-    except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise CorruptStateError(f"state of {name} in the checkpoint is damaged: {what}") from error
+        with_name(describe(name, piece), partial(piece.load_state, saved[name]))
 
 
 @dataclass
@@ -268,9 +259,7 @@ def build_writer(config: OrchestratorProcessConfig, journal: Journal) -> Checkpo
 
 def take_states(pieces: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
     """A copy of the state of every piece; ConfigError names a piece whose state is not JSON."""
-    return {
-        name: plain_state(describe(name, piece), piece.state()) for name, piece in pieces.items()
-    }
+    return {name: take_state(describe(name, piece), piece) for name, piece in pieces.items()}
 
 
 def encode_state(state: OrchestratorState) -> bytes:

@@ -21,7 +21,6 @@ from gradus.orchestrator.checkpoint import (
     encode_state,
     load_pieces,
     take_states,
-    with_name,
 )
 from gradus.orchestrator.draws import Draw, Draws
 from gradus.orchestrator.episode_codec import load_played, save_played
@@ -31,6 +30,7 @@ from gradus.orchestrator.journal import Journal, JournalEvent
 from gradus.orchestrator.recorder import Recorder
 from gradus.orchestrator.task_client import Task
 from gradus.orchestrator.task_source import TaskPointer
+from gradus.plugins import with_name
 from gradus.rewind import note_sizes
 from gradus.run_dir import RunDirectory
 

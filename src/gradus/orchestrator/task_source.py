@@ -6,14 +6,15 @@ import operator
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.curriculum import build_curriculum
-from gradus.orchestrator.curriculum.base import TaskDraw, TaskResult
+from gradus.orchestrator.curriculum.base import Curriculum, TaskDraw, TaskResult
 from gradus.orchestrator.failures import CURRICULUM_FAILED, EpisodeFailed, blaming
-from gradus.plugins import describe, plain_state
+from gradus.plugins import describe, take_state, with_name
 
 MAX_RETURNS = 2
 """How often the task of a draw comes back to its source before it is given up."""
@@ -159,8 +160,7 @@ class TaskSource:
             },
             "aside": {name: sorted(indices) for name, indices in self._aside.items()},
             "curricula": {
-                name: plain_state(f"{describe('curriculum', c)} of source {name!r}", c.state())
-                for name, c in self._curricula.items()
+                name: take_state(_owner(name, c), c) for name, c in self._curricula.items()
             },
         }
 
@@ -184,7 +184,8 @@ class TaskSource:
         for name, curriculum in self._curricula.items():
             self._returned[name] = deque(TaskPointer(name, *t) for t in state["returned"][name])
             self._aside[name] = set(map(int, state["aside"][name]))
-            curriculum.load_state(state["curricula"][name])
+            load = partial(curriculum.load_state, state["curricula"][name])
+            with_name(_owner(name, curriculum), load)
 
     def _most_behind(self) -> str:
         """The source that misses most of its share; the first of the list when several do."""
@@ -193,3 +194,7 @@ class TaskSource:
             self._shares.values(),
             key=lambda share: share.ratio / self._total_ratio * total - self._counts[share.name],
         ).name
+
+
+def _owner(source: str, curriculum: Curriculum) -> str:
+    return f"{describe('curriculum', curriculum)} of source {source!r}"

@@ -119,6 +119,24 @@ def test_a_damaged_piece_is_named() -> None:
         load_pieces({"tally": Piece()}, {"tally": {}})
 
 
+def test_a_piece_that_does_not_take_its_state_is_named_with_its_class() -> None:
+    class Changed(Piece):
+        def load_state(self, state: dict[str, Any]) -> None:
+            raise AttributeError(state["value"])
+
+    with pytest.raises(CorruptStateError, match=r"algorithm words .*Changed .*AttributeError: old"):
+        load_pieces({"algorithm words": Changed()}, {"algorithm words": {"value": "old"}})
+
+
+def test_a_piece_that_cannot_say_its_state_is_named_with_its_class() -> None:
+    class Broken(Piece):
+        def state(self) -> dict[str, Any]:
+            raise LookupError("no rates")
+
+    with pytest.raises(ConfigError, match=r"algorithm words .*Broken raises LookupError: no rates"):
+        take_states({"algorithm words": Broken()})
+
+
 def test_a_state_is_copied_when_it_is_taken() -> None:
     piece = Piece()
     piece.value = {"rates": [0.5]}

@@ -237,3 +237,25 @@ def test_a_draw_that_cannot_be_played_names_the_curriculum(
     tasks = chooser_source(monkeypatch, drawn)
     with pytest.raises(ConfigError, match=f"my_curricula:Chooser, source 'words'.*{problem}"):
         tasks.next_task()
+
+
+class Shaky:
+    """A curriculum with a bug in its state."""
+
+    def __init__(self, num_tasks: int | None, *, seed: str) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        raise LookupError("no rates")
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        raise AttributeError("no pools")
+
+
+def test_a_curriculum_whose_state_cannot_be_had_or_given_is_named_with_its_source() -> None:
+    curriculum = CurriculumConfig(type=f"{__name__}:Shaky")
+    tasks = TaskSource([replace(WORDS, curriculum=curriculum)], seed=0)
+    with pytest.raises(ConfigError, match=r":Shaky of source 'words' raises LookupError: no rates"):
+        tasks.state()
+    state = TaskSource([WORDS], seed=0).state()
+    with pytest.raises(CorruptStateError, match=r":Shaky of source 'words' .*AttributeError: no p"):
+        tasks.load_state(state)
