@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -32,7 +33,7 @@ def run(words: Sequence[str]) -> int:
         f"{folder}/rl.toml  the run\n"
         f"{folder}/{tasks.name}  a task set to change\n"
         f"{folder}/model  a tiny untrained model\n\n"
-        f"cd {folder}\ngradus check @ rl.toml\ngradus rl @ rl.toml"
+        f"cd {shlex.quote(str(folder))}\ngradus check @ rl.toml\ngradus rl @ rl.toml"
     )
     return 0
 

@@ -153,8 +153,8 @@ def _find(name: str) -> Command:
     if name in LATER:
         raise ConfigError(f"'{name}' is not available yet. There are: {', '.join(known)}")
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ConfigError(f"no command '{name}'; {hint}There are: {', '.join(known)}")
+    hint = f"did you mean '{near[0]}'? There" if near else "there"
+    raise ConfigError(f"no command '{name}'; {hint} are: {', '.join(COMMANDS)}")
 
 
 def _complain(name: str, message: str) -> None:

@@ -16,6 +16,7 @@ from gradus.checkpoints import Checkpoints
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config.load import load_config
 from gradus.config.model import ModelConfig
+from gradus.config.preflight import check_serve
 from gradus.config.process import InferenceProcessConfig
 from gradus.config.serve import ServeConfig
 from gradus.errors import ConfigError, ProcessError
@@ -58,7 +59,7 @@ def run(words: Sequence[str]) -> int:
     taken, rest = take_options(rest, {NO_TOKEN: ""})
     if taken and file is not None:
         raise ConfigError(f"{NO_TOKEN} and {TOKEN_FILE} contradict each other; use one of them")
-    config = load_config(ServeConfig, _spelled_out(rest))
+    config = load_config(ServeConfig, _spelled_out(rest), check=check_serve)
     source = find_source(config.model)
     configure_logging("serve")
     end_quietly()
@@ -70,6 +71,7 @@ def run(words: Sequence[str]) -> int:
     with model_directory(source) as model:
         process = _process_config(config, model)
         check_model(process.model)
+        _ask_hub(model)
         found = find_parsers(model, config.tokenizer)
         parsers = Parsers(
             found.tool if config.tool_parser == "auto" else config.tool_parser,
@@ -78,7 +80,8 @@ def run(words: Sequence[str]) -> int:
         token = None if taken else read_token(file)
         name = config.name or source.name
         print(f"{'model':<12}{source.place}\n{'name':<12}{name}")
-        print(f"{'parsers':<12}tools {parsers.tool or 'none'}, reasoning {parsers.reasoning}")
+        tools, reasoning = parsers.tool or "none", parsers.reasoning or "none"
+        print(f"{'parsers':<12}tools {tools}, reasoning {reasoning}")
         if token is not None and file is None:
             print(f"{'token':<12}{token}")
         print("starting vLLM; the address follows", flush=True)
@@ -135,6 +138,29 @@ def find_source(model: str) -> Source:
             f"{model} is neither a model directory (it has no config.json) nor a run of gradus"
         )
     return _newest(run_dir)
+
+
+def _ask_hub(model: str) -> None:
+    """ConfigError when a model that is not on this disk cannot be had from the hub."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
+    from gradus.recording import model_folder
+
+    try:
+        if model_folder(model) is None:
+            hf_hub_download(model, "config.json")
+    except RemoteEntryNotFoundError:
+        return  # the model is there and has another format, on which the engine decides
+    except (OSError, ValueError) as error:
+        why = (
+            "the hub cannot be reached, and its cache here has no copy"
+            if isinstance(error, LocalEntryNotFoundError)
+            else f"the hub refuses it: {str(error).strip().splitlines()[0]}"
+        )
+        raise ConfigError(
+            f"model: {model!r} is no directory (seen from {Path.cwd()}), and {why}"
+        ) from error
 
 
 def _name_of(path: Path) -> str:

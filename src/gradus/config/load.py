@@ -12,7 +12,7 @@ from gradus.config.base import StrictConfig
 from gradus.config.files import read_config_file
 from gradus.config.merge import MergedConfig, nested
 from gradus.config.problems import Problem, refuse, validation_problems
-from gradus.config.renames import Translation, complete_ids, translate
+from gradus.config.renames import complete_ids, translate
 from gradus.config.schema import KeyPath
 from gradus.config.text import typed_values
 from gradus.errors import ConfigError
@@ -40,6 +40,8 @@ def load_config(
         >>> load_config(RunConfig, ["@", "run.toml", "--trainer.optimizer.lr", "1e-5"])
     """
     merged = _merge(words, base or {})
+    for warning in merged.warnings:
+        logger.warning("%s", warning)
     unread = list(merged.problems)
     values = typed_values(complete_ids(merged.values), model, (), unread)
     config, invalid = _validate(model, values)
@@ -97,7 +99,7 @@ def _add_file(merged: MergedConfig, argument: FileArgument) -> list[str]:
         return [str(error)]
     depth = len(argument.section)
     translation = translate(nested(argument.section, file.values))
-    _warn(translation, file.name)
+    merged.warnings += [f"{file.name}: {warning}" for warning in translation.warnings]
     merged.add(translation.values, lambda path: file.place(translation.place_before(path)[depth:]))
     return []
 
@@ -109,7 +111,7 @@ def _add_overrides(merged: MergedConfig, arguments: Arguments) -> None:
         _set(table, override.path, override.value)
     flags = {override.path: override.flag for override in arguments.overrides}
     translation = translate(table)
-    _warn(translation, "command line")
+    merged.warnings += [f"command line: {warning}" for warning in translation.warnings]
     merged.add(translation.values, lambda path: _flag_of(flags, translation.place_before(path)))
 
 
@@ -130,9 +132,3 @@ def _flag_of(flags: dict[KeyPath, str], path: KeyPath) -> str:
         if known[:shorter] == path[:shorter]:
             return flag
     return "command line"
-
-
-def _warn(translation: Translation, where: str) -> None:
-    """One log line for each deprecated key of one file."""
-    for warning in translation.warnings:
-        logger.warning("%s: %s", where, warning)

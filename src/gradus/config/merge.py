@@ -14,7 +14,7 @@ Place = Callable[[KeyPath], str]
 
 
 class MergedConfig:
-    """The merged values, where each was written, and what could not be merged.
+    """The merged values, where each was written, and what to say of them.
 
     Tables are merged key by key; every other value replaces what was there, and so does a table
     whose `type` differs, because the keys of one variant mean nothing to another.
@@ -28,6 +28,7 @@ class MergedConfig:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.problems: list[Problem] = []
+        self.warnings: list[str] = []
         self._places: dict[KeyPath, str] = {}
 
     def add(self, layer: dict[Any, Any], place: Place) -> None:

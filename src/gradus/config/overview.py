@@ -44,7 +44,7 @@ def describe_run(config: RunConfig, *, is_loaded: bool = False) -> list[str]:
     orchestrator = config.orchestrator
     return [
         f"run: {config.max_steps} steps of {orchestrator.groups_per_batch} groups, "
-        f"at most {orchestrator.max_lag} batches ahead",
+        f"at most {_counted(orchestrator.max_lag, 'batch', 'batches')} ahead",
         f"model: {config.model.name}, {config.model.max_length_tokens} tokens",
         f"folder: {Path(config.output_dir) / name}",
         "processes, in starting order:",
@@ -183,6 +183,10 @@ def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:
     return f"{optimizer.type} lr {optimizer.lr:g}{what}"
 
 
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
 def _ranks(number: int) -> str:
     return "1 process" if number == 1 else f"{number} processes under torchrun"
 
@@ -190,6 +194,6 @@ def _ranks(number: int) -> str:
 def _pool(pool: PoolConfig) -> str:
     """The size of an environment's pool in words."""
     if isinstance(pool, StaticPoolConfig):
-        return f"{pool.num_workers} workers"
+        return _counted(pool.num_workers, "worker", "workers")
     most = "any number of" if pool.max_workers is None else f"at most {pool.max_workers}"
     return f"{most} workers, {pool.multiplex} episodes each"

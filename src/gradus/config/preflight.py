@@ -33,6 +33,7 @@ from gradus.config.problems import Problem
 from gradus.config.resolve import CHAT_HARNESS
 from gradus.config.run import RunConfig
 from gradus.config.schema import KeyPath
+from gradus.config.serve import ServeConfig
 from gradus.config.sft import SftConfig
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -129,6 +130,15 @@ def check_eval(config: EvalConfig) -> list[Problem]:
             for index, source in enumerate(config.env)
             for problem in _source_problems(source, ("env", index))
         ),
+    ]
+
+
+def check_serve(config: ServeConfig) -> list[Problem]:
+    """Why neither the model nor the tokenizer is a folder, nor can be a name on the hub."""
+    tokenizer = config.tokenizer
+    return [
+        *_place_problems(("model",), config.model),
+        *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
     ]
 
 
@@ -256,4 +266,5 @@ def _not_installed(kind: str, plugin_id: str) -> str:
     module = plugin_module(plugin_id)
     if not module.isidentifier():
         return f"{plugin_id!r} cannot name a module; the id of a {kind} has no dots or spaces"
-    return f"{kind} {plugin_id!r} is not installed (looked for module {module!r})"
+    looked = f"looked for module {module!r}, also in {Path.cwd()}"
+    return f"{kind} {plugin_id!r} is not installed ({looked})"

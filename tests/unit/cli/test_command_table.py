@@ -164,5 +164,5 @@ def test_a_mistyped_command_is_suggested(
 def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zzz"]) == ExitCode.CONFIG
     assert capsys.readouterr().err.startswith(
-        "gradus zzz: no command 'zzz'; There are: init, rl, sft"
+        "gradus zzz: no command 'zzz'; there are: init, rl, sft"
     )

@@ -15,6 +15,15 @@ from gradus.errors import ExitCode
 
 
 @pytest.mark.torch
+def test_the_printed_commands_fit_a_path_with_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my runs" / "first"
+    assert main(["init", str(folder)]) == ExitCode.DONE
+    assert f"cd '{folder}'\n" in capsys.readouterr().out
+
+
+@pytest.mark.torch
 def test_the_folder_passes_the_check_and_its_tasks_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

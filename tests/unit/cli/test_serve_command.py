@@ -117,7 +117,10 @@ def test_a_token_that_no_header_could_carry_is_refused(tmp_path: Path, content: 
     [
         ([], "model: missing"),
         (["none/such/model", "--no-token", "--token-file", "x"], "contradict"),
-        (["./none"], "there is no directory './none'"),
+        (["./none"], "model: './none': no such directory"),
+        (["MODEL/none"], "no such directory"),
+        (["no_name_of_the_hub"], "is no directory here, and no name on the hub"),
+        (["someone/no--name"], "is no directory (seen from"),
         (["MODEL", "--no-token", "--host", "0.0.0.0"], "--no-token: '0.0.0.0' can be reached"),
         (["MODEL", "--host", "0.0.0.0"], "allow_public_bind"),
         (["MODEL", "--port", "many"], "inference.port"),
@@ -128,7 +131,7 @@ def test_what_cannot_be_served_is_refused_before_vllm_is_loaded(
     tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(make_model(tmp_path / "tiny"))
-    assert main(["serve", *(model if it == "MODEL" else it for it in words)]) == ExitCode.CONFIG
+    assert main(["serve", *(it.replace("MODEL", model) for it in words)]) == ExitCode.CONFIG
     shown = capsys.readouterr()
     assert said in shown.err
     assert "serves at" not in shown.out

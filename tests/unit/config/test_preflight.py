@@ -98,7 +98,8 @@ def test_a_folder_that_cannot_be_written_is_named(working_directory: Path) -> No
 def test_an_environment_of_the_users_is_found_in_the_working_directory(
     working_directory: Path,
 ) -> None:
-    assert "is not installed" in problems(with_env(id="my-task"))[0]
+    said = problems(with_env(id="my-task"))[0]
+    assert f"(looked for module 'my_task', also in {working_directory})" in said
     (working_directory / "my_task.py").write_text("raise RuntimeError('never imported')")
     assert problems(with_env(id="my-task")) == []
     assert "my_task" not in sys.modules

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradus.config.document import sections
 from gradus.config.eval import EvalConfig
-from gradus.config.load import load_config
+from gradus.config.load import load_config, top_level_keys
 from gradus.config.problems import unknown_key
 from gradus.config.renames import FIELD_KEYS, RENAMES, translate
 from gradus.config.run import RunConfig
@@ -128,6 +128,7 @@ def test_one_warning_for_each_deprecated_key_of_a_file(
         '[[orchestrator.env]]\nid = "b"\nnum_workers = "auto"\n'
     )
     with caplog.at_level(logging.WARNING):
+        assert "orchestrator" in top_level_keys(["@", str(path)])
         config = load_config(RunConfig, ["@", str(path)])
     assert [record.getMessage().split(": ")[1].split(" is ")[0] for record in caplog.records] == [
         "orchestrator.env",
