@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -45,6 +47,32 @@ def describe(kind: str, plugin: object) -> str:
     """
     found = type(plugin)
     return f"{kind} {found.__module__}:{found.__qualname__}"
+
+
+@contextlib.contextmanager
+def building(plugin: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """ConfigError, with the name of the plug-in, when its class refuses its options or raises.
+
+    >>> with building("filter 'mine'", {}):
+    ...     pass
+    """
+    try:
+        yield
+    except GradusError:
+        raise
+    except Exception as error:
+        what = f"{error}" if type(error) is TypeError else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{plugin} does not accept options {dict(options)}: {what}") from error
+
+
+def refuse_async(plugin: str, kind: type, *methods: str) -> None:
+    """ConfigError for an `async def` that nothing awaits: it would never run."""
+    for method in methods:
+        if inspect.iscoroutinefunction(getattr(kind, method, None)):
+            raise ConfigError(
+                f"{plugin}: {method} is an `async def`, and nothing awaits it; write it as "
+                f"`def {method}`"
+            )
 
 
 def find_function(kind: str, path: str) -> Callable[..., Any]:

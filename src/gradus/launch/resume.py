@@ -26,7 +26,8 @@ SIZES = "orchestrator/sizes.json"
 
 _REFUSED = re.compile(
     r"(sft\.)?model\..+|(sft\.)?seed"
-    r"|sources\.[^.]+(\.(name|group_size|algo|curriculum|is_frozen)(\..+)?)?"
+    r"|sources\.[^.]+(\.(name|group_size|curriculum|is_frozen)(\..+)?)?"
+    r"|sources\.[^.]+\.algo(\.(?!scoring_timeout_seconds$).+)?"
     r"|orchestrator\.groups_per_batch"
     r"|orchestrator\.train\.env\.[^.]+\.(id|taskset)(\..+)?"
     r"|(sft|trainer)\.lora(\.(rank|alpha|target_modules)(\..+)?)?"

@@ -11,9 +11,8 @@ import math
 from typing import Protocol
 
 from gradus.config.error_policy import ErrorPolicyConfig
-from gradus.errors import ConfigError
 from gradus.orchestrator.failures import ERROR_POLICY_FAILED, Failure, blaming
-from gradus.plugins import find_plugin
+from gradus.plugins import building, find_plugin, refuse_async
 
 MAX_BACKOFF_SECONDS = 60.0
 
@@ -70,11 +69,8 @@ ERROR_POLICIES: dict[str, type] = {"listed": ListedErrors}
 def build_error_policy(config: ErrorPolicyConfig, *, source: str) -> ErrorPolicy:
     """The policy of one source; refuses unknown names and options."""
     kind = find_plugin("error policy", config.type, ERROR_POLICIES)
-    try:
+    name = f"source {source!r}: error policy {config.type!r}"
+    refuse_async(name, kind, "wait_before_retry")
+    with building(name, config.options):
         policy: ErrorPolicy = kind(config, **config.options)
-    except TypeError as error:
-        raise ConfigError(
-            f"source {source!r}: error policy {config.type!r} does not accept options "
-            f"{config.options}: {error}"
-        ) from error
     return policy

@@ -23,7 +23,7 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.rounding import tolerance
-from gradus.plugins import find_plugin
+from gradus.plugins import building, find_plugin, refuse_async
 from gradus.wire.sample import BoolArray, Sample
 
 log = get_logger(__name__)
@@ -96,7 +96,10 @@ class ActiveFilter:
         """The verdict on one sample."""
         given = (sample, context) if needs_context(self.filter) else (sample,)
         keeps: Callable[..., bool] = self.filter.keeps
-        if keeps(*given):
+        answer = keeps(*given)
+        if not isinstance(answer, bool | np.bool_):
+            raise TypeError(f"keeps gives {answer!r}; give True or False")
+        if answer:
             return Verdict.KEEP
         return Verdict.DROP if self.is_enforced else Verdict.FLAG
 
@@ -237,7 +240,8 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def _check_signature(kind: type, config: FilterConfig) -> None:
-    """ConfigError unless `keeps` takes what it will be given."""
+    """ConfigError unless `keeps` takes what it will be given, and answers at once."""
+    refuse_async(f"filter {config.type!r}", kind, "keeps")
     given = ("sample", "context") if needs_context(kind) else ("sample",)
     try:
         inspect.signature(kind.keeps).bind(None, *given)  # type: ignore[attr-defined]
@@ -249,12 +253,12 @@ def _check_signature(kind: type, config: FilterConfig) -> None:
 
 
 def _build(kind: type, config: FilterConfig, options: Mapping[str, Any]) -> Filter:
-    try:
+    with building(f"filter {config.type!r}", config.options):
         built: Filter = kind(**options)
-    except TypeError as error:
+    if not isinstance(getattr(built, "name", None), str):
         raise ConfigError(
-            f"filter {config.type!r} does not accept options {config.options}: {error}"
-        ) from error
+            f"filter {config.type!r} must have a `name`, a text: the reason in records and counters"
+        )
     return built
 
 

@@ -19,6 +19,7 @@ from gradus.orchestrator.algorithms.base import (
     Algorithm,
     CreditContext,
     forget_credit,
+    keep_credit,
     num_sampled_tokens,
     settle_credit,
     trainable_traces,
@@ -190,10 +191,12 @@ def grade(group: Group, grading: Grading) -> None:
 async def score_awaited(group: Group, grading: Grading, errors: ErrorPolicy) -> None:
     """Let an algorithm with `async def score_group` score a group, again where the policy says so.
 
-    `group.failure` says why it could not.
+    Each time it finds the credit of `score_episode`, and nothing of its own. `group.failure` says
+    why it could not.
     """
     _sort(group)
     algorithm, where, retry = grading.algorithm, _place(group), 0
+    put_back, numbers = keep_credit(_finished(group)), dict(group.numbers)
     while True:
         group.failure = None
         with _scoring(group, grading):
@@ -212,6 +215,9 @@ async def score_awaited(group: Group, grading: Grading, errors: ErrorPolicy) -> 
         if wait is None:
             return
         await asyncio.sleep(wait)
+        put_back()
+        group.numbers.clear()
+        group.numbers.update(numbers)
         retry += 1
 
 

@@ -169,9 +169,15 @@ def test_other_changes_are_told_once_and_more_steps_are_none(lease: RunLease) ->
         "max_steps": 90,
         "checkpoint": {"keep_last": 5},
         "trainer": {"optimizer": {"lr": 0.5}},
+        "orchestrator": {"train": {"algo": {"scoring_timeout_seconds": 60.0}}},
     }
+    changed = "algo.scoring_timeout_seconds was 900.0 and is 60.0"
     lines = changed_settings(lease.run_dir, configs(changes), is_fresh=False)
-    assert lines == ["trainer: trainer.optimizer.lr was 1e-05 and is 0.5"]
+    assert lines == [
+        f"env_gradus-reverse-text: {changed}",
+        "trainer: trainer.optimizer.lr was 1e-05 and is 0.5",
+        f"orchestrator: sources.gradus-reverse-text.{changed}",
+    ]
 
 
 def test_differences_name_list_members_by_their_name() -> None:

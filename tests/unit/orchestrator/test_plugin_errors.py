@@ -14,11 +14,14 @@ from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.curriculum import CurriculumConfig
 from gradus.config.orchestrator import FilterConfig
 from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage, trainable_traces
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.curriculum import build_curriculum
 from gradus.orchestrator.curriculum.uniform import Uniform
 from gradus.orchestrator.error_policy import ErrorPolicy
 from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.filters import build_filters
 from gradus.testing.scripted_run import ScriptedEnvironment
 
 
@@ -313,6 +316,36 @@ async def test_a_group_that_could_not_be_judged_is_judged_again_when_the_policy_
     assert {line["error"] for line in rig.events("group_graded")} == {None}
 
 
+class Adding(Algorithm):
+    """Adds to the credit of each episode, and fails after the first one of its first group."""
+
+    num_calls = 0
+
+    async def score_episode(self, episode: Any, context: Any) -> None:
+        (trace,) = trainable_traces([episode])
+        assign_advantage(trace, 1.0)
+
+    async def score_group(self, episodes: Any, context: Any) -> None:
+        self.num_calls += 1
+        for episode in episodes:
+            node = reply([episode])
+            node.advantages[:] = [a + 1.0 for a in node.advantages]
+            if self.num_calls == 1:
+                context.record("failed", 1.0)
+                raise ConnectionError("judge is away")
+
+
+async def test_credit_of_a_judge_that_failed_is_taken_back_before_it_judges_again(
+    build_rig: Any,
+) -> None:
+    errors = {"retries": 1, "retry_on": ["algorithm_failed"]}
+    rig = with_plugins(build_rig(max_steps=1, errors=errors), algo=Adding)
+    await rig.play()
+    arrays = [m.advantages for b in rig.trainer.batches for rank in b.ranks for m in rank]
+    assert set(np.concatenate(arrays)) == {0.0, 2.0}
+    assert "group/words/failed/mean" not in rig.monitor.records[0][1]
+
+
 async def test_groups_that_are_judged_when_the_run_ends_train_nothing(
     build_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +372,89 @@ async def test_a_filter_that_raises_drops_its_episode_by_name(
     ):
         await rig.play()
     assert reasons(rig) == {"error:filter_failed"}
+
+
+class Undecided:
+    """A filter that forgets its answer."""
+
+    name = "undecided"
+
+    def keeps(self, sample: Any) -> None: ...
+
+
+class Hesitant:
+    """A filter that would answer later."""
+
+    name = "hesitant"
+
+    async def keeps(self, sample: Any) -> bool:
+        return False
+
+
+class Nameless:
+    """A filter without a name, which no options can help."""
+
+    def __init__(self, *, share: float = 1.0) -> None:
+        if share < 0:
+            raise ValueError("share must be 0 or more")
+
+    def keeps(self, sample: Any) -> bool:
+        return True
+
+
+class Absent(Uniform):
+    """A curriculum that would hear later."""
+
+    async def record(self, index: int, result: Any) -> None: ...  # type: ignore[override]
+
+
+class Amnesiac(GroupRelative):
+    """An algorithm that would take its state over later."""
+
+    async def load_state(self, state: Any) -> None: ...  # type: ignore[override]
+
+
+class Explosive(GroupRelative):
+    """An algorithm that cannot be built."""
+
+    def __init__(self) -> None:
+        raise ZeroDivisionError("division by zero")
+
+
+async def test_a_filter_without_an_answer_fails_the_episode(build_rig: Any) -> None:
+    filters = [FilterConfig(type=f"{__name__}:Undecided", enforce=True)]
+    rig = build_rig(max_steps=1, filters=filters, max_empty_attempts=1)
+    with pytest.raises(EnvironmentFailure, match="keeps gives None; give True or False"):
+        await rig.play()
+
+
+@pytest.mark.parametrize(
+    ("filter_type", "options", "message"),
+    [
+        ("Hesitant", {}, "filter .*:Hesitant': keeps is an `async def`"),
+        ("Nameless", {}, "filter .*:Nameless' must have a `name`"),
+        ("Nameless", {"share": -1}, "filter .*:Nameless' .* ValueError: share must be 0 or more"),
+    ],
+)
+def test_a_filter_that_cannot_judge_is_refused_at_the_start(
+    filter_type: str, options: dict[str, Any], message: str
+) -> None:
+    chosen = FilterConfig(type=f"{__name__}:{filter_type}", options=options)
+    with pytest.raises(ConfigError, match=message):
+        build_filters([chosen], vocabulary_size=None)
+
+
+def test_a_plug_in_whose_answer_nothing_awaits_is_refused_at_the_start() -> None:
+    curriculum = CurriculumConfig(type=f"{__name__}:Absent")
+    with pytest.raises(ConfigError, match=r"source 'words': .*:Absent': record is an `async def`"):
+        build_curriculum(curriculum, source="words", num_tasks=3, seed=0)
+    with pytest.raises(ConfigError, match=r"algorithm .*:Amnesiac': load_state is an `async def`"):
+        build_algorithm(AlgorithmConfig(type=f"{__name__}:Amnesiac"))
+
+
+def test_an_algorithm_that_cannot_be_built_is_named() -> None:
+    with pytest.raises(ConfigError, match=r":Explosive' .* ZeroDivisionError: division by zero"):
+        build_algorithm(AlgorithmConfig(type=f"{__name__}:Explosive"))
 
 
 async def test_a_curriculum_that_cannot_take_rewards_costs_the_group(build_rig: Any) -> None:

@@ -120,3 +120,9 @@ def test_a_number_of_numpy_about_a_group_becomes_a_plain_one() -> None:
     context = CreditContext("words", 0)
     context.record("best", np.float32(0.5))
     assert [(type(v), v) for v in context.numbers.values()] == [(float, 0.5)]
+
+
+def test_a_number_of_a_group_needs_a_text_as_its_name() -> None:
+    """A checkpoint could not give another one back."""
+    with pytest.raises(CreditError, match="the name must be a text"):
+        CreditContext("words", task_key="a1").record(3, 0.5)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gradus.config.algorithm import AlgorithmConfig
-from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import Algorithm
 from gradus.orchestrator.algorithms.distill import (
     FrozenSampler,
@@ -15,7 +14,7 @@ from gradus.orchestrator.algorithms.echo import Echo
 from gradus.orchestrator.algorithms.group_relative import GroupRelative, MaxRl
 from gradus.orchestrator.algorithms.hierarchical import HierarchicalGroupRelative
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
-from gradus.plugins import find_plugin
+from gradus.plugins import building, find_plugin, refuse_async
 
 ALGORITHMS: dict[str, type] = {
     "grpo": GroupRelative,
@@ -54,10 +53,8 @@ def build_algorithm(config: AlgorithmConfig, reference: Scorer | None = None) ->
     """The algorithm of one source; refuses unknown names and options."""
     kind = find_plugin("algorithm", config.type, ALGORITHMS)
     asked = {"reference": reference} if needs_reference(config) else {}
-    try:
+    name = f"algorithm {config.type!r}"
+    refuse_async(name, kind, "state", "load_state")
+    with building(name, config.options):
         algorithm: Algorithm = kind(**config.options, **asked)
-    except TypeError as error:
-        raise ConfigError(
-            f"algorithm {config.type!r} does not accept options {config.options}: {error}"
-        ) from error
     return algorithm

@@ -8,8 +8,9 @@ credit trains nothing.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,8 +57,10 @@ class CreditContext:
     def record(self, name: str, value: float) -> None:
         """Leave a number about this group; the last one of a name counts.
 
-        CreditError for what is no finite number.
+        CreditError for what is no finite number, and for a name that is no text.
         """
+        if not isinstance(name, str):
+            raise CreditError(f"record({name!r}, {value!r}): the name must be a text")
         number = np.asarray(value)
         if number.ndim or number.dtype.kind not in "fiub" or not math.isfinite(number):
             raise CreditError(f"record({name!r}, {value!r}): the value must be a finite number")
@@ -233,6 +236,21 @@ def forget_credit(episode: WireEpisode) -> None:
     for trace in episode.traces:
         for node in trace.nodes:
             node.advantages = node.reference_logprobs = node.loss_weights = None
+
+
+def keep_credit(episodes: Iterable[WireEpisode]) -> Callable[[], None]:
+    """A function that puts the credit back that the episodes have now."""
+    nodes = [node for e in episodes for trace in e.traces for node in trace.nodes]
+    kept = [
+        copy.deepcopy((node.advantages, node.reference_logprobs, node.loss_weights))
+        for node in nodes
+    ]
+
+    def put_back() -> None:
+        for node, credit in zip(nodes, copy.deepcopy(kept), strict=True):
+            node.advantages, node.reference_logprobs, node.loss_weights = credit
+
+    return put_back
 
 
 def _store(node: MessageNode, credit: TokenCredit) -> None:

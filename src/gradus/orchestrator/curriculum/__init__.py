@@ -7,7 +7,7 @@ from gradus.errors import ConfigError
 from gradus.orchestrator.curriculum.base import Curriculum
 from gradus.orchestrator.curriculum.difficulty import Difficulty
 from gradus.orchestrator.curriculum.uniform import Uniform
-from gradus.plugins import find_plugin
+from gradus.plugins import building, find_plugin, refuse_async
 
 CURRICULA: dict[str, type] = {"difficulty": Difficulty, "uniform": Uniform}
 """Registered names; anything else is "package.module:Class"."""
@@ -18,13 +18,11 @@ def build_curriculum(
 ) -> Curriculum:
     """The curriculum of one source; refuses unknown names and options."""
     kind = find_plugin("curriculum", config.type, CURRICULA)
+    name = f"source {source!r}: curriculum {config.type!r}"
+    refuse_async(name, kind, "next_task", "record", "state", "load_state")
     try:
-        curriculum: Curriculum = kind(num_tasks, seed=f"{seed}/{source}", **config.options)
-    except TypeError as error:
-        raise ConfigError(
-            f"source {source!r}: curriculum {config.type!r} does not accept options "
-            f"{config.options}: {error}"
-        ) from error
+        with building(f"curriculum {config.type!r}", config.options):
+            curriculum: Curriculum = kind(num_tasks, seed=f"{seed}/{source}", **config.options)
     except ConfigError as error:
         raise ConfigError(f"source {source!r}: {error}") from error
     return curriculum

@@ -7,8 +7,7 @@ from typing import cast
 from gradus.config.loss_options import option_problems
 from gradus.config.problems import refuse
 from gradus.config.trainer import LossConfig
-from gradus.errors import ConfigError
-from gradus.plugins import find_plugin
+from gradus.plugins import building, find_plugin
 from gradus.trainer.losses.base import TokenLoss
 from gradus.trainer.losses.clipping import Cispo, Dapo, Gspo, PpoClip
 from gradus.trainer.losses.trust_region import Dppo, Ipo
@@ -29,7 +28,5 @@ def build_loss(config: LossConfig) -> TokenLoss:
     out of range."""
     kind = find_plugin("loss", config.type, LOSSES)
     refuse(option_problems(("trainer", "loss", "options"), config.type, config.options))
-    try:
+    with building(f"loss {config.type!r}", config.options):
         return cast("TokenLoss", kind(**config.options))
-    except TypeError as error:
-        raise ConfigError(f"loss {config.type!r}: {error}; check trainer.loss.options") from error
