@@ -1,9 +1,9 @@
 """Every change of a library's behaviour inside environment workers, each with its reason.
 
-Only what costs time or leaves files behind is replaced, never what is recorded: the interception,
-the graph and the tokens stay verifiers' own. A patch is applied to the exact version that it was
-written for; with another one the library works unpatched, slower and with one seed for all requests
-of an episode, and a warning says so.
+Only what costs time, leaves files behind or ends the process is replaced, never what is recorded:
+the interception, the graph and the tokens stay verifiers' own. A patch is applied to the exact
+version that it was written for; with another one the library works unpatched, slower and with one
+seed for all requests of an episode, and a warning says so.
 
 | patch | reason (share of an episode's CPU time) | remove when |
 |---|---|---|
@@ -12,6 +12,7 @@ of an episode, and a warning says so.
 | `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
 | `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
+| `survive_exits` | `exit()` in a reward ends the worker | verifiers catches `SystemExit` |
 | `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 | `watch_workers` | a blocked worker goes on getting episodes | verifiers asks its workers |
@@ -20,11 +21,12 @@ of an episode, and a warning says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.metadata
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -32,11 +34,12 @@ from weakref import WeakKeyDictionary
 
 import pydantic
 from pydantic._internal import _fields
-from verifiers.v1 import rollout
+from verifiers.v1 import env, errors, harness, rollout, task
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.mcp import launch
 from verifiers.v1.serve import delta, pool
+from verifiers.v1.utils import decorators
 
 from gradus.environments.engine_client import EngineClient
 from gradus.environments.request_seeds import RequestSeeds
@@ -76,6 +79,7 @@ def apply(tool_servers: ToolServerLimits) -> None:
     seed_each_request(seeds)
     render_inline()
     gather_changes()
+    survive_exits()
     bound_tool_servers(tool_servers)
 
 
@@ -136,6 +140,16 @@ def gather_changes() -> None:
     delta.DeltaStreamer._changed = _gather
 
 
+def survive_exits() -> None:
+    """Let `exit()` in code of an environment, or in what it runs, fail the episode alone.
+
+    asyncio passes `SystemExit` through the loop, which ends the worker with all its episodes.
+    """
+    for module in (env, harness, rollout, task):
+        module.boundary = _boundary
+    task.invoke_all = harness.invoke_all = _invoke_all
+
+
 def bound_tool_servers(limits: ToolServerLimits) -> None:
     """Bound how long a tool server takes to start and how many there are; remove their files."""
     if hasattr(launch.serve_in_runtime, "__wrapped__"):
@@ -183,6 +197,37 @@ class _RenderCosts:
         finally:
             spent = time.thread_time() - started
             self._seconds[slot.lock] = max(spent, _FORGET * self._seconds.get(slot.lock, 0.0))
+
+
+@contextlib.asynccontextmanager
+async def _boundary(error_type: type[errors.RolloutError], what: str) -> AsyncIterator[None]:
+    """verifiers' `boundary`, for which an exit is an error like any other."""
+    async with errors.boundary(error_type, what):
+        with _exit_as_error():
+            yield
+
+
+async def _invoke_all(
+    functions: Sequence[Callable[..., Any]], available: Mapping[str, Any]
+) -> list[Any]:
+    """verifiers' `invoke_all`; an exit must not leave a task, or it ends the loop."""
+
+    async def call(function: Callable[..., Any]) -> Any:
+        with _exit_as_error():
+            return await decorators.invoke(function, dict(available))
+
+    return await asyncio.gather(*(call(function) for function in functions))
+
+
+@contextlib.contextmanager
+def _exit_as_error() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(
+            f"the code asked the interpreter to exit (SystemExit: {error.code}); run code that "
+            "may do so in a process of its own"
+        ) from error
 
 
 def _gather(streamer: Any, trace: object) -> None:  # noqa: ARG001

@@ -29,7 +29,7 @@ from gradus.death_watch import die_with_parent
 from gradus.environments.compat import keep_worker_sockets_in, watch_workers
 from gradus.environments.tool_servers import ToolServerLimits
 from gradus.environments.watched_pool import WatchedPool
-from gradus.environments.worker import prepare_worker
+from gradus.environments.worker import leave_soon, prepare_worker
 
 WATCH_INTERVAL_SECONDS = 0.25
 
@@ -108,6 +108,7 @@ def main(death_fd: int, report_fd: int, directory: Path) -> None:
             **settings,
         )
     finally:
+        leave_soon()
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -6,7 +6,9 @@ import atexit
 import gc
 import multiprocessing
 import os
+import threading
 from collections.abc import Mapping
+from multiprocessing.util import Finalize
 
 from gradus.death_watch import die_with_parent
 from gradus.environments import compat
@@ -17,6 +19,8 @@ from gradus.log import configure_logging, end_quietly
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 """An episode allocates about twelve thousand tracked objects and leaves few cycles; the collector's
 default thresholds spent a fifth of a worker's time on walking the imported modules."""
+LEAVE_SECONDS = 5.0
+"""How long threads and children of the environment may keep a process that has served."""
 
 
 def prepare_worker(name: str, tool_servers: ToolServerLimits, secrets: Mapping[str, str]) -> None:
@@ -28,8 +32,21 @@ def prepare_worker(name: str, tool_servers: ToolServerLimits, secrets: Mapping[s
     hide_variables(secrets)
     if multiprocessing.parent_process() is not None:
         die_with_parent()
+        # Runs before the interpreter waits for children and threads.
+        Finalize(None, leave_soon, exitpriority=1)
     configure_logging(f"env_{name}[{os.getpid()}]")
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)
     gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)
     compat.apply(tool_servers)
+
+
+def leave_soon(seconds: float = LEAVE_SECONDS) -> None:
+    """End this process in a few seconds, whatever the environment has left running in it.
+
+    A process whose event loop has ended plays no more, but the interpreter would wait for its
+    threads and children for ever, and the watch would take it for one that lives.
+    """
+    timer = threading.Timer(seconds, os._exit, (0,))
+    timer.daemon = True
+    timer.start()

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 from pydantic._internal import _fields
-from verifiers.v1 import rollout
+from verifiers.v1 import env, harness, rollout, task
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
+from verifiers.v1.errors import EnvError
 from verifiers.v1.mcp import launch
 from verifiers.v1.serve import pool
 from verifiers.v1.serve.delta import DeltaStreamer
@@ -41,6 +42,10 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
     monkeypatch.setattr(pool, "tempfile", tempfile)
+    for module in (env, harness, rollout, task):
+        monkeypatch.setattr(module, "boundary", module.boundary)
+    for module in (harness, task):
+        monkeypatch.setattr(module, "invoke_all", module.invoke_all)
     inspect_factory = _fields.takes_validated_data_argument
     monkeypatch.setattr(_fields, "takes_validated_data_argument", inspect_factory)
 
@@ -66,6 +71,31 @@ def test_another_version_runs_unpatched_and_says_so(
 
 def test_the_version_that_the_patches_know_is_the_installed_one() -> None:
     assert importlib.metadata.version("verifiers") == compat.VERIFIERS_VERSION
+
+
+async def test_an_exit_in_a_reward_is_an_error_and_does_not_end_the_loop() -> None:
+    async def leaves() -> float:
+        raise SystemExit(3)
+
+    compat.survive_exits()
+    with pytest.raises(RuntimeError, match=r"asked the interpreter to exit \(SystemExit: 3\)"):
+        await task.invoke_all([leaves], {})
+
+
+async def test_an_exit_in_code_of_an_environment_is_the_error_of_its_stage() -> None:
+    compat.survive_exits()
+    compat.survive_exits()
+    with pytest.raises(EnvError, match=r"Duel.run\(\): RuntimeError: .*SystemExit: 2"):
+        async with env.boundary(EnvError, "Duel.run()"):
+            raise SystemExit(2)
+
+
+async def test_scores_are_handed_on_as_before() -> None:
+    async def reward(trace: str) -> float:
+        return float(len(trace))
+
+    compat.survive_exits()
+    assert await task.invoke_all([reward, reward], {"trace": "four", "other": 1}) == [4.0, 4.0]
 
 
 def test_factories_with_and_without_an_argument_are_still_told_apart() -> None:
