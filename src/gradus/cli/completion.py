@@ -40,7 +40,8 @@ def run(words: Sequence[str]) -> int:
         return 0
     shells = {"bash": _bash, "zsh": _zsh, "fish": _fish}
     if len(words) != 1 or words[0] not in shells:
-        raise ConfigError(f"{' '.join(words) or 'no name'!r} is not one of the shells\n{USAGE}")
+        given = f"{' '.join(words)!r} is no shell known here" if words else "name a shell"
+        raise ConfigError(f"{given}\n{USAGE}")
     print("\n".join(shells[words[0]]()))
     return 0
 

@@ -52,8 +52,13 @@ class ResumePoint:
 
     checkpoint: Checkpoint | None
     """None when the run has none: it starts again."""
-    is_finished: bool = False
-    """Whether nothing is left to do."""
+    finished_steps: int | None = None
+    """The steps of a run that is done; None when something is left to do."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.finished_steps is not None
 
     @property
     def step(self) -> int | None:
@@ -63,7 +68,7 @@ class ResumePoint:
     def describe(self, max_steps: int) -> str:
         """One line for a person."""
         if self.is_finished:
-            return f"finished: all {max_steps} steps are done; raise max_steps to go on"
+            return f"finished: all {self.finished_steps} steps are done; raise max_steps to go on"
         if self.checkpoint is None:
             return "no checkpoint: starts again at step 1"
         return f"from checkpoint {self.checkpoint.step} of {max_steps} steps"
@@ -77,7 +82,7 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     """
     finished_steps = _finished_steps(lease.run_dir)
     if finished_steps is not None and finished_steps >= max_steps:
-        return ResumePoint(None, is_finished=True)
+        return ResumePoint(None, finished_steps)
     checkpoint = Checkpoints(lease.run_dir, lease.epoch).latest()
     if checkpoint is None and finished_steps is not None:
         raise ConfigError(

@@ -178,10 +178,10 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         shown = settings["name"] if set(settings) == {"name"} else settings
-        raise ConfigError(
-            f"model.renderer = {shown!r} is not usable: {f'{where}: ' if where else ''}"
-            f"{first['msg']}"
-        ) from error
+        said = f"{where}: {first['msg']}" if where else first["msg"]
+        if first["type"] == "union_tag_invalid":
+            said = f"there is no such renderer; use one of {first['ctx']['expected_tags']}"
+        raise ConfigError(f"model.renderer = {shown!r} is not usable: {said}") from error
     return settings
 
 

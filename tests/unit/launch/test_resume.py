@@ -96,6 +96,7 @@ def test_a_finished_run_is_left_alone(lease: RunLease) -> None:
     point = find_resume_point(lease, 6)
     assert point.is_finished
     assert "raise max_steps" in point.describe(6)
+    assert "all 6 steps are done" in find_resume_point(lease, 4).describe(4)
 
 
 @pytest.mark.parametrize("content", [[], 5, {"max_steps": 3}, {"outcome": "done"}])

@@ -87,6 +87,11 @@ async def test_a_renderer_that_is_written_is_taken() -> None:
     assert settled.renderer == {"name": "qwen3"}
 
 
+async def test_an_unknown_renderer_is_refused_with_the_names_of_all() -> None:
+    with pytest.raises(ConfigError, match="there is no such renderer; use one of 'auto', "):
+        await settle_renderer(ModelConfig(name="nowhere", renderer="qwen33"))
+
+
 def test_tools_are_refused_where_no_call_would_be_read() -> None:
     model = ModelConfig(name="tiny", renderer="default")
     with pytest.raises(ConfigError, match=r"source 'words' offers tools, but no renderer reads"):
