@@ -154,7 +154,7 @@ def _ask_hub(model: str) -> None:
         return  # the model is there and has another format, on which the engine decides
     except (OSError, ValueError) as error:
         why = (
-            "the hub cannot be reached, and its cache here has no copy"
+            "the hub cannot be reached to ask for it"
             if isinstance(error, LocalEntryNotFoundError)
             else f"the hub refuses it: {str(error).strip().splitlines()[0]}"
         )
