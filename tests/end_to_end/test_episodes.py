@@ -158,7 +158,7 @@ async def test_an_episode_whose_reward_is_not_a_number_arrives_as_that(
     assert reward != reward
 
 
-@pytest.mark.parametrize("behaviour", ["raises", "raises_in_setup"])
+@pytest.mark.parametrize("behaviour", ["raises", "raises_in_setup", "exits"])
 async def test_an_error_of_the_environment_is_recorded_with_its_type(
     echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast, behaviour: str
 ) -> None:

@@ -29,7 +29,7 @@ from gradus.environments.child_environment import (
 )
 from gradus.environments.pool import SILENT_SECONDS, Pool, PoolSize, answers
 from gradus.environments.task_server import Health, Tasks, TaskServer
-from gradus.environments.tasks import TaskIndex, complete_roles, load_tasks
+from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.liveness import beat
 from gradus.log import get_logger
@@ -71,7 +71,7 @@ def serve(config: EnvironmentProcessConfig) -> None:
 
 
 def _leave(*_: object) -> None:
-    raise SystemExit(ExitCode.DONE)
+    raise Stop(ExitCode.DONE)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,10 @@ ENDLESS_WINDOW = 4096
 """Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
 
 
+class Stop(SystemExit):
+    """What a stop signal raises while an environment is loaded; its code raises `SystemExit`."""
+
+
 class TaskIndex:
     """Owns the tasks of one taskset: all of a finite one, a window of an endless one."""
 
@@ -140,7 +144,9 @@ def load_tasks(
             offers_tools=offers_tools(environment),
             missing_modules=missing_modules(environment),
         )
-    except Exception as error:
+    except Stop:
+        raise
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailure(
             f"{name} could not load its tasks: {_origin(error)}. Check the source's `taskset` "
             "settings and its data"
@@ -217,7 +223,9 @@ def _explained(name: str, verifiers_config: Mapping[str, Any]) -> Iterator[None]
         raise ConfigError(f"{name} refuses its settings: {text}") from error
     except ImportError as error:
         raise _missing_module(name, error) from error
-    except Exception as error:
+    except Stop:
+        raise
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailure(
             f"{name} could not be loaded: {_origin(error)}. Fix the environment's package, or "
             "leave the source out"
@@ -328,7 +336,7 @@ def _missing_module(name: str, error: ImportError) -> ConfigError:
     )
 
 
-def _origin(error: Exception) -> str:
+def _origin(error: BaseException) -> str:
     """What was raised and where, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     text = " ".join(str(error).split()) or "no message"

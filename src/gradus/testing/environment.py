@@ -19,7 +19,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-Behaviour = Literal["plain", "nan_reward", "raises", "raises_in_setup", "hangs", "blocks"]
+Behaviour = Literal["plain", "nan_reward", "raises", "raises_in_setup", "exits", "hangs", "blocks"]
 
 
 class EchoConfig(vf.TasksetConfig):
@@ -28,7 +28,7 @@ class EchoConfig(vf.TasksetConfig):
     num_tasks: int | None = Field(8, ge=0)
     """Number of tasks. None means endless."""
     behaviour: Behaviour = "plain"
-    """`nan_reward` scores NaN, `raises` fails in scoring, `hangs` never ends its scoring,
+    """`nan_reward` scores NaN, `raises` fails in scoring, `exits` leaves it, `hangs` never ends it,
     `blocks` never ends it and lets no other episode of its worker go on."""
 
 
@@ -57,6 +57,8 @@ class EchoTask(vf.Task[EchoData, vf.State, vf.TaskConfig]):
                 return float("nan")
             case "raises":
                 raise RuntimeError("this task always fails in scoring")
+            case "exits":
+                raise SystemExit("this task always fails by an exit")
             case "hangs":
                 await asyncio.Event().wait()
             case "blocks":

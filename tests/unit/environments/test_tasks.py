@@ -13,7 +13,7 @@ import verifiers.v1 as vf
 from gradus.config.environment import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
 from gradus.environments import tasks
-from gradus.environments.tasks import TaskIndex, complete_roles, load_tasks, standing
+from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks, standing
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.testing.environment import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
@@ -130,6 +130,18 @@ def test_settings_that_the_environment_does_not_know_are_refused() -> None:
 def test_a_data_set_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match="could not load its tasks: FileNotFoundError"):
         load(id="gradus-reverse-text", source="file", path=str(tmp_path / "none.jsonl"))
+
+
+def test_a_taskset_that_exits_is_told_with_the_place() -> None:
+    with pytest.raises(
+        EnvironmentFailure, match=r"load its tasks: SystemExit: 4 .*_exits.py, line"
+    ):
+        load(id="gradus-test-exits")
+
+
+def test_a_stop_signal_while_tasks_are_loaded_is_no_failure() -> None:
+    with pytest.raises(Stop):
+        load(id="gradus-test-exits", is_signal=True)
 
 
 def test_an_empty_data_set_is_refused() -> None:
