@@ -31,11 +31,14 @@ _HARMLESS = re.compile(
 
 _ONE_LINEAGE = re.compile(
     r"trainer(\..+)?|model(\..+)?|seed"
-    r"|orchestrator\.(groups_per_batch|max_staleness|filters)(\..+)?"
+    r"|orchestrator\.(groups_per_batch|max_staleness|filters|normalize)(\..+)?"
     r"|orchestrator\.train\.(sampling|algo)(\..+)?"
     r"|orchestrator\.train\.env\.[^.]+(\.(id|name|taskset|agents|algo|sampling|group_size)(\..+)?)?"
 )
 """Keys that must be the same in all launches of a run that is replayed in one."""
+
+_WAIT = re.compile(r"\.algo\.scoring_timeout_seconds$|^trainer\.receive_timeout_seconds$")
+"""Waits, which leave what was played and trained as it is."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ def one_config(launches: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         f"{key} was {was!r} and became {now!r}"
         for launch in launches[:-1]
         for key, was, now in differences(launch, last)
-        if _ONE_LINEAGE.fullmatch(key) or (key == "max_steps" and not _is_constant(last))
+        if (_ONE_LINEAGE.fullmatch(key) and not _WAIT.search(key))
+        or (key == "max_steps" and not _is_constant(last))
     ]
     if changed:
         raise ConfigError(

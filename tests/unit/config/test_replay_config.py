@@ -111,6 +111,8 @@ def test_one_launch_is_its_own_config() -> None:
         {"orchestrator": {"max_lag": 3, "max_in_flight_episodes": 9}},
         {"checkpoint": {"interval_steps": 5}},
         {"max_steps": 40},
+        {"trainer": {"receive_timeout_seconds": 77.0}},
+        {"orchestrator": {"train": {"algo": {"scoring_timeout_seconds": 7.0}}}},
     ],
 )
 def test_launches_may_differ_in_what_a_replay_does_not_use(changes: dict[str, Any]) -> None:
@@ -126,6 +128,7 @@ def test_launches_may_differ_in_what_a_replay_does_not_use(changes: dict[str, An
         ),
         ({"orchestrator": {"max_staleness": 2}}, r"orchestrator\.max_staleness was 8"),
         ({"orchestrator": {"filters": []}}, r"orchestrator\.filters"),
+        ({"orchestrator": {"normalize": "batch"}}, r"orchestrator\.normalize was 'off'"),
         (
             {"orchestrator": {"train": {"sampling": {"temperature": 0.5}}}},
             r"sampling\.temperature was",
