@@ -94,10 +94,19 @@ class TaskSource:
             draw = self._draw(name)
             if draw.index not in aside:
                 return TaskPointer(name, draw.pass_number, draw.index, group_size=draw.group_size)
-        raise EnvironmentFailure(
-            f"source {name!r} has no task left to play: {len(aside)} of "
-            f"{self._shares[name].num_tasks or 'endless'} tasks were put aside, see "
-            "task_set_aside in journal.jsonl; mend its data, or leave the source out"
+        raise self._no_task_error(name)
+
+    def _no_task_error(self, name: str) -> EnvironmentFailure:
+        num_aside, num_tasks = len(self._aside[name]), self._shares[name].num_tasks
+        if num_tasks is None or num_aside < num_tasks:
+            return EnvironmentFailure(
+                f"{describe('curriculum', self._curricula[name])}, source {name!r}: next_task "
+                f"draws nothing but the {num_aside} tasks that were put aside; it hears of each "
+                "in `record` as Ending.SET_ASIDE, and must draw others then"
+            )
+        return EnvironmentFailure(
+            f"source {name!r} has no task left to play: {num_aside} of {num_tasks} tasks were put "
+            "aside, see task_set_aside in journal.jsonl; mend its data, or leave the source out"
         )
 
     def _draw(self, name: str) -> TaskDraw:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gradus.config.curriculum import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
-from gradus.orchestrator.curriculum.base import TaskDraw, TaskResult
+from gradus.orchestrator.curriculum.base import Ending, TaskDraw, TaskResult
 from gradus.orchestrator.task_source import MAX_RETURNS, SourceShare, TaskPointer, TaskSource
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
@@ -259,3 +259,35 @@ def test_a_curriculum_whose_state_cannot_be_had_or_given_is_named_with_its_sourc
     state = TaskSource([WORDS], seed=0).state()
     with pytest.raises(CorruptStateError, match=r":Shaky of source 'words' .*AttributeError: no p"):
         tasks.load_state(state)
+
+
+class Stuck:
+    """A curriculum that always wants the same task."""
+
+    def __init__(self, num_tasks: int | None, *, seed: str) -> None: ...
+
+    def next_task(self) -> TaskDraw:
+        return TaskDraw(0, 0)
+
+    def record(self, index: int, result: TaskResult) -> None: ...
+
+
+def test_a_curriculum_that_wants_only_what_was_put_aside_is_named() -> None:
+    curriculum = CurriculumConfig(type=f"{__name__}:Stuck")
+    tasks = TaskSource([replace(WORDS, curriculum=curriculum)], seed=0)
+    tasks.set_aside(tasks.next_task())
+    with pytest.raises(EnvironmentFailure, match=r":Stuck, source 'words': .* Ending\.SET_ASIDE"):
+        tasks.next_task()
+
+
+def test_a_task_that_was_put_aside_does_not_take_the_share_of_solved_ones() -> None:
+    share = SourceShare("words", 1.0, 20, CurriculumConfig(type="difficulty"))
+    tasks = TaskSource([share], seed=0)
+    aside = tasks.next_task()
+    tasks.set_aside(aside)
+    tasks.record(aside, TaskResult(Ending.SET_ASIDE))
+    for index in set(range(20)) - {aside.index}:
+        tasks.record(replace(aside, index=index), TaskResult(rewards=(1.0,)))
+    drawn = {tasks.next_task().index for _ in range(19)}
+    assert len(drawn) == 19
+    assert aside.index not in drawn

@@ -87,8 +87,11 @@ class Difficulty:
     def record(self, index: int, result: TaskResult) -> None:
         """Take a task that was played to the end of the pool that its new solve rate belongs to.
 
+        One that was put aside leaves its pool, or it would take the share of the others there.
         ValueError, which fails the group, for a reward out of range: it is no solve rate.
         """
+        if result.ending is Ending.SET_ASIDE:
+            self._leave_out(index)
         if result.ending is not Ending.PLAYED or not result.rewards:
             return
         for reward in result.rewards:
@@ -98,7 +101,7 @@ class Difficulty:
         rate = (self._solve_rates.get(index, latest) + latest) / 2
         self._solve_rates[index] = rate
         name = self._pool_of(rate)
-        if index in self._pools[name]:
+        if not any(index in pool for pool in self._pools.values()) or index in self._pools[name]:
             return
         for pool in self._pools.values():
             pool.pop(index, None)
@@ -136,6 +139,12 @@ class Difficulty:
         chosen = max(wanted, key=lambda name: self._credit[name])
         self._credit[chosen] -= 1.0
         return chosen
+
+    def _leave_out(self, index: int) -> None:
+        """The last task of all stays: there is always one to draw."""
+        if sum(self.pool_sizes().values()) > 1:
+            for pool in self._pools.values():
+                pool.pop(index, None)
 
     def _refuse_beyond(self, index: int, reward: float) -> None:
         if is_at_least(reward, self._reward_min) and is_at_least(self._reward_max, reward):
