@@ -156,7 +156,7 @@ def _ask_hub(model: str) -> None:
         why = (
             "the hub cannot be reached to ask for it"
             if isinstance(error, LocalEntryNotFoundError)
-            else f"the hub refuses it: {str(error).strip().splitlines()[0]}"
+            else f"the hub refuses it: {str(error).strip()}"
         )
         raise ConfigError(
             f"model: {model!r} is no directory (seen from {Path.cwd()}), and {why}"
