@@ -76,7 +76,11 @@ class Algorithm(Protocol):
     """
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
-        """Credit that needs one episode only; may wait for a frozen model."""
+        """Credit that needs one episode only; may wait for a frozen model.
+
+        A resume plays the groups again that were open, so what is counted here across episodes
+        counts those twice; count in `score_group`, whose state a checkpoint matches.
+        """
 
     def score_group(
         self, episodes: Sequence[WireEpisode], context: CreditContext
