@@ -11,15 +11,18 @@ applying stay as they are.
     inference workers   say in the store that they are ready for v, then receive, check, load
     sender thread       waits for all of them, then broadcasts v and forgets the copy
 
-A version can be received once. The group is rank 0 = sender, then the workers by their rank.
+A version can be received once. The group is rank 0 = sender, then the workers by their rank. All
+run on one machine, so the sender sees when a worker ends, and lets the others go.
 """
 
 from __future__ import annotations
 
 import atexit
 import math
+import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +36,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo
 
 from gradus.errors import CorruptStateError, DeadlineError, ProcessError
 from gradus.log import get_logger
+from gradus.process_table import is_alive, read_process
 from gradus.run_dir import RunDirectory
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights
@@ -42,7 +46,9 @@ TIMEOUT_SECONDS = 600.0
 """Deadline of one broadcast, and of the meeting of sender and workers."""
 
 _LOOK_SECONDS = 0.01
+_LIVENESS_SECONDS = 1.0
 _GROUP_KEY = "group"
+_FAILED_KEY = "failed"
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 logger = get_logger(__name__)
@@ -184,13 +190,14 @@ class BroadcastWeights:
 
     def _send_all(self) -> None:
         """The sender thread: versions in their order, each when every worker asks for it."""
+        store: Any = None
+        group: Any = None
         try:
             device = self._device
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             store = FileStore(str(self._meeting), self._num_receivers + 1)
             store.set_timeout(timedelta(seconds=self._seconds))
-            group: Any = None
             while (version := self._next_asked(store)) is not None:
                 if group is None:
                     # Each worker says its device before it says that it is ready.
@@ -205,12 +212,22 @@ class BroadcastWeights:
                 self._forget(version)
         except BaseException as error:
             logger.exception("the broadcast of weights failed")
+            if store is not None:
+                store.set(_FAILED_KEY, "failed")
+            # The group closes its connections, and so ends the waits of workers in a broadcast,
+            # when nothing holds it any more.
+            traceback.clear_frames(error.__traceback__)
+            group = None
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
 
     def _next_asked(self, store: Any) -> int | None:
-        """The oldest copy, once all workers are ready for it; None when closed."""
+        """The oldest copy, once all workers are ready for it; None when closed.
+
+        ProcessError when a worker ended meanwhile.
+        """
+        looked_at = time.monotonic()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed or bool(self._copies))
@@ -220,7 +237,11 @@ class BroadcastWeights:
                 waiting = sorted(self._copies)
             for version in waiting:
                 if store.check(_ready_keys(version, self._num_receivers)):
+                    store.set(_go_key(version), "go")
                     return version
+            if time.monotonic() - looked_at > _LIVENESS_SECONDS:
+                refuse_dead_workers(store, self._num_receivers)
+                looked_at = time.monotonic()
             time.sleep(_LOOK_SECONDS)
 
     def _forget(self, version: int) -> None:
@@ -277,8 +298,13 @@ class StreamReceiver:
         if self._store is None:
             self._store = FileStore(stream.meeting, stream.num_receivers + 1)
             self._store.set_timeout(timedelta(seconds=self._seconds))
+            own = read_process(os.getpid())
+            self._store.set(
+                _process_key(self._rank), f"{os.getpid()} {own.start_time if own else 0}"
+            )
             self._store.set(_device_key(self._rank), self._device.type)
         self._store.set(_ready_key(stream.version, self._rank), "ready")
+        self._wait_for_all(stream.version)
         if self._group is None:
             size = stream.num_receivers + 1
             # The sender's word; it knows the devices of all.
@@ -288,6 +314,19 @@ class StreamReceiver:
                 self._store, self._rank + 1, size, self._group_device, seconds=self._seconds
             )
         return self._group
+
+    def _wait_for_all(self, version: int) -> None:
+        """Return when every worker is ready; a wait inside the group could not be ended."""
+        deadline = time.monotonic() + self._seconds
+        while not self._store.check([_go_key(version)]):
+            if self._store.check([_FAILED_KEY]):
+                raise ProcessError("the sender of weights gave up; see logs/trainer.log")
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"version {version} was not sent in {self._seconds:g} s, since the trainer or "
+                    "another inference worker is not ready; see logs/trainer.log"
+                )
+            time.sleep(_LOOK_SECONDS)
 
 
 def is_stream(directory: Path) -> bool:
@@ -316,6 +355,19 @@ def agree_on_device(store: Any, own: torch.device, num_receivers: int) -> torch.
     device = own if group_device_type([own.type, *theirs]) == own.type else torch.device("cpu")
     store.set(_GROUP_KEY, device.type)
     return device
+
+
+def refuse_dead_workers(store: Any, num_receivers: int) -> None:
+    """ProcessError when a worker that joined the meeting has ended."""
+    for rank in range(num_receivers):
+        if not store.check([_process_key(rank)]):
+            continue
+        pid, start_time = map(int, store.get(_process_key(rank)).split())
+        if not is_alive(pid, start_time):
+            raise ProcessError(
+                f"inference worker {rank} (pid {pid}) ended before it received the weights; see "
+                "logs/inference.log"
+            )
 
 
 def group_device_type(device_types: Sequence[str]) -> str:
@@ -347,8 +399,16 @@ def _device_key(rank: int) -> str:
     return f"device/{rank}"
 
 
+def _process_key(rank: int) -> str:
+    return f"process/{rank}"
+
+
 def _ready_key(version: int, rank: int) -> str:
     return f"ready/{version}/{rank}"
+
+
+def _go_key(version: int) -> str:
+    return f"go/{version}"
 
 
 def _ready_keys(version: int, num_receivers: int) -> list[str]:

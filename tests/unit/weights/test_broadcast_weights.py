@@ -245,3 +245,73 @@ def test_a_trainer_with_a_gpu_meets_a_worker_without_one_in_main_memory() -> Non
     store.set("device/1", "cuda")
     assert agree_on_device(store, torch.device("cuda", 3), 2) == torch.device("cuda", 3)
     assert store.get("group") == b"cuda"
+
+
+WORKER = """
+import os, sys
+from pathlib import Path
+import torch
+from gradus.weights.broadcast import StreamReceiver
+
+rank, is_to_die = int(sys.argv[1]), sys.argv[2] == "dies"
+worker = StreamReceiver(rank, torch.device("cpu"), timeout_seconds=120.0)
+for line in sys.stdin:
+    if is_to_die and worker._last_version == 1:
+        os._exit(3)
+    try:
+        dict(worker.receive(Path(line.strip())))
+    except Exception as error:
+        print("let go:", type(error).__name__, flush=True)
+        sys.exit(1)
+    print("received", flush=True)
+"""
+
+
+def test_the_end_of_a_worker_ends_the_waits_of_the_others_and_of_the_trainer(build: Build) -> None:
+    weights = build(num_receivers=2, timeout_seconds=120.0)
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), fate],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, fate in enumerate(["lives", "dies"])
+    ]
+    try:
+        heard: list[str] = []
+        for version in (1, 2):
+            published = weights.publish(version, tensors(1.0).items())
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.write(f"{published.directory}\n")
+                worker.stdin.flush()
+            assert workers[0].stdout is not None
+            heard.append(workers[0].stdout.readline())
+        assert heard[0] == "received\n"
+        assert heard[1].startswith("let go: ")
+        with pytest.raises(ProcessError, match=r"inference worker 1 \(pid \d+\) ended before"):
+            weights.drain()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate(timeout=30)
+
+
+def test_a_worker_that_waits_for_the_group_hears_that_the_sender_gave_up(
+    build: Build, threads: ThreadPoolExecutor
+) -> None:
+    weights = build(num_receivers=2)
+    published = weights.publish(1, tensors(1.0).items())
+    stream = read_stream(published.directory)
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    store = FileStore(stream.meeting, 3)
+    store.set("process/1", f"{int(ended.stdout)} 1")
+    waiting = receive(threads, receiver(0), published)
+    with pytest.raises(ProcessError, match="the sender of weights gave up"):
+        waiting.result(timeout=15)
