@@ -69,7 +69,7 @@ def _converted(trainer: str, files: Sequence[str]) -> str:
     if trainer != "prime-rl":
         raise ConfigError(f"{FROM} {trainer}: only prime-rl can be converted")
     if len(files) != 1:
-        raise ConfigError(f"{FROM} prime-rl needs one file behind it, not {len(files)}")
+        raise ConfigError(f"{FROM} prime-rl needs one file after it, not {len(files)}")
     return from_prime_rl(read_config_file(files[0]).values).toml()
 
 

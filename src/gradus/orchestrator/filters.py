@@ -90,7 +90,7 @@ class ActiveFilter:
     filter: Filter | ContextFilter
     is_enforced: bool
     name: str
-    """The filter's, with a number behind it when several filters have that name."""
+    """The filter's, followed by a number when several filters have that name."""
 
     def judge(self, sample: Sample, context: FilterContext) -> Verdict:
         """The verdict on one sample."""
