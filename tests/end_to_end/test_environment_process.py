@@ -140,7 +140,14 @@ def test_orphans_without_a_trace_end_with_the_process(tmp_path: Path) -> None:
 
 
 def test_one_worker_is_killed_with_its_parent_and_can_harm_nobody_else(tmp_path: Path) -> None:
-    with start(tmp_path, id="gradus-test-echo") as environment:
+    config = config_of(tmp_path, {"id": "gradus-test-echo"})
+    # Both die without a chance to remove the folder of their sockets, so the test does.
+    with (
+        tempfile.TemporaryDirectory(prefix="g") as short,
+        RunningEnvironment(
+            config, python_path=[MODULES], variables={"TMPDIR": short}
+        ) as environment,
+    ):
         environment.wait_ready()
         (pool,) = descendants(environment.process.pid, living_processes())
         # One that handles no signal any more is killed all the same.
