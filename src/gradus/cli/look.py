@@ -294,7 +294,7 @@ def main(part: str, request: Path, result: Path) -> None:
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split()) or "no message"
         answer = {"refused": f"{type(error).__name__}: {text}"}
-    with contextlib.suppress(FileNotFoundError):  # nobody waits any more
+    with contextlib.suppress(FileNotFoundError):  # the command that asked has gone
         write_json(result, answer)
     # Threads of libraries must not keep the answer waiting.
     sys.stdout.flush()

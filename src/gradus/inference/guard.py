@@ -52,7 +52,7 @@ class Tokens:
 
     @classmethod
     def read_or_make(cls, run_dir: RunDirectory) -> Tokens:
-        """The run's tokens; new ones when nobody has written any: a server started by hand."""
+        """The run's tokens; new ones where none are written, for a server started by hand."""
         files = (run_dir.inference_token, run_dir.admin_token)
         if not any(file.exists() for file in files):
             run_dir.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)

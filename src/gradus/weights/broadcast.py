@@ -212,15 +212,16 @@ class BroadcastWeights:
                 self._forget(version)
         except BaseException as error:
             logger.exception("the broadcast of weights failed")
-            if store is not None:
-                store.set(_FAILED_KEY, "failed")
-            # The group closes its connections, and so ends the waits of workers in a broadcast,
-            # when nothing holds it any more.
-            traceback.clear_frames(error.__traceback__)
-            group = None
+            # First of all: telling the workers may fail too, and the trainer must not wait for it.
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+            # The group closes its connections, and so ends the waits of workers in a broadcast,
+            # once nothing holds it.
+            traceback.clear_frames(error.__traceback__)
+            group = None
+            if store is not None:
+                store.set(_FAILED_KEY, "failed")
 
     def _next_asked(self, store: Any) -> int | None:
         """The oldest copy, once all workers are ready for it; None when closed.
