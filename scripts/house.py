@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""Measure how a source tree is cut: `scripts/house.py [path of a checkout]`.
+
+What is counted:
+
+- Folders: the Python files in a folder, its `__init__` not counted.
+- Modules that one other imports: a name that a package's `__init__` only hands on is followed to
+  the module that defines it, and the `__init__` itself is no importer. A string "gradus.a.b" or
+  "gradus.a.b:Class" imports that module.
+- Names from config: what modules outside `gradus.config` import from anywhere in it.
+- Class names: public classes at the top of a module, by name.
+- Places of an option: the source files where the name of one existing plug-in is a word of a string
+  or docstring, or the name of a field, an argument or an attribute. Whoever adds one more of its
+  kind opens these files. Comments, tests and generated pages do not count.
+- Concepts: the rows of the table in `docs/glossary.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+PLACES = {
+    "algorithm": "max_rl",
+    "loss": "cispo",
+    "filter": "gibberish",
+    "environment option": "max_tool_servers",
+}
+"""One existing example of each kind whose name means nothing else in the tree."""
+MODULE_IN_STRING = re.compile(r"gradus(?:\.[a-z_0-9]+)+(?=:\w+$|$)")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name that a module imports: `from gradus.wire.sample import Sample`, or a module."""
+
+    module: str
+    name: str | None
+    line: int
+
+    @property
+    def dotted(self) -> str:
+        """The module with the name, which may itself be a module."""
+        return f"{self.module}.{self.name}" if self.name else self.module
+
+
+@dataclass(frozen=True)
+class Module:
+    """A parsed source file."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree, walked once."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def lines(self) -> int:
+        """Lines of the file."""
+        return self.text.count("\n")
+
+    @cached_property
+    def is_package(self) -> bool:
+        """Whether this is the `__init__` of a package."""
+        return self.path.name == "__init__.py"
+
+    @cached_property
+    def package(self) -> str | None:
+        """The package below gradus that owns it; None for the modules at the top."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 2 or (self.is_package and len(parts) == 2) else None
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Everything that it imports, wherever the statement stands."""
+        found = []
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found += [Import(alias.name, None, node.lineno) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found += [Import(node.module, alias.name, node.lineno) for alias in node.names]
+        return found
+
+    @cached_property
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """Every function and method, also inner ones."""
+        return [n for n in self.nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    @cached_property
+    def strings(self) -> list[str]:
+        """Every string constant, docstrings included."""
+        return [
+            node.value
+            for node in self.nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+
+    @cached_property
+    def public_classes(self) -> list[str]:
+        """Classes at the top of the module whose name does not begin with `_`."""
+        return [
+            node.name
+            for node in self.tree.body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        ]
+
+    @cached_property
+    def words(self) -> set[str]:
+        """Words of its strings, and the names of its fields, arguments and attributes."""
+        found = {word for text in self.strings for word in re.findall(r"\w+", text)}
+        for node in self.nodes:
+            match node:
+                case ast.arg(arg=name) | ast.keyword(arg=str(name)) | ast.Attribute(attr=name):
+                    found.add(name)
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    found.add(name)
+        return found
+
+
+class Tree:
+    """The modules of `src/gradus` of one checkout, each read and parsed once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.source = root / "src" / "gradus"
+        self.modules = {module.name: module for module in self._parse()}
+
+    def _parse(self) -> Iterator[Module]:
+        for path in sorted(self.source.rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            parts = ("gradus", *path.relative_to(self.source).with_suffix("").parts)
+            name = ".".join(parts).removesuffix(".__init__")
+            yield Module(name, path, text, ast.parse(text, filename=str(path)))
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.modules.values())
+
+    @cached_property
+    def files_per_folder(self) -> dict[str, int]:
+        """Files in each folder of the source, without its `__init__`."""
+        folders = [m.path.parent.relative_to(self.source) for m in self if not m.is_package]
+        return dict(sorted(Counter(str(folder) for folder in folders).items()))
+
+    def _home(self, dotted: str) -> str | None:
+        """The module that owns a dotted name, through every `__init__` that hands it on."""
+        if dotted in self.modules:
+            return dotted
+        package, _, name = dotted.rpartition(".")
+        if package not in self.modules:
+            return None
+        for handed_on in self.modules[package].imports if self.modules[package].is_package else []:
+            if handed_on.name == name:
+                return self._home(handed_on.dotted)
+        return package
+
+    @cached_property
+    def importers(self) -> dict[str, set[str]]:
+        """Modules that import each module; a package that only hands a name on is none."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for module in self:
+            named = [m for s in module.strings for m in MODULE_IN_STRING.findall(s)]
+            homes = {self._home(name) for name in [*(i.dotted for i in module.imports), *named]}
+            if not module.is_package or self._does_something(module):
+                for home in homes - {None, module.name}:
+                    found[str(home)].add(module.name)
+        return found
+
+    @staticmethod
+    def _does_something(module: Module) -> bool:
+        """Whether an `__init__` has functions, classes or tables, and not only imports."""
+        plain = ast.Import | ast.ImportFrom | ast.Expr
+        names = [s for s in module.tree.body if not isinstance(s, plain)]
+        return any("__all__" not in ast.unparse(statement) for statement in names)
+
+    @cached_property
+    def imported_by_one(self) -> dict[str, str]:
+        """Modules, packages left out, with the single other module that imports each."""
+        return {
+            name: next(iter(importers))
+            for name, importers in sorted(self.importers.items())
+            if len(importers) == 1 and not self.modules[name].is_package
+        }
+
+    @cached_property
+    def lines_by_package(self) -> dict[str, int]:
+        """Lines of each package; "." is the modules at the top."""
+        lines: Counter[str] = Counter()
+        for module in self:
+            lines[module.package or "."] += module.lines
+        return dict(sorted(lines.items()))
+
+    @cached_property
+    def names_from_config(self) -> dict[str, set[str]]:
+        """Names that other packages import from config, with the modules they take them from."""
+        names: dict[str, set[str]] = defaultdict(set)
+        for module in self:
+            if module.package != "config":
+                for i in module.imports:
+                    if i.module.split(".")[:2] == ["gradus", "config"]:
+                        names[i.name or i.module].add(i.module)
+        return names
+
+    @cached_property
+    def classes_defined_twice(self) -> dict[str, list[str]]:
+        """Public class names that more than one module defines."""
+        homes: dict[str, list[str]] = defaultdict(list)
+        for module in self:
+            for name in module.public_classes:
+                homes[name].append(module.name)
+        return {name: found for name, found in sorted(homes.items()) if len(found) > 1}
+
+    def places(self, word: str) -> list[str]:
+        """Source files that name one plug-in or option."""
+        return [str(m.path.relative_to(self.root)) for m in self if word in m.words]
+
+    @cached_property
+    def concepts(self) -> list[str]:
+        """First cells of the glossary's rows."""
+        text = (self.root / "docs" / "glossary.md").read_text(encoding="utf-8")
+        rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+        return [row for row in rows if row != "word"]
+
+
+def report(tree: Tree) -> Iterator[str]:
+    """The measures, each with the files or names that it counts."""
+    modules = list(tree)
+    sizes = sorted(module.lines for module in modules)
+    yield f"files: {len(sizes)}, {sum(sizes)} lines, median {sizes[len(sizes) // 2]}"
+    yield "files in a folder (without __init__):"
+    yield from (f"  {count:4} {folder}" for folder, count in tree.files_per_folder.items())
+    single = tree.imported_by_one
+    lines = sum(tree.modules[name].lines for name in single)
+    short = [name for name in single if tree.modules[name].lines <= 80]
+    yield f"modules that exactly one other imports: {len(single)}, {lines} lines"
+    yield f"  of at most 80 lines: {len(short)}"
+    yield from (f"  {tree.modules[n].lines:4} {n} <- {by}" for n, by in single.items())
+    yield "lines by package:"
+    yield from (f"  {count:6} {package}" for package, count in tree.lines_by_package.items())
+    deep = [n for n, homes in tree.names_from_config.items() if homes != {"gradus.config"}]
+    yield f"names that other packages import from config: {len(tree.names_from_config)}"
+    yield f"  of them not from gradus.config itself: {len(deep)}"
+    yield f"public class names defined more than once: {len(tree.classes_defined_twice)}"
+    yield from (f"  {n}: {', '.join(homes)}" for n, homes in tree.classes_defined_twice.items())
+    for kind, word in PLACES.items():
+        places = tree.places(word)
+        yield f"places of one more {kind}, as {word} has them: {len(places)}"
+        yield from (f"  {place}" for place in places)
+    yield f"concepts of the glossary: {len(tree.concepts)}"
+
+
+def main() -> None:
+    """Print the report of the tree that the command line names."""
+    parser = argparse.ArgumentParser(description="Measure how a source tree is cut.")
+    here = Path(__file__).resolve().parents[1]
+    parser.add_argument("root", nargs="?", type=Path, default=here, help="a checkout")
+    print("\n".join(report(Tree(parser.parse_args().root.resolve()))))
+
+
+if __name__ == "__main__":
+    main()
