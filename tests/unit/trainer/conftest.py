@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -254,46 +253,96 @@ def build_reference() -> Callable[[Path], PlainReference]:
     return PlainReference
 
 
+class RankForks:
+    """A process that has imported the trainer and forks ranks; see fork_ranks.py."""
+
+    def __init__(self) -> None:
+        program = Path(__file__).with_name("fork_ranks.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.answer()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the process that forks ranks ended; its message is above"
+        return json.loads(line)
+
+    def start(
+        self, output: Path, *words: object, num_ranks: int = NUM_RANKS, waits: bool = False
+    ) -> list[int]:
+        """Start a program with arguments on every rank; `waits` for the ranks' exit codes."""
+        argv = [str(word) for word in words]
+        command = {"argv": argv, "num_ranks": num_ranks, "output": str(output), "waits": waits}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        codes: list[int] = self.answer()
+        return codes
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[RankForks]:
+    """Started by the first test that asks."""
+    forks = RankForks()
+    try:
+        yield forks
+    finally:
+        forks.stop()
+
+
+@pytest.fixture
+def run_ranks(forks: RankForks, tmp_path: Path) -> Callable[..., str]:
+    """Runs a program on every rank of a world, to its end; what all of them wrote."""
+    output = tmp_path / "ranks.log"
+
+    def run(program: Path, *words: object, num_ranks: int = NUM_RANKS) -> str:
+        codes = forks.start(output, program, *words, num_ranks=num_ranks, waits=True)
+        written = output.read_text()
+        assert codes == [0] * num_ranks, written[-2000:]
+        return written
+
+    return run
+
+
 @dataclass
 class RankPool:
     """Two trainer ranks that stay alive over many tests and answer commands; see rank_worker.py."""
 
+    forks: RankForks
     model: Path
     folder: Path
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    pipes: list[tuple[TextIO, TextIO]] = field(default_factory=list)
     num_commands: int = 0
 
     def start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        names = [
+            self.folder / f"{way}_{rank}" for rank in range(NUM_RANKS) for way in ("in", "out")
+        ]
+        for name in names:
+            os.mkfifo(name)
+        self.forks.start(self.folder / "log", WORKER, self.folder)
         for rank in range(NUM_RANKS):
-            variables = {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(NUM_RANKS),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "GLOO_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-            }
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(WORKER)],
-                    env=variables,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-        for process in self.processes:
-            assert "ready" in self.answer_of(process)
+            commands = (self.folder / f"in_{rank}").open("w")
+            self.pipes.append((commands, (self.folder / f"out_{rank}").open()))
+        for _, answers in self.pipes:
+            assert "ready" in self.answer_of(answers)
 
-    @staticmethod
-    def answer_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line, "a rank ended; its message is above"
+    def answer_of(self, answers: TextIO) -> dict[str, Any]:
+        line = answers.readline()
+        assert line, (self.folder / "log").read_text()
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -326,11 +375,10 @@ class RankPool:
             "loss": loss or {},
             "parallel": parallel,
         }
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(command) + "\n")
-            process.stdin.flush()
-        answers = [self.answer_of(process) for process in self.processes]
+        for commands, _ in self.pipes:
+            commands.write(json.dumps(command) + "\n")
+            commands.flush()
+        answers = [self.answer_of(answers) for _, answers in self.pipes]
         assert answers[0] == answers[1], "all ranks must know the same numbers"
         if "error" in answers[0]:
             return answers[0], {}
@@ -338,12 +386,11 @@ class RankPool:
             return answers[0], dict(arrays)
 
     def stop(self) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            process.wait(timeout=30)
-            process.stdout.close()
+        """Ranks end with their commands."""
+        for commands, answers in self.pipes:
+            commands.close()
+            assert answers.read() == ""
+            answers.close()
 
 
 def _share(
@@ -359,9 +406,11 @@ def _share(
 
 
 @pytest.fixture(scope="session")
-def ranks(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+def ranks(
+    forks: RankForks, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RankPool]:
     """Started by the first test that asks."""
-    pool = RankPool(tiny_model, tmp_path_factory.mktemp("ranks"))
+    pool = RankPool(forks, tiny_model, tmp_path_factory.mktemp("ranks"))
     try:
         pool.start()
         yield pool
@@ -381,22 +430,15 @@ run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
 
 
 @pytest.fixture
-def run_two_ranks(tmp_path: Path) -> Callable[[TrainerProcessConfig], None]:
-    """Runs a whole trainer on two ranks under torchrun, to its end."""
+def run_two_ranks(
+    tmp_path: Path, run_ranks: Callable[..., str]
+) -> Callable[[TrainerProcessConfig], None]:
+    """Runs a whole trainer on two ranks, to its end."""
     script, file = tmp_path / "program.py", tmp_path / "trainer.json"
     script.write_text(TRAINER_PROGRAM)
 
     def run(config: TrainerProcessConfig) -> None:
         file.write_text(config.model_dump_json())
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        done = subprocess.run(
-            [*torchrun, "--nproc-per-node", str(NUM_RANKS), str(script), str(file)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+        run_ranks(script, file)
 
     return run

@@ -1,8 +1,8 @@
-"""One rank of a small world that answers commands on its standard input, one JSON line each.
+"""One rank of a small world that answers commands, one JSON line each, which it reads from a pipe.
 
-A program of its own, started by the fixture `ranks`: the ranks stay alive over many examples of a
-property test. Each command names a folder with one encoded batch per step and data-parallel rank;
-rank 0 leaves the gradients, or the weights after training, in that folder.
+The fixture `ranks` starts it: the ranks stay alive over many examples of a property test. Each
+command names a folder with one encoded batch per step and data-parallel rank; rank 0 leaves the
+gradients, or the weights after training, in that folder.
 """
 
 from __future__ import annotations
@@ -94,22 +94,22 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     return {"total": loss.total, "members": dict(loss.members), "metrics": dict(loss.metrics)}
 
 
-def say(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
+def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    with join_world(deterministic=True):
-        say({"ready": os.getpid()})
-        for line in sys.stdin:
+    rank = os.environ["RANK"]
+    with (
+        (folder / f"in_{rank}").open() as commands,
+        (folder / f"out_{rank}").open("w", buffering=1) as answers,
+        join_world(deterministic=True),
+    ):
+        answers.write(json.dumps({"ready": os.getpid()}) + "\n")
+        for line in commands:
             try:
                 answer = work(json.loads(line))
             except GradusError as error:
                 answer = {"error": str(error)}
-            say(answer)
+            answers.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,20 +64,13 @@ if __name__ == "__main__":
 '''
 
 
-def test_two_ranks_give_the_weights_and_moments_of_one(tmp_path: Path) -> None:
+def test_two_ranks_give_the_weights_and_moments_of_one(
+    tmp_path: Path, run_ranks: Callable[..., str]
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for words in ([], torchrun):
-        done = subprocess.run(
-            [sys.executable, *words, str(script), str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+    for num_ranks in (1, 2):
+        run_ranks(script, tmp_path, num_ranks=num_ranks)
     one = load_file(tmp_path / "ranks_1.safetensors")
     two = load_file(tmp_path / "ranks_2.safetensors")
     assert one.keys() == two.keys()
