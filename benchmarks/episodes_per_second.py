@@ -34,10 +34,10 @@ import verifiers.v1 as vf
 from renderers import Qwen3RendererConfig
 from verifiers.v1.serve import EnvClient
 
-from gradus.config.environment import StaticPoolConfig
-from gradus.config.process import EnvironmentProcessConfig
-from gradus.process_table import descendants, living_processes
-from gradus.run_dir import RunDirectory, read_json
+from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
+from gradus.files import read_json
+from gradus.processes.table import descendants, living_processes
+from gradus.run.paths import RunDirectory
 from gradus.testing.environment_process import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.testing.waiting import wait_until

@@ -27,21 +27,17 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from gradus.config.bench import BenchConfig
-from gradus.config.lora import LoraConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.parallel import ParallelConfig
+from gradus.config import AdamWConfig, BenchConfig, LoraConfig, ParallelConfig
 from gradus.trainer.bench import fake_samples
 from gradus.trainer.distributed import World, join_world
-from gradus.trainer.flops import ModelFlops, peak_teraflops
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
-from gradus.trainer.throughput import peak_memory_bytes
+from gradus.trainer.throughput import ModelFlops, peak_memory_bytes, peak_teraflops
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
 

@@ -35,18 +35,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from simulation import SOURCE, JumpingLoop, Simulation, build_config, run_simulated
 
-from gradus.collector import tune_collector
-from gradus.config.model import ModelConfig
-from gradus.lease import RunLease
+from gradus.config import ModelConfig
 from gradus.log import configure_logging
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.journal import Journal
+from gradus.orchestrator.build import Parts, Source, build_grading
 from gradus.orchestrator.orchestrator import Orchestrator
-from gradus.orchestrator.parts import Parts, Source, build_grading
-from gradus.orchestrator.record import EpisodeWriter
-from gradus.orchestrator.recording import open_recording
-from gradus.orchestrator.task_source import SourceShare
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.play.tasks import SourceShare
+from gradus.orchestrator.records.episodes import EpisodeWriter
+from gradus.orchestrator.records.journal import Journal
+from gradus.orchestrator.records.recording import open_recording
+from gradus.processes.child import tune_collector
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.transport.base import BatchReceiver, BatchSender

@@ -17,17 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config import (
+    AlgorithmConfig,
+    ModelConfig,
+    OrchestratorProcessConfig,
+    SamplingConfig,
+    SourceConfig,
+)
 from gradus.config.environment import EnvironmentTimeoutConfig
-from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig
-from gradus.config.process import OrchestratorProcessConfig, SourceConfig
-from gradus.config.sampling import SamplingConfig
-from gradus.orchestrator.journal import Journal
+from gradus.orchestrator.build import Parts, Source, build_grading
 from gradus.orchestrator.orchestrator import Orchestrator
-from gradus.orchestrator.parts import Parts, Source, build_grading
-from gradus.orchestrator.record import EpisodeWriter
-from gradus.orchestrator.task_source import SourceShare
+from gradus.orchestrator.play.tasks import SourceShare
+from gradus.orchestrator.records.episodes import EpisodeWriter
+from gradus.orchestrator.records.journal import Journal
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 T = TypeVar("T")

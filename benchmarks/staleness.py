@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from simulation import SOURCE, SimulatedRun, Simulation, play, run_simulated
 
-from gradus.orchestrator.journal import read_journal
+from gradus.orchestrator.records.journal import read_journal
 
 LONGEST_SECONDS = 600.0
 

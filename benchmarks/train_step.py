@@ -24,18 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradus.config.bench import BenchConfig
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.parallel import ParallelConfig
+from gradus.config import AdamWConfig, BenchConfig, ModelConfig, ParallelConfig
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.bench import fake_samples
 from gradus.trainer.distributed import join_world
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import pack
 

@@ -31,19 +31,17 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.trainer import LossConfig
+from gradus.config import AdamWConfig, LossConfig, ModelConfig
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import pack
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 VOCABULARIES = (1_000, 32_000)
 DTYPES = ("bfloat16", "float32")

@@ -21,7 +21,7 @@ def find_plugin(kind: str, name: str, registry: Mapping[str, str | type]) -> typ
     `registry` maps registered names to classes, or to "module:Class" strings where importing
     the class is expensive.
 
-        >>> find_plugin("loss", "dppo", {"dppo": "gradus.trainer.losses.trust_region:Dppo"})
+        >>> find_plugin("loss", "dppo", {"dppo": "gradus.trainer.losses:Dppo"})
     """
     target = registry.get(name, name)
     if isinstance(target, type):

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
-from gradus.config.error_policy import ErrorPolicyConfig
+from gradus.config import ALGORITHM_OPTIONS, AlgorithmConfig, ErrorPolicyConfig
+from gradus.config.algorithm_options import algorithm_option_problems
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm
 from gradus.orchestrator.algorithms.base import (
@@ -33,9 +32,8 @@ from gradus.orchestrator.algorithms.distill import (
     SelfDistillation,
 )
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.episode_codec import save_played
-from gradus.orchestrator.error_policy import ListedErrors
-from gradus.orchestrator.grading import (
+from gradus.orchestrator.failures import ListedErrors
+from gradus.orchestrator.groups.grading import (
     Grading,
     Group,
     PlayedEpisode,
@@ -43,12 +41,13 @@ from gradus.orchestrator.grading import (
     grade,
     score_awaited,
 )
-from gradus.orchestrator.record import encode_record, episode_record
-from gradus.orchestrator.samples import SampleOrigin, build_samples
-from gradus.orchestrator.task_client import Task
-from gradus.orchestrator.task_source import TaskPointer
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
+from gradus.orchestrator.play.task_socket import Task
+from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.records.episode_codec import save_played
+from gradus.orchestrator.records.episodes import encode_record, episode_record
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 class RewardAsAdvantage:

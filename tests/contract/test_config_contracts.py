@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.checks import ALGORITHMS, FILTERS, GROUP_BASELINES, LOSSES, OWNED_ENGINE_ARGS
+from gradus.config import ALGORITHMS, FILTERS, LOSSES, EnvironmentProcessConfig, resolve_run
+from gradus.config.checks import GROUP_BASELINES, OWNED_ENGINE_ARGS
 from gradus.config.environment_variables import RESERVED, env_vars_problems
-from gradus.config.process import EnvironmentProcessConfig
-from gradus.config.resolve import resolve_run
-from gradus.death_watch import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
 from gradus.environments.tasks import complete_roles
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
@@ -19,7 +17,8 @@ from gradus.inference.settings import (
     process_environment,
 )
 from gradus.orchestrator.algorithms import ALGORITHMS as REGISTERED_ALGORITHMS
-from gradus.orchestrator.filters import FILTERS as REGISTERED_FILTERS
+from gradus.orchestrator.groups.filters import FILTERS as REGISTERED_FILTERS
+from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
 from gradus.testing.configs import build_run_config
 
 

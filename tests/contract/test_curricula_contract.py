@@ -7,11 +7,16 @@ import random
 
 import pytest
 
-from gradus.config.checks import CURRICULA as CHECKED_NAMES
-from gradus.config.curriculum import CurriculumConfig
+from gradus.config import CURRICULA as CHECKED_NAMES
+from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.curriculum import CURRICULA, build_curriculum
-from gradus.orchestrator.curriculum.base import Curriculum, Ending, TaskResult
+from gradus.orchestrator.play.curriculum import (
+    CURRICULA,
+    Curriculum,
+    Ending,
+    TaskResult,
+    build_curriculum,
+)
 
 pytestmark = pytest.mark.parametrize("name", sorted(CURRICULA))
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
+from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
 from gradus.config.checks import ERROR_POLICIES as CHECKED_NAMES
-from gradus.config.error_policy import RETRIED_ERRORS, ErrorPolicyConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.error_policy import ERROR_POLICIES, ErrorPolicy, build_error_policy
+from gradus.orchestrator.failures import ERROR_POLICIES, ErrorPolicy, build_error_policy
+from gradus.orchestrator.play.episode_check import Failure
 
 MOST_RETRIES = 10_000
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gradus.config.orchestrator import FilterConfig
+from gradus.config import FilterConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.filters import FILTERS, Filter, build_filters
+from gradus.orchestrator.groups.filters import FILTERS, Filter, build_filters
 from gradus.testing.builders import build_sample
 
 

@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from gradus.config import LossConfig
 from gradus.config.loss_options import LOSS_OPTIONS
-from gradus.config.trainer import LossConfig
-from gradus.trainer.losses import LOSSES, build_loss
-from gradus.trainer.losses.base import LossInputs
+from gradus.trainer.losses import LOSSES, LossInputs, build_loss
 
 pytestmark = [pytest.mark.torch, pytest.mark.parametrize("name", sorted(LOSSES))]
 

@@ -7,8 +7,8 @@ import inspect
 import pytest
 
 from gradus.config.plugin_options import CURRICULUM_OPTIONS, FILTER_OPTIONS, Options
-from gradus.orchestrator.curriculum import CURRICULA
-from gradus.orchestrator.filters import FILTERS
+from gradus.orchestrator.groups.filters import FILTERS
+from gradus.orchestrator.play.curriculum import CURRICULA
 
 KINDS = [(CURRICULUM_OPTIONS, CURRICULA), (FILTER_OPTIONS, FILTERS)]
 CASES = [(table[name], kinds[name]) for table, kinds in KINDS for name in sorted(table)]

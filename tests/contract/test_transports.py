@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import DeadlineError, FencedError, ProtocolError
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.transport.base import BatchReceiver, BatchSender, Transport
 from gradus.transport.build import TRANSPORTS
@@ -18,7 +18,7 @@ from gradus.transport.memory import MemoryTransport
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 KINDS: dict[str, Callable[[Path], Transport]] = {
     "memory": lambda root: MemoryTransport(),

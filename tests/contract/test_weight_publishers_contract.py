@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gradus.errors import FencedError
-from gradus.lease import RunLease
-from gradus.run_dir import RunDirectory
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
 from gradus.weights.base import WeightPublisher
 from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
-from gradus.process_table import descendants, is_alive, living_processes
+from gradus.processes.table import descendants, is_alive, living_processes
 from gradus.testing.inference_process import RunningInference
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.testing.waiting import wait_until

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from gradus.cli.main import main as run_gradus
-from gradus.death_watch import watch_death_pipe
 from gradus.launch import local
 from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft
-from gradus.run_dir import RunDirectory
+from gradus.processes.child import watch_death_pipe
+from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine, serve
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.weights.manifest import read_manifest

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradus.process_table import carries_mark, living_processes
+from gradus.processes.table import carries_mark, living_processes
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.environment import ElasticPoolConfig, PoolConfig, StaticPoolConfig
-from gradus.config.process import EnvironmentProcessConfig
+from gradus.config import (
+    AlgorithmConfig,
+    ElasticPoolConfig,
+    EnvironmentProcessConfig,
+    StaticPoolConfig,
+)
+from gradus.config.environment import PoolConfig
 from gradus.errors import ExitCode
-from gradus.process_table import descendants, is_alive, living_processes, read_process
+from gradus.processes.table import descendants, is_alive, living_processes, read_process
 from gradus.testing.environment_process import RunningEnvironment, exchange
 from gradus.testing.waiting import wait_until, wait_until_async
 

@@ -14,20 +14,19 @@ from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
 
-from gradus.config.environment import StaticPoolConfig
-from gradus.config.process import EnvironmentProcessConfig
+from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.echo import Echo
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
-from gradus.orchestrator.episode_check import find_failure
-from gradus.orchestrator.samples import SampleOrigin, build_samples
-from gradus.orchestrator.seats import settle_standing
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
+from gradus.orchestrator.play.agents import settle_standing
+from gradus.orchestrator.play.episode_check import find_failure
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
 from gradus.testing.environment_process import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.testing.waiting import wait_until_async
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 from gradus_word_lookup.entries import TOOL, build_entries
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gradus.orchestrator.evaluation_file import read_standings
-from gradus.run_dir import read_json
+from gradus.files import read_json
+from gradus.orchestrator.evaluation.file import read_standings
 from gradus.testing.commands import finish, kill, processes_of, start
 from gradus.testing.inference_process import RunningInference
 from gradus.testing.waiting import wait_until

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
-from gradus.process_table import ProcessEntry, descendants, is_alive, living_processes
+from gradus.processes.table import ProcessEntry, descendants, is_alive, living_processes
 from gradus.testing.inference_process import RunningInference
 from gradus.testing.waiting import wait_until
 

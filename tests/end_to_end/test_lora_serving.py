@@ -19,11 +19,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.inference.policy_engine import AdapterControl
-from gradus.recording import model_digest
+from gradus.run.recording import model_digest
 from gradus.testing.inference_process import RunningInference
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights, write_tensors

@@ -9,9 +9,7 @@ import aiohttp
 import pytest
 import torch
 
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.testing.inference_process import RunningInference
 from gradus.testing.tiny_moe import build_tiny_moe_model
 from gradus.trainer.model.load import load_model

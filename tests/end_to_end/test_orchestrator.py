@@ -18,21 +18,23 @@ import msgspec
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.environment import EnvironmentTimeoutConfig, StaticPoolConfig
-from gradus.config.model import ModelConfig
-from gradus.config.orchestrator import OrchestratorConfig
-from gradus.config.process import (
+from gradus.config import (
+    AlgorithmConfig,
     EnvironmentProcessConfig,
+    ModelConfig,
     OrchestratorProcessConfig,
+    SamplingConfig,
     SourceConfig,
+    StaticPoolConfig,
 )
-from gradus.config.sampling import SamplingConfig
+from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.orchestrator import OrchestratorConfig
 from gradus.errors import EnvironmentFailure
-from gradus.orchestrator.journal import read_journal
+from gradus.files import write_json
+from gradus.orchestrator.build import open_parts
 from gradus.orchestrator.orchestrator import Orchestrator, first_cause
-from gradus.orchestrator.parts import open_parts
-from gradus.run_dir import RunDirectory, write_json
+from gradus.orchestrator.records.journal import read_journal
+from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 from gradus.testing.environment_process import RunningEnvironment
@@ -40,7 +42,7 @@ from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.transport.build import build_receiver
 from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import RankBatch
-from gradus.wire.policy import staleness
+from gradus.wire.versions import staleness
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

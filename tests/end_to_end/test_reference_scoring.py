@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gradus.config.reference import ReferenceConfig
+from gradus.config import ReferenceConfig
+from gradus.files import read_json
+from gradus.orchestrator.algorithms.teacher import PROBE, ReferenceModel, compare_tokenizers
 from gradus.orchestrator.failures import EpisodeFailed
-from gradus.orchestrator.reference import PROBE, ReferenceModel, compare_tokenizers
-from gradus.run_dir import read_json
 from gradus.testing.inference_process import RunningInference
 
 pytestmark = pytest.mark.end_to_end

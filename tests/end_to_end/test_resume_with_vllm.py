@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gradus.checkpoints import Checkpoints
-from gradus.orchestrator.journal import JournalEvent, read_journal, surviving
-from gradus.orchestrator.journal_check import check_journal
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.records.journal import JournalEvent, read_journal, surviving
+from gradus.orchestrator.records.journal_check import check_journal
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.testing.commands import finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gradus.process_table import descendants, is_alive, living_processes
+from gradus.processes.table import descendants, is_alive, living_processes
 from gradus.testing.commands import finish, start
 from gradus.testing.waiting import wait_until
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gradus.run_dir import read_json
+from gradus.files import read_json
 from gradus.testing.commands import finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
 from gradus_reverse_text.words import generate_texts

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gradus.orchestrator.evaluation_file import read_standings
-from gradus.run_dir import RunDirectory, read_json
+from gradus.files import read_json
+from gradus.orchestrator.evaluation.file import read_standings
+from gradus.run.paths import RunDirectory
 from gradus.testing.commands import GRADUS, finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
 from gradus_reverse_text.words import generate_texts

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import ExitCode
-from gradus.run_dir import RunDirectory, read_json
+from gradus.files import read_json
+from gradus.run.paths import RunDirectory
 from gradus.testing.commands import finish, processes_of, records, start
 from gradus.testing.waiting import wait_until
 

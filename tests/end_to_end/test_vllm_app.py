@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.inference.guard import Guard, Tokens
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES

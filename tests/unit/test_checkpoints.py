@@ -10,13 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gradus.checkpoints import (
-    FORMAT,
-    MANIFEST_NAME,
-    Checkpoints,
-    read_manifest,
-    verify_checkpoint,
-)
 from gradus.errors import (
     ConfigError,
     CorruptStateError,
@@ -25,8 +18,16 @@ from gradus.errors import (
     ProtocolError,
     StorageError,
 )
-from gradus.lease import MARKER_NAME, RunLease
-from gradus.run_dir import RunDirectory, file_digest
+from gradus.files import file_digest
+from gradus.run.checkpoints import (
+    FORMAT,
+    MANIFEST_NAME,
+    Checkpoints,
+    read_manifest,
+    verify_checkpoint,
+)
+from gradus.run.lease import MARKER_NAME, RunLease
+from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import (
     PARTS,
     Crash,
@@ -218,8 +219,8 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
             run.prune(2)
         return file_digest(path)
 
-    monkeypatch.setattr("gradus.checkpoints._HASHING_THREADS", 1)
-    monkeypatch.setattr("gradus.checkpoints.file_digest", hash_slowly)
+    monkeypatch.setattr("gradus.run.checkpoints._HASHING_THREADS", 1)
+    monkeypatch.setattr("gradus.run.checkpoints.file_digest", hash_slowly)
     latest = Checkpoints(run_dir, epoch=0).latest()
     assert latest is not None
     assert latest.step == 30
@@ -402,7 +403,7 @@ def test_a_step_without_checkpoint_is_refused_with_those_there_are(run_dir: RunD
 def test_another_format_is_refused_with_its_number(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradus.checkpoints.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("gradus.run.checkpoints.FORMAT", FORMAT + 1)
     folder = commit(Checkpoints(run_dir, epoch=1), 10).folder
     monkeypatch.undo()
     with pytest.raises(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from gradus.collector import COLLECT_AFTER_ALLOCATIONS, tune_collector
+from gradus.processes.child import COLLECT_AFTER_ALLOCATIONS, tune_collector
 
 PROGRAM = """
 import gc
-from gradus.collector import COLLECT_AFTER_ALLOCATIONS, tune_collector
+from gradus.processes.child import COLLECT_AFTER_ALLOCATIONS, tune_collector
 
 tune_collector()
 assert gc.get_threshold() == COLLECT_AFTER_ALLOCATIONS
@@ -39,7 +39,7 @@ def test_imported_objects_are_left_alone_and_young_cycles_are_found() -> None:
 
 def test_tuning_does_not_happen_by_an_import() -> None:
     assert callable(tune_collector)
-    program = "import gc; before = gc.get_threshold(); import gradus.collector; "
+    program = "import gc; before = gc.get_threshold(); import gradus.processes.child; "
     program += "assert gc.get_threshold() == before"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert len(COLLECT_AFTER_ALLOCATIONS) == 3

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gradus.process_table import read_process
-from gradus.run_dir import read_json
+from gradus.files import read_json
+from gradus.processes.table import read_process
 from gradus.testing.waiting import wait_until
 
 WRITE_PIDS = """
@@ -23,7 +23,7 @@ def write_pids(path, *pids):
 # Starts the program in argv[2] under a supervisor and waits to be killed.
 LAUNCHER = """
 import pathlib, signal, sys
-from gradus.supervise import ProcessSpec, Supervisor
+from gradus.processes.supervisor import ProcessSpec, Supervisor
 folder = pathlib.Path(sys.argv[1])
 supervisor = Supervisor(folder / "pids.json", stop_timeout_seconds=5)
 argv = (sys.executable, "-c", sys.argv[2], str(folder / "role.json"))
@@ -35,7 +35,7 @@ ROLE = (
     WRITE_PIDS
     + """
 import signal
-from gradus.supervise import watch_death_pipe
+from gradus.processes.supervisor import watch_death_pipe
 watch_death_pipe()
 write_pids(sys.argv[1])
 signal.pause()
@@ -47,15 +47,15 @@ ROLE_WITH_STUBBORN_CHILDREN = (
     WRITE_PIDS
     + """
 import signal, subprocess
-from gradus import death_watch
-death_watch.GRACE_SECONDS = 0.3
-death_watch.watch_death_pipe()
+from gradus.processes import child
+child.GRACE_SECONDS = 0.3
+child.watch_death_pipe()
 stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
-def child(**options):
+def start(**options):
     process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, **options)
     process.stdout.readline()
     return process.pid
-pids = [child(), child(start_new_session=True)]
+pids = [start(), start(start_new_session=True)]
 %s
 write_pids(sys.argv[1], *pids)
 while True:
@@ -70,7 +70,7 @@ AGENT_WITH_RANKS = (
 import subprocess
 rank = '''
 import signal
-from gradus.supervise import watch_death_pipe
+from gradus.processes.supervisor import watch_death_pipe
 watch_death_pipe()
 print(1, flush=True)
 signal.pause()
@@ -160,7 +160,7 @@ def test_a_role_whose_launcher_is_gone_before_it_watches_ends(tmp_path: Path) ->
 def test_a_number_that_is_another_file_now_is_not_taken_for_the_pipe(tmp_path: Path) -> None:
     program = (
         "import os; r, w = os.pipe(); os.environ['GRADUS_DEATH_PIPE'] = f'{r}:1'; os.close(w); "
-        "from gradus.supervise import watch_death_pipe; watch_death_pipe(); "
+        "from gradus.processes.supervisor import watch_death_pipe; watch_death_pipe(); "
         "import sys; sys.stdin.read(); print('alive')"
     )
     result = subprocess.run(
@@ -176,8 +176,8 @@ def test_a_number_that_is_another_file_now_is_not_taken_for_the_pipe(tmp_path: P
 
 def test_a_process_started_by_hand_watches_nothing() -> None:
     program = (
-        "import threading; from gradus.supervise import watch_death_pipe; watch_death_pipe(); "
-        "print(threading.active_count())"
+        "import threading; from gradus.processes.supervisor import watch_death_pipe; "
+        "watch_death_pipe(); print(threading.active_count())"
     )
     env = {k: v for k, v in os.environ.items() if k != "GRADUS_DEATH_PIPE"}
     result = subprocess.run(

@@ -15,20 +15,20 @@ import pytest
 
 from gradus.cli import main as command_line
 from gradus.cli.main import main
-from gradus.durable import append_whole
 from gradus.errors import ExitCode, StorageError
+from gradus.files import append_whole
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.evaluation_episodes import EpisodeKey, EvaluatedEpisode
-from gradus.orchestrator.evaluation_file import EvaluationFile, read_standings
-from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
+from gradus.orchestrator.evaluation.file import EvaluationFile, read_standings
+from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
+from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.configs import RUN_TOML
 from gradus.testing.episodes import build_episode
 from gradus.transport import filesystem
 from gradus.transport.build import build_receiver, build_sender
 from gradus.wire.micro_batch import Batch
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 def fill(disk: Path, *, leave_bytes: int = 0) -> Path:

@@ -20,7 +20,9 @@ from gradus.errors import (
     GradusError,
     RunDirectoryError,
 )
-from gradus.lease import (
+from gradus.files import read_json, write_json
+from gradus.processes.table import read_process
+from gradus.run.lease import (
     MARKER_NAME,
     RunLease,
     check_epoch,
@@ -32,12 +34,11 @@ from gradus.lease import (
     reopen_run,
     run_path,
 )
-from gradus.process_table import read_process
-from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.run.paths import RunDirectory
 
 HOLDER = """
 import sys, pathlib
-from gradus.lease import open_run
+from gradus.run.lease import open_run
 lease = open_run(pathlib.Path(sys.argv[1]), "demo", kind="rl")
 print(lease.epoch, flush=True)
 sys.stdin.read()

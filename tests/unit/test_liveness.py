@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import StallError
-from gradus.liveness import SilenceWatch, Watched, beat
-from gradus.process_table import stopped_processes
+from gradus.processes.liveness import SilenceWatch, Watched, beat
+from gradus.processes.table import stopped_processes
 from gradus.testing.waiting import wait_until
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
+from gradus.processes.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
 
 
 def write(path: Path, text: str) -> Path:

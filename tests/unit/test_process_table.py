@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from gradus.process_table import (
+from gradus.processes.table import (
     carries_mark,
     descendants,
     is_alive,

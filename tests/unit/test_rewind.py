@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gradus.rewind import note_sizes, rewind_to_sizes, rewind_to_step
-from gradus.run_dir import RunDirectory
+from gradus.run.growing_files import note_sizes, rewind_to_sizes, rewind_to_step
+from gradus.run.paths import RunDirectory
 
 
 def add_metrics(run_dir: RunDirectory, *steps: int) -> None:

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
-from gradus.process_table import is_alive, read_process, zombie_children
-from gradus.run_dir import read_json, write_json
-from gradus.supervise import (
+from gradus.files import read_json, write_json
+from gradus.processes.supervisor import (
     ChildFailed,
     ChildNotReady,
     ProcessSpec,
@@ -26,6 +25,7 @@ from gradus.supervise import (
     end_leftovers,
     last_words,
 )
+from gradus.processes.table import is_alive, read_process, zombie_children
 from gradus.testing.waiting import wait_until
 
 READY = """
@@ -459,7 +459,7 @@ def test_the_log_is_readable_only_by_its_owner(supervisor: Supervisor, tmp_path:
 
 @pytest.fixture
 def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradus.supervise.RESTART_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("gradus.processes.supervisor.RESTART_WAIT_SECONDS", 0.01)
 
 
 def restart_until(supervisor: Supervisor, is_reached: Callable[[], object]) -> None:
@@ -496,7 +496,7 @@ def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
 def test_restarts_of_long_ago_do_not_count(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradus.supervise.RESTART_WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr("gradus.processes.supervisor.RESTART_WINDOW_SECONDS", 0.0)
     dying = READY + "say(); sys.exit(70)"
     supervisor.start(replace(spec(tmp_path, dying), restarts=1))
     seen: set[int] = set()

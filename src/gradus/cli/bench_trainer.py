@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.options import print_help, wants_help
-from gradus.config.load import load_config
-from gradus.config.preflight import check_run
-from gradus.config.run import RunConfig
+from gradus.config import RunConfig, check_run, load_config
 
 SUMMARY = (
     "Trains on made-up samples with the config of an RL run: tokens per second, MFU, memory and "

@@ -8,17 +8,24 @@ from collections.abc import Sequence
 from gradus.cli.inspection import REFUSED, look_at, parts_of, table
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.replay import REPLAY, check_replay
-from gradus.config.eval import EvalConfig
-from gradus.config.files import read_config_file
-from gradus.config.load import load_config, top_level_keys
-from gradus.config.overview import describe_eval, describe_run, describe_sft
-from gradus.config.preflight import check_eval, check_run, check_sft
-from gradus.config.prime_rl import from_prime_rl
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import (
+    EvalConfig,
+    RunConfig,
+    SftConfig,
+    check_eval,
+    check_run,
+    check_sft,
+    describe_eval,
+    describe_run,
+    describe_sft,
+    from_prime_rl,
+    load_config,
+    read_config_file,
+    top_level_keys,
+)
 from gradus.errors import ConfigError, ExitCode
 from gradus.launch.plan import Machine
-from gradus.supervise import become_subreaper
+from gradus.processes.supervisor import become_subreaper
 
 KINDS = ("rl", "sft", "eval")
 SUMMARY = (

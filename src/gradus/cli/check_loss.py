@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradus.cli.options import print_help, wants_help
-from gradus.config.load import load_config
-from gradus.config.trainer import LossConfig
+from gradus.config import LossConfig, load_config
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:

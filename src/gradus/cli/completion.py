@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gradus.cli.main import COMMANDS
 from gradus.cli.options import wants_help
-from gradus.config.base import StrictConfig
-from gradus.config.document import option_sections, sections
-from gradus.config.eval import EvalConfig
-from gradus.config.run import RunConfig
-from gradus.config.serve import ServeConfig
-from gradus.config.sft import SftConfig
+from gradus.config import (
+    EvalConfig,
+    RunConfig,
+    ServeConfig,
+    SftConfig,
+    StrictConfig,
+    option_sections,
+    sections,
+)
 from gradus.errors import ConfigError
 
 CONFIGS: Mapping[str, type[StrictConfig]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.role import Role, run_role
-from gradus.config.process import EnvironmentProcessConfig
+from gradus.config import EnvironmentProcessConfig
 
 
 def run(words: Sequence[str]) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.options import print_help, take_options, wants_help
-from gradus.config.eval import EvalConfig
-from gradus.config.load import load_config
-from gradus.config.preflight import check_eval
+from gradus.config import EvalConfig, check_eval, load_config
 from gradus.errors import ConfigError
 
 OPTIONS = {

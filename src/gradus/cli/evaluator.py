@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.role import Role, run_role
-from gradus.config.process import EvaluatorProcessConfig
+from gradus.config import EvaluatorProcessConfig
 
 
 def run(words: Sequence[str]) -> int:
@@ -14,7 +14,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _start(config: EvaluatorProcessConfig) -> None:
-    from gradus.orchestrator.evaluator import run
+    from gradus.orchestrator.evaluation.evaluator import run
 
     run(config)
 

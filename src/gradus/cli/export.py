@@ -37,8 +37,7 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(f"{source}: no such directory (seen from {Path.cwd()})")
     configure_logging("export")
 
-    from gradus.trainer.export import export
-    from gradus.trainer.hub import open_repository, push
+    from gradus.trainer.export import export, open_repository, push
 
     # A name or a token that no hub would take is told before the minutes that an export may take.
     repository = None if name is None else open_repository(name, private=PRIVATE in taken)

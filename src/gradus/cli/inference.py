@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.role import Role, run_role
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceProcessConfig
 
 
 def run(words: Sequence[str]) -> int:

@@ -14,17 +14,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gradus.config.environment import EnvironmentConfig, TrainEnvironmentConfig
-from gradus.config.eval import EvalConfig
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig
-from gradus.config.preflight import is_on_this_machine
-from gradus.config.process import EnvironmentProcessConfig, environment_process
-from gradus.config.resolve import resolve_run
-from gradus.config.resolve_eval import resolve_eval
-from gradus.config.resolve_sft import resolve_sft
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import (
+    EnvironmentConfig,
+    EnvironmentProcessConfig,
+    EvalConfig,
+    InferenceConfig,
+    ModelConfig,
+    RunConfig,
+    SftConfig,
+    TrainEnvironmentConfig,
+    environment_process,
+    is_on_this_machine,
+    resolve_eval,
+    resolve_run,
+    resolve_sft,
+)
+from gradus.files import read_json, write_json
 from gradus.launch.environment import (
     inference_environment,
     orchestrator_environment,
@@ -32,9 +37,8 @@ from gradus.launch.environment import (
     trainer_environment,
 )
 from gradus.launch.plan import Machine
-from gradus.log_tail import find_cause, find_crash
-from gradus.run_dir import read_json, write_json
-from gradus.supervise import Child, ProcessSpec, Supervisor
+from gradus.processes.log_tail import find_cause, find_crash
+from gradus.processes.supervisor import Child, ProcessSpec, Supervisor
 
 DEADLINE_SECONDS = 120.0
 """For each part; an environment that loads longer holds a run up too."""

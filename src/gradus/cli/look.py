@@ -19,19 +19,27 @@ from pathlib import Path
 from typing import Any
 
 from gradus.companions import misfits
-from gradus.config.algorithm_options import ALGORITHM_OPTIONS
-from gradus.config.checks import ALGORITHMS, CURRICULA, FILTERS, LOSSES
-from gradus.config.curriculum import CurriculumConfig
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig, renderer_settings
-from gradus.config.process import EnvironmentProcessConfig, OrchestratorProcessConfig
-from gradus.config.seats import LEARNER_SEAT, seat_refusal
-from gradus.config.sft import SftConfig
-from gradus.config.trainer import LossConfig
+from gradus.config import (
+    ALGORITHM_OPTIONS,
+    ALGORITHMS,
+    CURRICULA,
+    FILTERS,
+    LEARNER_SEAT,
+    LOSSES,
+    CurriculumConfig,
+    EnvironmentProcessConfig,
+    InferenceConfig,
+    LossConfig,
+    ModelConfig,
+    OrchestratorProcessConfig,
+    SftConfig,
+    renderer_settings,
+    seat_refusal,
+)
 from gradus.errors import ConfigError, GradusError
+from gradus.files import write_json
 from gradus.log import configure_logging
-from gradus.run_dir import write_json
-from gradus.supervise import watch_death_pipe
+from gradus.processes.supervisor import watch_death_pipe
 
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""
@@ -43,7 +51,7 @@ Request = Mapping[str, Any]
 
 def look_at_model(request: Request) -> str:
     """The policy's tokenizer, its chat template and its renderer."""
-    from gradus.orchestrator.renderer import load_policy_tokenizer
+    from gradus.orchestrator.play.renderer import load_policy_tokenizer
 
     model = ModelConfig.model_validate(request["model"])
     tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
@@ -84,7 +92,7 @@ def _check_learning(
     """ConfigError for what the algorithm or the curriculum cannot learn from, as in a run."""
     from gradus.orchestrator.algorithms import compares_all_traces
     from gradus.orchestrator.algorithms.distill import demonstration_refusal
-    from gradus.orchestrator.curriculum import build_curriculum
+    from gradus.orchestrator.play.curriculum import build_curriculum
 
     assert config.algo is not None
     refusal = seat_refusal(
@@ -106,7 +114,7 @@ def _check_learning(
 def _first_prompt(
     source: str, model: ModelConfig, task_data: Request, *, offers_tools: bool
 ) -> list[str]:
-    from gradus.orchestrator.renderer import check_tools, load_policy_tokenizer, render
+    from gradus.orchestrator.play.renderer import check_tools, load_policy_tokenizer, render
 
     settings, _ = _renderer(model)
     settled = model.model_copy(update={"renderer": settings})
@@ -135,7 +143,12 @@ def _messages(task_data: Request) -> list[dict[str, Any]]:
 
 def _renderer(model: ModelConfig) -> tuple[dict[str, Any], str]:
     """The renderer that a run would take, and how it is found."""
-    from gradus.orchestrator.renderer import AUTO, find_renderer, known_renderer, reads_tool_calls
+    from gradus.orchestrator.play.renderer import (
+        AUTO,
+        find_renderer,
+        known_renderer,
+        reads_tool_calls,
+    )
 
     settings = known_renderer(model)
     if settings is not None:
@@ -150,9 +163,9 @@ def _renderer(model: ModelConfig) -> tuple[dict[str, Any], str]:
 def look_at_plug_ins(request: Request) -> str:
     """Algorithms, filters, curricula and error policies, built with their options."""
     from gradus.orchestrator.algorithms import build_algorithm, needs_reference
-    from gradus.orchestrator.curriculum import build_curriculum
-    from gradus.orchestrator.error_policy import build_error_policy
-    from gradus.orchestrator.filters import build_filters
+    from gradus.orchestrator.failures import build_error_policy
+    from gradus.orchestrator.groups.filters import build_filters
+    from gradus.orchestrator.play.curriculum import build_curriculum
 
     config = OrchestratorProcessConfig.model_validate(request["orchestrator"])
     build_filters(config.orchestrator.filters, vocabulary_size=1)
@@ -191,8 +204,8 @@ def look_at_trainer(request: Request) -> str:
 
 def look_at_data(request: Request) -> str:
     """Every row of supervised data read, and the first ones made into samples."""
-    from gradus.trainer.conversation_files import load_conversations
-    from gradus.trainer.conversation_samples import ConversationEncoder, learnable_samples
+    from gradus.trainer.data.conversation_files import load_conversations
+    from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
     from gradus.trainer.model.load import load_tokenizer
 
     sft = SftConfig.model_validate(request["sft"])

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import gradus
-from gradus.durable import DISK_ERRORS, free_bytes, storage_error
 from gradus.errors import ConfigError, ExitCode, GradusError
+from gradus.files import DISK_ERRORS, free_bytes, storage_error
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as every shell expects it."""

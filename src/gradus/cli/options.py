@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 
-from gradus.config.base import StrictConfig
-from gradus.config.help import command_help
+from gradus.config import StrictConfig, command_help
 from gradus.errors import ConfigError
 
 HELP_WORDS = ("--help", "-h")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.role import Role, run_role
-from gradus.config.process import ReplayProcessConfig
+from gradus.config import ReplayProcessConfig
 
 
 def run(words: Sequence[str]) -> int:
@@ -14,7 +14,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _start(config: ReplayProcessConfig) -> None:
-    from gradus.orchestrator.replayer import run
+    from gradus.orchestrator.replay.replayer import run
 
     run(config)
 

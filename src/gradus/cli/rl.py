@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.replay import REPLAY, RUN_DIR, run_replay
-from gradus.config.load import load_config
-from gradus.config.preflight import check_run
-from gradus.config.run import RunConfig
+from gradus.config import RunConfig, check_run, load_config
 from gradus.errors import ConfigError
 
 OPTIONS = {

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from gradus.cli.options import print_help, wants_help
-from gradus.config.base import StrictConfig
-from gradus.config.load import load_config
+from gradus.config import StrictConfig, load_config
 from gradus.log import configure_logging, end_quietly
 
 Config = TypeVar("Config", bound=StrictConfig)
@@ -37,7 +36,7 @@ def run_role(role: Role[Config], words: Sequence[str]) -> int:
         print_help(role.command, "A process of a run, started by the launcher.", role.model)
         return 0
 
-    from gradus.supervise import watch_death_pipe
+    from gradus.processes.supervisor import watch_death_pipe
 
     end_quietly()
     watch_death_pipe()

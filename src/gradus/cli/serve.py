@@ -12,17 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradus.checkpoints import Checkpoints
 from gradus.cli.options import print_help, take_options, take_value, wants_help
-from gradus.config.load import load_config
-from gradus.config.model import ModelConfig
-from gradus.config.preflight import check_serve
-from gradus.config.process import InferenceProcessConfig
-from gradus.config.serve import ServeConfig
+from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, check_serve, load_config
 from gradus.errors import ConfigError, ProcessError
-from gradus.lease import read_marker
+from gradus.files import read_json, write_atomically
 from gradus.log import configure_logging, end_quietly
-from gradus.run_dir import RunDirectory, read_json, write_atomically
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.lease import read_marker
+from gradus.run.paths import RunDirectory
 
 NO_TOKEN, TOKEN_FILE = "--no-token", "--token-file"
 OPTIONS = {
@@ -145,7 +142,7 @@ def _ask_hub(model: str) -> None:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
-    from gradus.recording import model_folder
+    from gradus.run.recording import model_folder
 
     try:
         if model_folder(model) is None:

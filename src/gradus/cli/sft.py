@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.options import print_help, take_options, wants_help
-from gradus.config.load import load_config
-from gradus.config.preflight import check_sft
-from gradus.config.sft import SftConfig
+from gradus.config import SftConfig, check_sft, load_config
 from gradus.errors import ConfigError
 
 OPTIONS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradus.cli.role import Role, run_role
-from gradus.config.process import SftEvaluatorProcessConfig
+from gradus.config import SftEvaluatorProcessConfig
 
 
 def run(words: Sequence[str]) -> int:
@@ -14,7 +14,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _start(config: SftEvaluatorProcessConfig) -> None:
-    from gradus.orchestrator.sft_evaluator import run
+    from gradus.orchestrator.evaluation.sft_evaluator import run
 
     run(config)
 

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gradus.config.environment_variables import PASSED_TO_EVERY_PROCESS
-from gradus.death_watch import LAUNCH_VARIABLE
+from gradus.config import PASSED_TO_EVERY_PROCESS
+from gradus.processes.child import LAUNCH_VARIABLE
 
 INFERENCE_TOKEN_VAR = "GRADUS_INFERENCE_TOKEN"
 """Variable that verifiers' client reads the bearer token from."""

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from gradus.config.environment import ElasticPoolConfig, StaticPoolConfig
+from gradus.config import ElasticPoolConfig, StaticPoolConfig
 from gradus.errors import DeadlineError, EnvironmentFailure
 from gradus.log import get_logger
 

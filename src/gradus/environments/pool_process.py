@@ -25,11 +25,11 @@ from typing import Any, TextIO
 
 from verifiers.v1.serve import serve_env
 
-from gradus.death_watch import die_with_parent
 from gradus.environments.compat import keep_worker_sockets_in, watch_workers
 from gradus.environments.tool_servers import ToolServerLimits
 from gradus.environments.watched_pool import WatchedPool
 from gradus.environments.worker import leave_soon, prepare_worker
+from gradus.processes.child import die_with_parent
 
 WATCH_INTERVAL_SECONDS = 0.25
 

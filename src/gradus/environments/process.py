@@ -18,10 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradus.config.environment_variables import variables_named_in
-from gradus.config.process import EnvironmentProcessConfig
-from gradus.config.seats import LEARNER_SEAT, seat_refusal
-from gradus.death_watch import LAUNCH_VARIABLE, end_below, is_launcher_gone
+from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
 from gradus.environments.child_environment import (
     child_environment,
     hide_variables,
@@ -31,10 +28,12 @@ from gradus.environments.pool import SILENT_SECONDS, Pool, PoolSize, answers
 from gradus.environments.task_server import Health, Tasks, TaskServer
 from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
-from gradus.liveness import beat
+from gradus.files import write_json
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory, write_json
-from gradus.supervise import NUM_NAME_CHARACTERS, become_subreaper
+from gradus.processes.child import LAUNCH_VARIABLE, end_below, is_launcher_gone
+from gradus.processes.liveness import beat
+from gradus.processes.supervisor import NUM_NAME_CHARACTERS, become_subreaper
+from gradus.run.paths import RunDirectory
 
 READY_TIMEOUT_SECONDS = 300.0
 """Workers start the environment's shared tool servers before they answer."""

@@ -18,9 +18,7 @@ from pydantic import ValidationError
 from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
 from verifiers.v1.utils.loaders import env_config_type, taskset_config_type
 
-from gradus.config.installed import has_module, plugin_module
-from gradus.config.problems import nearest
-from gradus.config.process import EVERY_ROLE
+from gradus.config import EVERY_ROLE, has_module, nearest, plugin_module
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.log import get_logger
 

@@ -16,7 +16,7 @@ from typing import Any
 from verifiers.v1.errors import ToolsetError
 
 from gradus.log import get_logger
-from gradus.log_tail import cause_in
+from gradus.processes.log_tail import cause_in
 
 LOCAL = "subprocess"
 """Type of the runtime whose processes we can see."""

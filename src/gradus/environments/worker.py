@@ -10,11 +10,11 @@ import threading
 from collections.abc import Mapping
 from multiprocessing.util import Finalize
 
-from gradus.death_watch import die_with_parent
 from gradus.environments import compat
 from gradus.environments.child_environment import hide_variables
 from gradus.environments.tool_servers import ToolServerLimits
 from gradus.log import configure_logging, end_quietly
+from gradus.processes.child import die_with_parent
 
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 """An episode allocates about twelve thousand tracked objects and leaves few cycles; the collector's

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gradus.errors import CorruptStateError
 from gradus.inference.weights_check import Shapes, WeightsCheck, check_finite, tensor_shapes
-from gradus.recording import model_digest
+from gradus.run.recording import model_digest
 from gradus.weights.manifest import BASE_FILE, verify
 
 ADAPTER_CONFIG = "adapter_config.json"

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import msgspec
 
 from gradus.errors import RunDirectoryError
+from gradus.files import write_atomically
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory, write_atomically
+from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
 
 Scope = MutableMapping[str, Any]

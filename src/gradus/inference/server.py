@@ -10,8 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from gradus.config.model import ModelConfig
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.inference.guard import Tokens
 from gradus.inference.preload import start_engine_forkserver
@@ -22,7 +21,7 @@ from gradus.inference.settings import (
     process_environment,
 )
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
 BACKLOG = 2048

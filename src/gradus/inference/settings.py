@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.parsers import Parsers
 from gradus.wire.inference import SERVED_MODEL_NAME

@@ -30,8 +30,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.abstract import Executor
 
-from gradus.config.process import InferenceProcessConfig
+from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError, ProcessError
+from gradus.files import write_json
 from gradus.inference.adapter_check import build_check
 from gradus.inference.admin import WeightAdmin
 from gradus.inference.compat import inspect_models_with_gradus, worker_forked_into_engine
@@ -49,7 +50,7 @@ from gradus.inference.settings import engine_settings
 from gradus.inference.warm_up import warm_up
 from gradus.inference.weights_check import find_initial_weights
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory, write_json
+from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ServedPolicy
 
 logger = get_logger(__name__)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gradus.config.environment_variables import PASSED_TO_EVERY_PROCESS, variables_named_in
+from gradus.config import PASSED_TO_EVERY_PROCESS, variables_named_in
 
 _EVERYWHERE = PASSED_TO_EVERY_PROCESS | {"LD_PRELOAD"}
 _HUB = frozenset({"HF_TOKEN", "HF_TOKEN_PATH"})

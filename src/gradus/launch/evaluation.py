@@ -16,11 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from gradus.config.eval import EvalConfig
-from gradus.config.process import EvaluatorProcessConfig
-from gradus.config.resolve import run_name
-from gradus.config.resolve_eval import continued_identity, resolve_eval
+from gradus.config import (
+    EvalConfig,
+    EvaluatorProcessConfig,
+    continued_identity,
+    resolve_eval,
+    run_name,
+)
 from gradus.errors import ConfigError, ExitCode, GradusError
+from gradus.files import read_json, write_atomically, write_json
 from gradus.launch.endpoint_check import check_endpoint
 from gradus.launch.eval_table import error_lines, is_complete, progress_line, table
 from gradus.launch.interrupts import Interrupted, Interrupts
@@ -29,11 +33,11 @@ from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_
 from gradus.launch.progress import Progress
 from gradus.launch.resume import IDENTITY_NAME
 from gradus.launch.tail import LineTail
-from gradus.lease import RunLease, choose_opening, run_path
-from gradus.liveness import SilenceWatch
-from gradus.recording import MODEL_FILES, digest_files, model_folder
-from gradus.run_dir import RunDirectory, read_json, write_atomically, write_json
-from gradus.supervise import Child, Supervisor, become_subreaper, last_words
+from gradus.processes.liveness import SilenceWatch
+from gradus.processes.supervisor import Child, Supervisor, become_subreaper, last_words
+from gradus.run.lease import RunLease, choose_opening, run_path
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import MODEL_FILES, digest_files, model_folder
 
 RESULTS_NAME = "results.json"
 

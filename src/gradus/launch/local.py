@@ -12,13 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.replay import recorded_config
-from gradus.config.resolve import run_name
-from gradus.config.run import LaunchConfig, RunConfig
-from gradus.config.sft import SftConfig
-from gradus.durable import free_bytes
+from gradus.config import LaunchConfig, RunConfig, SftConfig, recorded_config, run_name
 from gradus.errors import DeadlineError, GradusError
+from gradus.files import free_bytes, write_atomically, write_json
 from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.plan import (
     LaunchPlan,
@@ -40,12 +36,13 @@ from gradus.launch.resume import (
 from gradus.launch.served_models import check_served_models
 from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.launch.tail import LineTail, MetricsTail, Record, iter_records
-from gradus.lease import RunKind, RunLease, choose_opening, run_path
-from gradus.liveness import SilenceWatch, Watched
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
-from gradus.recording import note_launch
-from gradus.run_dir import RunDirectory, write_atomically, write_json
-from gradus.supervise import Child, Supervisor, become_subreaper, last_words
+from gradus.processes.liveness import SilenceWatch, Watched
+from gradus.processes.supervisor import Child, Supervisor, become_subreaper, last_words
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.lease import RunKind, RunLease, choose_opening, run_path
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import note_launch
 
 FINISH_SECONDS = 600.0
 """Deadline for the last process to finish after the first one did."""

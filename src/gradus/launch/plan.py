@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gradus.config.base import StrictConfig
-from gradus.config.eval import EvalConfig
-from gradus.config.process import EnvironmentProcessConfig
-from gradus.config.replay import ReplayConfigs
-from gradus.config.resolve import resolve_run
-from gradus.config.resolve_eval import resolve_eval
-from gradus.config.resolve_sft import resolve_sft
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import (
+    EnvironmentProcessConfig,
+    EvalConfig,
+    ReplayConfigs,
+    RunConfig,
+    SftConfig,
+    StrictConfig,
+    resolve_eval,
+    resolve_run,
+    resolve_sft,
+)
 from gradus.errors import ConfigError
 from gradus.launch.environment import (
     inference_environment,
@@ -25,8 +27,8 @@ from gradus.launch.environment import (
     source_environment,
     trainer_environment,
 )
-from gradus.run_dir import RunDirectory
-from gradus.supervise import ProcessSpec
+from gradus.processes.supervisor import ProcessSpec
+from gradus.run.paths import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.load import load_config, top_level_keys
-from gradus.config.preflight import check_run, check_sft
-from gradus.config.problems import refuse
-from gradus.config.resolve import run_name
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import (
+    RunConfig,
+    SftConfig,
+    check_run,
+    check_sft,
+    load_config,
+    refuse,
+    run_name,
+    top_level_keys,
+)
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
 from gradus.launch.local import run_rl, run_sft
-from gradus.lease import MARKER_NAME
-from gradus.run_dir import RunDirectory
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.lease import MARKER_NAME
+from gradus.run.paths import RunDirectory
 
 INTERRUPTED = 130
 """What a run returns that Ctrl-C ended."""

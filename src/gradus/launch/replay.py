@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.config.replay import resolve_replay
-from gradus.config.run import RunConfig
+from gradus.config import RunConfig, resolve_replay
 from gradus.errors import ConfigError, CorruptStateError
+from gradus.files import read_json
 from gradus.launch.local import Job, run_job
 from gradus.launch.plan import LaunchPlan, Machine, plan_replay
 from gradus.monitor.console import SFT_COLUMNS
-from gradus.run_dir import RunDirectory, read_json
-from gradus.supervise import become_subreaper
+from gradus.processes.supervisor import become_subreaper
+from gradus.run.paths import RunDirectory
 
 _NAME_LENGTH = 44
 """Characters of the recorded run's name in that of its replay."""

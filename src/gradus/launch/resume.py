@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradus.checkpoints import Checkpoint, Checkpoints
-from gradus.config.base import StrictConfig
-from gradus.config.differences import differences
-from gradus.config.process import SftEvaluatorProcessConfig
-from gradus.config.resolve_eval import continued_identity
+from gradus.config import SftEvaluatorProcessConfig, StrictConfig, continued_identity, differences
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.lease import RunLease
-from gradus.rewind import rewind_to_sizes, rewind_to_step
-from gradus.run_dir import RunDirectory, read_json
+from gradus.files import read_json
+from gradus.run.checkpoints import Checkpoint, Checkpoints
+from gradus.run.growing_files import rewind_to_sizes, rewind_to_step
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
 
 IDENTITY_NAME = "evaluation.json"
 """What the episodes of an evaluation depend on."""

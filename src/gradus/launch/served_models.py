@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gradus.config.environment import EnvironmentConfig
-from gradus.config.run import RunConfig
-from gradus.config.sources import source_algo
+from gradus.config import EnvironmentConfig, RunConfig, source_algo
 from gradus.errors import ConfigError, ProcessError
 from gradus.launch.endpoint_check import check_endpoint
 

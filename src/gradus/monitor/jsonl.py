@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gradus.durable import FULL_DISK_ERRORS, append_whole, storage_error
+from gradus.files import FULL_DISK_ERRORS, append_whole, storage_error
 from gradus.log import get_logger
 
 _LOG = get_logger(__name__)

@@ -19,42 +19,46 @@ import asyncio
 import os
 from pathlib import Path
 
-from gradus.collector import tune_collector
-from gradus.config.process import OrchestratorProcessConfig
+from gradus.config import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, ProtocolError
-from gradus.liveness import BEAT_SECONDS, beat
-from gradus.orchestrator.batch_digest import digest_samples
-from gradus.orchestrator.batcher import Batcher, SampleBatch
-from gradus.orchestrator.checkpoint import SavedOrchestrator, build_writer, find_saved
-from gradus.orchestrator.concurrency import AdmissionRate, InFlightController, build_controller
-from gradus.orchestrator.draws import Draws
-from gradus.orchestrator.engine_watch import EngineWatch
-from gradus.orchestrator.evaluation import Evaluation
+from gradus.files import write_atomically, write_json
+from gradus.orchestrator.build import Parts, open_parts
+from gradus.orchestrator.evaluation.in_run import Evaluation
 from gradus.orchestrator.failures import FirstFailures, first_cause
-from gradus.orchestrator.grading import Group
-from gradus.orchestrator.group_ledger import GroupLedger
-from gradus.orchestrator.journal import JournalEvent
-from gradus.orchestrator.metrics import StepRecords, Tally
-from gradus.orchestrator.open_groups import OpenGroups
-from gradus.orchestrator.packing import Layout, build_batch
-from gradus.orchestrator.parts import Parts, open_parts
-from gradus.orchestrator.player import EpisodePlayer
-from gradus.orchestrator.recorder import Recorder
-from gradus.orchestrator.restarts import Blame
-from gradus.orchestrator.scheduler import Scheduler
-from gradus.orchestrator.standing import Standing
-from gradus.orchestrator.starvation import Starvation
-from gradus.orchestrator.task_client import TaskRefused
-from gradus.orchestrator.task_source import TaskSource
-from gradus.orchestrator.watchdog import (
+from gradus.orchestrator.groups.batcher import Batcher, SampleBatch
+from gradus.orchestrator.groups.grading import Group
+from gradus.orchestrator.groups.open_groups import OpenGroups
+from gradus.orchestrator.groups.packing import Layout, build_batch
+from gradus.orchestrator.groups.slots import GroupLedger
+from gradus.orchestrator.play.concurrency import (
+    AdmissionRate,
+    InFlightController,
+    Scheduler,
+    build_controller,
+)
+from gradus.orchestrator.play.engine_watch import EngineWatch
+from gradus.orchestrator.play.player import EpisodePlayer
+from gradus.orchestrator.play.restarts import Blame
+from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.play.tasks import Draws, TaskSource
+from gradus.orchestrator.records.batch_digest import digest_samples
+from gradus.orchestrator.records.journal import JournalEvent
+from gradus.orchestrator.records.metrics import StepRecords, Tally
+from gradus.orchestrator.records.starvation import Starvation
+from gradus.orchestrator.records.watchdog import (
     WaitBoard,
     WaitFor,
     Watchdog,
     describe_chain,
     guard_event_loop,
 )
-from gradus.recording import weights_digest
-from gradus.run_dir import RunDirectory, write_atomically, write_json
+from gradus.orchestrator.records.writer import Recorder
+from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
+from gradus.orchestrator.resume.snapshot import Standing
+from gradus.processes.child import tune_collector
+from gradus.processes.liveness import BEAT_SECONDS, beat
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import weights_digest
 from gradus.wire.events import (
     BatchReceived,
     CheckpointStaged,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradus.wire.micro_batch import MicroBatch
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 
 def build_sample(

@@ -6,10 +6,10 @@ import errno
 from collections.abc import Callable
 from pathlib import Path
 
-from gradus.checkpoints import Checkpoint, Checkpoints
-from gradus.durable import DurableFiles, storage_error
-from gradus.lease import mark_run
-from gradus.run_dir import RunDirectory
+from gradus.files import DurableFiles, storage_error
+from gradus.run.checkpoints import Checkpoint, Checkpoints
+from gradus.run.lease import mark_run
+from gradus.run.paths import RunDirectory
 
 PARTS = ("trainer", "orchestrator")
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gradus.process_table import is_alive, living_processes
-from gradus.run_dir import RunDirectory, read_json
+from gradus.files import read_json
+from gradus.processes.table import is_alive, living_processes
+from gradus.run.paths import RunDirectory
 
 GRADUS = ("-m", "gradus.cli.main")
 FINISH_SECONDS = 300.0

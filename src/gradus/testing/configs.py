@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gradus.config.load import load_config
-from gradus.config.merge import MergedConfig
-from gradus.config.run import RunConfig
-from gradus.config.schema import dotted
-from gradus.config.sft import SftConfig
+from gradus.config import MergedConfig, RunConfig, SftConfig, dotted, load_config
 
 RUN_TOML = """\
 max_steps = 20

@@ -20,8 +20,9 @@ from typing import Self
 import msgspec
 from aiohttp import web
 
-from gradus.death_watch import watch_death_pipe
-from gradus.run_dir import RunDirectory, write_json
+from gradus.files import write_json
+from gradus.processes.child import watch_death_pipe
+from gradus.run.paths import RunDirectory
 from gradus.testing.engine_script import (
     AnyBody,
     Drip,

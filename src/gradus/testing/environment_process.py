@@ -13,8 +13,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from gradus.config.process import EnvironmentProcessConfig
-from gradus.run_dir import RunDirectory
+from gradus.config import EnvironmentProcessConfig
+from gradus.run.paths import RunDirectory
 from gradus.testing.running_process import RunningProcess
 
 START_TIMEOUT_SECONDS = 90.0

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from gradus.config.process import InferenceProcessConfig
-from gradus.lease import RunLease
-from gradus.run_dir import RunDirectory, write_atomically
+from gradus.config import InferenceProcessConfig
+from gradus.files import write_atomically
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
 from gradus.testing.running_process import RunningProcess
 
 START_TIMEOUT_SECONDS = 240.0

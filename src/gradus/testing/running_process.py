@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Self
 
-from gradus.run_dir import read_json
+from gradus.files import read_json
 from gradus.testing.waiting import wait_until
 
 STOP_TIMEOUT_SECONDS = 20.0

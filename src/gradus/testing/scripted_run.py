@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from verifiers.v1.episode import WireEpisode
 
-from gradus.checkpoints import Checkpoints
+from gradus.run.checkpoints import Checkpoints
 from gradus.testing.episodes import build_episode
 from gradus.wire.events import (
     BatchReceived,

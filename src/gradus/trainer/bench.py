@@ -15,26 +15,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradus.config.bench import BenchConfig
-from gradus.config.process import TrainerProcessConfig
+from gradus.config import BenchConfig, TrainerProcessConfig
+from gradus.files import write_json
 from gradus.log import get_logger
 from gradus.monitor.base import MonitorGroup
 from gradus.monitor.console import BENCH_COLUMNS, ConsoleMonitor
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.run_dir import RunDirectory, write_json
+from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.model.policy_model import build_policy, vocabulary_size
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.trainer import learning_metrics, run_directory, serving_dtype
 from gradus.wire.packing import pack
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 logger = get_logger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
@@ -17,10 +18,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gradus.config.parallel import ParallelConfig, parallel_problems
-from gradus.config.problems import refuse
+from gradus.config import ParallelConfig, parallel_problems, refuse
 from gradus.errors import ConfigError, DeadlineError, ProcessError
-from gradus.trainer.allocator import keep_freed_memory
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 """Deadline of one collective; a rank that is later is taken for dead."""
@@ -298,3 +297,24 @@ def _determinism() -> Iterator[None]:
 @contextmanager
 def _as_configured() -> Iterator[None]:
     yield
+
+
+# ---- Memory that a step frees stays with the process, for the next step to use; on CPUs.
+_TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
+"""What `mallopt` of the GNU C library calls M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
+_NEVER = 2**31 - 1
+_LARGEST_KEPT_BYTES = 32 * 2**20
+"""The highest that the library allows; larger tensors always come from the system."""
+
+
+def keep_freed_memory() -> bool:
+    """Ask the C library not to give freed tensors back to the system; whether it knows how to.
+
+    By default it returns the activations of every step and gets them again page by page, zeroed:
+    thousands of page faults a step. What the process needs at most does not change. torch does
+    the same on GPUs. It holds for the whole process and cannot be undone.
+    """
+    change = getattr(ctypes.CDLL(None), "mallopt", None)
+    if change is None:
+        return False
+    return bool(change(_MAP_THRESHOLD, _LARGEST_KEPT_BYTES) and change(_TRIM_THRESHOLD, _NEVER))

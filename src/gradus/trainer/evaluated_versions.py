@@ -10,11 +10,10 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
-from gradus.config.evaluation import SftEvalConfig
-from gradus.config.process import SftProcessConfig
-from gradus.durable import free_bytes
+from gradus.config import SftEvalConfig, SftProcessConfig
+from gradus.files import free_bytes
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
 from gradus.trainer.publish import PolicyPublisher
 from gradus.trainer.trainer import run_directory

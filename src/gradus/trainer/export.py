@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from pydantic import ValidationError
 
-from gradus.checkpoints import Checkpoint, Checkpoints
-from gradus.config.lora import LoraConfig, ServedLoraConfig
-from gradus.config.model import ModelConfig
-from gradus.errors import ConfigError, CorruptStateError
-from gradus.lease import read_marker
+from gradus.config import LoraConfig, ModelConfig, ServedLoraConfig
+from gradus.errors import ConfigError, CorruptStateError, GradusError, HubError
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory
-from gradus.trainer.distributed import join_world
-from gradus.trainer.model.load import load_model, load_tokenizer
-from gradus.trainer.model.lora import add_adapters, base_digest
-from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.publish import PolicyPublisher, model_files
-from gradus.trainer.trainer import serving_dtype
-from gradus.trainer.training_state import (
+from gradus.run.checkpoints import Checkpoint, Checkpoints
+from gradus.run.lease import read_marker
+from gradus.run.paths import RunDirectory
+from gradus.trainer.checkpoint.training_state import (
     PART,
     Origin,
     load_weights,
     read_progress,
     refuse_other_base,
 )
+from gradus.trainer.distributed import join_world
+from gradus.trainer.model.load import load_model, load_tokenizer
+from gradus.trainer.model.lora import add_adapters, base_digest
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.publish import PolicyPublisher, model_files
+from gradus.trainer.trainer import serving_dtype
 
 logger = get_logger(__name__)
 
@@ -113,3 +116,104 @@ def _trained(checkpoint: Checkpoint, origin: Origin) -> _Trained:
             f"{checkpoint.folder} is not of this gradus: {'.'.join(map(str, first['loc']))}: "
             f"{first['msg']}; export with the version that trained"
         ) from error
+
+
+# ---- A model directory on the Hugging Face hub, in a repository of the user's.
+UNAUTHORIZED, FORBIDDEN = 401, 403
+_HIDDEN = "<token>"
+
+
+@dataclass(frozen=True)
+class HubRepository:
+    """Where a model goes, and the right to put it there.
+
+    >>> repository = open_repository("someone/model")  # doctest: +SKIP
+    >>> push(Path("out"), repository, message="after 100 steps")  # doctest: +SKIP
+    """
+
+    name: str
+    """`owner/name`."""
+    token: str = field(repr=False)
+    """The user's own; part of no message."""
+    private: bool = False
+    """Whether only the owner may see it."""
+    endpoint: str | None = None
+    """Another hub. None means the one that HF_ENDPOINT names, else huggingface.co."""
+
+
+def open_repository(
+    name: str, *, private: bool = False, endpoint: str | None = None
+) -> HubRepository:
+    """The repository `owner/name` with the user's token; asks nobody.
+
+    ConfigError for what no hub would take: a name without owner, no token, a machine that is set
+    to stay offline.
+    """
+    if name.count("/") != 1:
+        raise ConfigError(f"--push {name!r} must be owner/name, e.g. --push someone/my-model")
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(f"--push {name!r} cannot name a repository: {error}") from error
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError(f"--push {name}: HF_HUB_OFFLINE is set; unset it to reach the hub")
+    token = get_token()
+    if token is None:
+        raise ConfigError(
+            f"--push {name}: there is no token for the hub; set HF_TOKEN to one that may write, or "
+            "log in with `hf auth login`"
+        )
+    return HubRepository(name, token, private, endpoint)
+
+
+def push(directory: Path, repository: HubRepository, *, message: str) -> str:
+    """Upload all files of `directory` in one commit; gives the address of the repository.
+
+    The repository is made when there is none. ConfigError when the hub refuses the token or the
+    right to write, or when a repository that should be private is public; HubError for everything
+    else that keeps the files from the hub. `directory` stays as it is.
+    """
+    api = HfApi(endpoint=repository.endpoint, token=repository.token)
+    name = repository.name
+    try:
+        api.create_repo(name, private=repository.private or None, exist_ok=True)
+        if repository.private and not api.model_info(name).private:
+            raise ConfigError(
+                f"--private: {name} exists already and is public, so nothing was sent; make it "
+                "private on the hub, choose another name, or leave --private out"
+            )
+        api.upload_folder(repo_id=name, folder_path=directory, commit_message=message)
+    # The client raises its own errors below httpx.HTTPError, and plain ones where a part of the
+    # upload fails or the hub answers nonsense.
+    except (httpx.HTTPError, OSError, RuntimeError, ValueError, KeyError) as error:
+        # Of a large file the client only says which; why is in the cause.
+        is_part = isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
+        raise _explained(error.__cause__ if is_part else error, directory, repository) from None
+    return f"{api.endpoint}/{name}"
+
+
+def _explained(
+    error: BaseException | None, directory: Path, repository: HubRepository
+) -> GradusError:
+    """What the hub, or the way to it, said; never with the token, if it should quote it."""
+    name, kept = repository.name, f"the export is whole and stays in {directory}"
+    again = f"send it again with `hf upload {name} {directory}`"
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    said = error.server_message if isinstance(error, HfHubHTTPError) else None
+    reason = " ".join((said or str(error) or type(error).__name__).split())
+    reason = reason.replace(repository.token, _HIDDEN)
+    if status == UNAUTHORIZED:
+        return ConfigError(
+            f"--push {name}: the hub does not know this token ({reason}); set HF_TOKEN to one that "
+            f"is valid. {kept.capitalize()}; {again}"
+        )
+    if status == FORBIDDEN:
+        return ConfigError(
+            f"--push {name}: this token may not write there ({reason}); use one with the right to "
+            f"write, or a name of your own. {kept.capitalize()}; {again}"
+        )
+    what = "did not take the files" if status is None else f"answered {status}"
+    if isinstance(error, httpx.TransportError):
+        what = "was not reached"
+    what = f"{repository.endpoint or constants.ENDPOINT} {what}"
+    return HubError(f"--push {name}: {what} ({reason}); {kept}, {again}")

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from gradus.errors import ConfigError, GradusError
 from gradus.trainer.distributed import World
-from gradus.trainer.losses.base import LossInputs, LossOutput, TokenLoss
+from gradus.trainer.losses import LossInputs, LossOutput, TokenLoss
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.step import Aggregation, GradientStep, count_locally
 from gradus.trainer.tensors import TrainTensors, count_members
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import join_samples, pack
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 BOUND = 1e-5
 """Largest difference to float64: of the loss relative to the sum of its absolute values, of a

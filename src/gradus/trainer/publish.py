@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gradus.durable import storage_error
+from gradus.files import storage_error
 from gradus.trainer.distributed import World
 from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
 from gradus.trainer.model.serving_names import serving_tensors

@@ -14,25 +14,25 @@ from dataclasses import dataclass
 
 import torch
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.process import SftProcessConfig
-from gradus.config.sft import SftConfig
-from gradus.config.trainer import LossConfig
+from gradus.config import LossConfig, SftConfig, SftProcessConfig
 from gradus.errors import ConfigError
+from gradus.files import write_json
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.console import SFT_COLUMNS, ConsoleMonitor
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.run_dir import RunDirectory, write_json
-from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, resume
-from gradus.trainer.conversation_files import load_conversations
-from gradus.trainer.conversation_samples import (
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
+from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.training_state import PART, TrainingState, build_origin
+from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversation_samples import (
     ConversationEncoder,
     ConversationStream,
     learnable_samples,
     stop_tokens_of,
 )
-from gradus.trainer.conversations import Conversation, PlainText
+from gradus.trainer.data.conversations import Conversation, PlainText
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.evaluated_versions import EvaluatedVersions
 from gradus.trainer.losses import build_loss
@@ -40,13 +40,12 @@ from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.lora import adapter_files, add_adapters
 from gradus.trainer.model.policy_model import PolicyModel, build_policy, vocabulary_size
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import PolicyPublisher, model_files
 from gradus.trainer.step import GradientStep
 from gradus.trainer.tensors import check_trainable
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.trainer.trainer import learning_metrics, run_directory, serving_dtype
-from gradus.trainer.training_state import PART, TrainingState, build_origin
 from gradus.trainer.validation import Validation
 from gradus.weights.base import Published
 from gradus.wire.packing import pack

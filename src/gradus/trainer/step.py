@@ -23,9 +23,14 @@ from torch import Tensor
 
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import World, named_failures
-from gradus.trainer.losses.base import LossInputs, LossOutput, TokenLoss
-from gradus.trainer.losses.components import cross_entropy, reference_kl
-from gradus.trainer.losses.rule import clamped_exp
+from gradus.trainer.losses import (
+    LossInputs,
+    LossOutput,
+    TokenLoss,
+    clamped_exp,
+    cross_entropy,
+    reference_kl,
+)
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.shard import GradientSync, expect_backward
 from gradus.trainer.tensors import TrainTensors, count_members, count_sequences

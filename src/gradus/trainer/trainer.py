@@ -25,12 +25,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.process import TrainerProcessConfig
+from gradus.config import TrainerProcessConfig
+from gradus.files import write_json
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory, write_json
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.trainer.batch_stream import BatchStream
-from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.training_state import TrainingState, build_origin
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model, load_tokenizer
@@ -43,11 +45,10 @@ from gradus.trainer.model.lora import (
 from gradus.trainer.model.policy_model import build_policy, vocabulary_size
 from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer, Update, merge_updates
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import PolicyPublisher, model_files
 from gradus.trainer.step import GradientStep, StepLoss, merge_losses
 from gradus.trainer.throughput import Stopwatch, WorkMeter
-from gradus.trainer.training_state import TrainingState, build_origin
 from gradus.transport.base import BatchReceiver
 from gradus.transport.build import build_receiver
 from gradus.weights.base import Published, WeightPublisher

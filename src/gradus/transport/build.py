@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from gradus.plugins import find_plugin
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.transport.base import BatchReceiver, BatchSender, Transport
 from gradus.transport.filesystem import FilesystemTransport
 

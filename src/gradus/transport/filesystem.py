@@ -26,11 +26,11 @@ from pathlib import Path
 
 import msgspec
 
-from gradus.durable import FULL_DISK_ERRORS, storage_error
 from gradus.errors import CorruptStateError, DeadlineError, FencedError, ProtocolError
-from gradus.lease import check_epoch
+from gradus.files import FULL_DISK_ERRORS, storage_error
 from gradus.log import get_logger
-from gradus.run_dir import RunDirectory
+from gradus.run.lease import check_epoch
+from gradus.run.paths import RunDirectory
 from gradus.transport.base import BatchReceiver, BatchSender
 from gradus.transport.ledger import SendLedger
 from gradus.transport.watch import FolderWatch

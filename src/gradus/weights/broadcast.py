@@ -36,8 +36,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo
 
 from gradus.errors import CorruptStateError, DeadlineError, ProcessError
 from gradus.log import get_logger
-from gradus.process_table import is_alive, read_process
-from gradus.run_dir import RunDirectory
+from gradus.processes.table import is_alive, read_process
+from gradus.run.paths import RunDirectory
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights
 

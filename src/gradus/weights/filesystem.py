@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gradus.durable import DISK_ERRORS, storage_error, write_when_there_is_room
 from gradus.errors import CorruptStateError, RunDirectoryError
-from gradus.lease import check_epoch
-from gradus.run_dir import RunDirectory, file_digest
+from gradus.files import DISK_ERRORS, file_digest, storage_error, write_when_there_is_room
+from gradus.run.lease import check_epoch
+from gradus.run.paths import RunDirectory
 from gradus.weights.base import Published
 from gradus.weights.manifest import (
     MANIFEST_NAME,

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from gradus.errors import ProtocolError
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import (
     BoolArray,
     FloatArray,
@@ -17,6 +16,7 @@ from gradus.wire.sample import (
     check_loss_names,
     check_reference,
 )
+from gradus.wire.versions import VersionSpan
 
 
 class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradus.errors import ProtocolError
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 WRONG = """
 import torch
-from gradus.trainer.losses.base import LossOutput
+from gradus.trainer.losses import LossOutput
 
 class ByLength:
     def __call__(self, inputs):

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from gradus.cli.main import COMMANDS, ROLES, main
-from gradus.config.base import StrictConfig
-from gradus.config.eval import EvalConfig
-from gradus.config.replay import resolve_replay
-from gradus.config.resolve import resolve_run
-from gradus.config.resolve_eval import resolve_eval
-from gradus.config.resolve_sft import resolve_sft
+from gradus.config import (
+    EvalConfig,
+    StrictConfig,
+    resolve_eval,
+    resolve_replay,
+    resolve_run,
+    resolve_sft,
+)
 from gradus.errors import ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
@@ -280,9 +282,9 @@ ENTRIES = {
     "sft-trainer": ("gradus.trainer.sft", "run", "trainer"),
     "bench-rank": ("gradus.trainer.bench", "run", "trainer"),
     "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
-    "evaluator": ("gradus.orchestrator.evaluator", "run", "evaluator"),
-    "sft-evaluator": ("gradus.orchestrator.sft_evaluator", "run", "evaluator"),
-    "replayer": ("gradus.orchestrator.replayer", "run", "replayer"),
+    "evaluator": ("gradus.orchestrator.evaluation.evaluator", "run", "evaluator"),
+    "sft-evaluator": ("gradus.orchestrator.evaluation.sft_evaluator", "run", "evaluator"),
+    "replayer": ("gradus.orchestrator.replay.replayer", "run", "replayer"),
 }
 
 

@@ -8,9 +8,7 @@ import pytest
 import verifiers.v1 as vf
 
 from gradus.cli.main import main
-from gradus.config.load import load_config
-from gradus.config.preflight import check_run
-from gradus.config.run import RunConfig
+from gradus.config import RunConfig, check_run, load_config
 from gradus.errors import ExitCode
 
 

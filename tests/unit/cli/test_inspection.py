@@ -20,10 +20,10 @@ from gradus.cli.inspection import (
     table,
 )
 from gradus.cli.look import check_size, import_if_installed
-from gradus.config.eval import EvalConfig
+from gradus.config import EvalConfig
 from gradus.errors import ConfigError
 from gradus.launch.plan import Machine
-from gradus.process_table import living_processes
+from gradus.processes.table import living_processes
 from gradus.testing.configs import build_run_config, build_sft_config
 
 MODULES = Path(__file__).parents[2] / "environments"

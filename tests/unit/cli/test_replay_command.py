@@ -9,15 +9,16 @@ import pytest
 
 from gradus.cli.main import main
 from gradus.cli.options import take_value
-from gradus.config.replay import recorded_config
+from gradus.config import recorded_config
 from gradus.errors import ConfigError, ExitCode
+from gradus.files import read_json, write_json
 from gradus.launch import replay as launched
 from gradus.launch.replay import ReplayJob
-from gradus.lease import mark_run
-from gradus.orchestrator.journal import Journal, JournalEvent
-from gradus.orchestrator.recording import digest_model
-from gradus.recording import EpisodeLog, LaunchRecord, note_launch
-from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.recording import digest_model
+from gradus.run.lease import mark_run
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import EpisodeLog, LaunchRecord, note_launch
 from gradus.testing.configs import build_run_config
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gradus.checkpoints import Checkpoints
 from gradus.cli.main import main
 from gradus.cli.serve import Source, find_source, read_token
 from gradus.errors import ConfigError, ExitCode
-from gradus.run_dir import RunDirectory, write_json
+from gradus.files import write_json
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit, new_run
 
 

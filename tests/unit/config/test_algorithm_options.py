@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
+from gradus.config import ALGORITHM_OPTIONS
+from gradus.config.algorithm_options import algorithm_option_problems
 from gradus.config.checks import run_problems
 from gradus.testing.configs import build_run_config
 

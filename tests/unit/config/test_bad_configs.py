@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.load import load_config
-from gradus.config.preflight import check_run, check_sft
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import RunConfig, SftConfig, check_run, check_sft, load_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML
 

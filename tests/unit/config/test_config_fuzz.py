@@ -11,14 +11,12 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gradus.config import RunConfig, dotted, load_config, resolve_run, run_name
 from gradus.config.checks import run_problems
 from gradus.config.environment import NAME_PATTERN
-from gradus.config.load import load_config
-from gradus.config.resolve import resolve_run, run_name
-from gradus.config.run import RunConfig
-from gradus.config.schema import all_key_paths, dotted
+from gradus.config.schema import all_key_paths
 from gradus.errors import ConfigError
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.testing.configs import build_run_values
 
 KEYS = st.one_of(

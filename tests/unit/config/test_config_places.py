@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.config.files import read_config_file
+from gradus.config import MergedConfig, read_config_file
 from gradus.config.lines import key_lines, line_of
-from gradus.config.merge import MergedConfig, nested
+from gradus.config.merge import nested
 from gradus.config.schema import KeyPath
 from gradus.errors import ConfigError
 

@@ -7,20 +7,10 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
+from gradus.config import OptimizerConfig, RunConfig, StrictConfig, dotted, nearest, refuse
 from gradus.config.arguments import BareFlag
-from gradus.config.base import StrictConfig
-from gradus.config.optimizer import OptimizerConfig
-from gradus.config.problems import Problem, nearest, refuse, shown
-from gradus.config.run import RunConfig
-from gradus.config.schema import (
-    UNKNOWN,
-    KeyPath,
-    all_key_paths,
-    annotation_at,
-    dotted,
-    keys_at,
-    type_text,
-)
+from gradus.config.problems import Problem, shown
+from gradus.config.schema import UNKNOWN, KeyPath, all_key_paths, annotation_at, keys_at, type_text
 from gradus.config.text import flag_value, text_value
 from gradus.errors import ConfigError
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config import AlgorithmConfig, SamplingConfig, source_algo
 from gradus.config.checks import MAX_SEED, run_problems, sft_problems
 from gradus.config.environment_variables import RESERVED, env_vars_problems
-from gradus.config.sampling import SamplingConfig
-from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, source_algo, source_sampling
+from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, source_sampling
 from gradus.testing.configs import build_run_config, build_sft_config
 
 

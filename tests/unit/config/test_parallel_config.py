@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from gradus.config import ModelConfig, ParallelConfig, head_problem, resolve_run
 from gradus.config.checks import run_problems, sft_problems
-from gradus.config.model import ModelConfig
-from gradus.config.parallel import ParallelConfig, data_parallel_size, head_problem
+from gradus.config.parallel import data_parallel_size
 from gradus.config.parallel_machine import machine_problems
-from gradus.config.resolve import resolve_run
 from gradus.testing.configs import build_run_config, build_sft_config
 
 

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
+from gradus.config import check_run, check_sft, has_module, plugin_module
 from gradus.config.installed import (
     BUILTIN_ENVIRONMENTS,
     BUILTIN_HARNESSES,
     BUILTIN_TASKSETS,
     builtin_plugins,
-    has_module,
     has_plugin,
-    plugin_module,
 )
-from gradus.config.preflight import check_run, check_sft
 from gradus.testing.configs import build_run_config, build_sft_config
 
 

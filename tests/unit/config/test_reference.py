@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from gradus.config.document import PLUGINS, help_text, option_sections, reference, sections
-from gradus.config.overview import describe_run, describe_sft
-from gradus.config.process import OrchestratorProcessConfig
-from gradus.config.run import RunConfig
-from gradus.config.schema import all_key_paths, dotted
-from gradus.config.sft import SftConfig
+from gradus.config import (
+    OrchestratorProcessConfig,
+    RunConfig,
+    SftConfig,
+    describe_run,
+    describe_sft,
+    dotted,
+    option_sections,
+    sections,
+)
+from gradus.config.document import PLUGINS, help_text, reference
+from gradus.config.schema import all_key_paths
 from gradus.testing.configs import build_run_config, build_sft_config
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.reference import ReferenceConfig
+from gradus.config import AlgorithmConfig, ReferenceConfig
 from gradus.config.reference_checks import reference_problems
 
 TEACHER = ReferenceConfig(base_url="http://127.0.0.1:8000", model="teacher")

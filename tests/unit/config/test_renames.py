@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.config.document import sections
-from gradus.config.eval import EvalConfig
-from gradus.config.load import load_config, top_level_keys
+from gradus.config import EvalConfig, RunConfig, SftConfig, load_config, sections, top_level_keys
 from gradus.config.problems import unknown_key
 from gradus.config.renames import FIELD_KEYS, RENAMES, translate
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
 from gradus.errors import ConfigError
 from gradus.testing.configs import RUN_TOML
 

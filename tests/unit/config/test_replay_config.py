@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from gradus.config.differences import differences
+from gradus.config import differences, load_replay, one_config, recorded_config, resolve_replay
 from gradus.config.load import given_values
-from gradus.config.replay import load_replay, one_config, recorded_config, resolve_replay
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_run_config
 

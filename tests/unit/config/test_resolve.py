@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from gradus.config.environment import NAME_PATTERN, TrainEnvironmentConfig
-from gradus.config.process import EVERY_ROLE, SourceConfig
-from gradus.config.resolve import (
+from gradus.config import (
+    EVERY_ROLE,
     NO_KEY_VARIABLE,
-    ProcessConfigs,
+    SourceConfig,
+    TrainEnvironmentConfig,
     resolve_run,
+    resolve_sft,
     run_name,
-    verifiers_config,
 )
-from gradus.config.resolve_sft import resolve_sft
+from gradus.config.environment import NAME_PATTERN
+from gradus.config.resolve import ProcessConfigs, verifiers_config
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_run_config, build_sft_config
 

@@ -12,15 +12,17 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradus.config import (
+    AdamWConfig,
+    RunConfig,
+    SftConfig,
+    SftProcessConfig,
+    load_config,
+    resolve_run,
+    resolve_sft,
+)
 from gradus.config.checks import OWNED_SAMPLING
-from gradus.config.load import load_config
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.process import SftProcessConfig
 from gradus.config.renames import translate
-from gradus.config.resolve import resolve_run
-from gradus.config.resolve_sft import resolve_sft
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
 from gradus.testing.configs import build_run_config, build_run_values, build_sft_config
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)

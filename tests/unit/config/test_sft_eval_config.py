@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from gradus.config.overview import describe_sft
-from gradus.config.preflight import check_sft
-from gradus.config.process import SftEvaluatorProcessConfig
-from gradus.config.resolve_sft import SftProcessConfigs, resolve_sft
-from gradus.config.sft import SftConfig
+from gradus.config import SftConfig, SftEvaluatorProcessConfig, check_sft, describe_sft, resolve_sft
+from gradus.config.resolve_sft import SftProcessConfigs
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_sft_config
 

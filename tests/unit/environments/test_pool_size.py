@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradus.config.environment import ElasticPoolConfig, StaticPoolConfig
+from gradus.config import ElasticPoolConfig, StaticPoolConfig
 from gradus.environments.pool import PoolSize, describe_exit
 
 

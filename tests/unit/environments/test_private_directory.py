@@ -12,7 +12,7 @@ import pytest
 
 from gradus.environments.process import private_directory
 from gradus.errors import ConfigError
-from gradus.process_table import read_process
+from gradus.processes.table import read_process
 
 
 def test_only_the_owner_can_enter_it_and_it_goes_away(

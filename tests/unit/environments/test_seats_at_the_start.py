@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.environment import StaticPoolConfig
-from gradus.config.process import EnvironmentProcessConfig
+from gradus.config import AlgorithmConfig, EnvironmentProcessConfig, StaticPoolConfig
 from gradus.environments.process import check_seats
 from gradus.environments.tasks import TaskIndex
 from gradus.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 
-from gradus.config.environment import TrainEnvironmentConfig
+from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
 from gradus.environments import tasks
 from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks, standing

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from gradus.config.checks import ALGORITHMS, run_problems
-from gradus.config.load import load_config
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import ALGORITHMS, RunConfig, SftConfig, load_config
+from gradus.config.checks import run_problems
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "algorithms"

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from gradus.orchestrator.algorithms.credit import centre
-from gradus.trainer.losses.base import LossInputs
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo, LossInputs
 
 pytestmark = pytest.mark.torch
 

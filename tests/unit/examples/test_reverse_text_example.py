@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config.load import load_config
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import RunConfig, SftConfig, load_config
 from gradus_reverse_text.words import split_of
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "reverse_text"

@@ -11,10 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from gradus.config.load import load_config
-from gradus.config.preflight import check_run, check_sft
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig
+from gradus.config import RunConfig, SftConfig, check_run, check_sft, load_config
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 RL_CONFIGS = sorted(EXAMPLES.glob("*/rl*.toml"))

@@ -14,7 +14,7 @@ from gradus.errors import CorruptStateError
 from gradus.inference.adapter_check import AdapterCheck, build_check
 from gradus.inference.weight_worker import WeightWorker, served_tensors
 from gradus.inference.weights_check import WeightsCheck
-from gradus.recording import model_digest
+from gradus.run.recording import model_digest
 from gradus.weights.manifest import BASE_FILE, build_manifest, file_entry, manifest_digest
 
 pytestmark = pytest.mark.torch

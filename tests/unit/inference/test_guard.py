@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gradus.errors import RunDirectoryError
 from gradus.inference.guard import MAX_BODY_BYTES, SERVED_ROUTES, Guard, ServedToken, Tokens
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
 
 DATA, ADMIN = "d" * 64, "a" * 64

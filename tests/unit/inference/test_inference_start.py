@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.model import ModelConfig
+from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ExitCode
 from gradus.inference.http_server import base_url_of
 from gradus.inference.server import bind, check_model

@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.run import LaunchConfig
+from gradus.config import LaunchConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode, RunDirectoryError
+from gradus.files import read_json, write_json
 from gradus.launch.local import Job, run_job
 from gradus.launch.plan import LaunchPlan, config_file, log_file
-from gradus.lease import open_run
 from gradus.monitor.console import RL_COLUMNS
-from gradus.process_table import read_process
-from gradus.run_dir import RunDirectory, read_json, write_json
-from gradus.supervise import ChildFailed, ChildNotReady, ProcessSpec
+from gradus.processes.supervisor import ChildFailed, ChildNotReady, ProcessSpec
+from gradus.processes.table import read_process
+from gradus.run.lease import open_run
+from gradus.run.paths import RunDirectory
 from gradus.testing.waiting import wait_until
 
 # What every small process can say; argv: run directory, own name.
@@ -353,7 +354,7 @@ def test_a_second_signal_does_not_wait_for_stubborn_processes(tmp_path: Path) ->
 
 
 def test_kill_of_the_launcher_leaves_no_process_and_the_next_run_starts(tmp_path: Path) -> None:
-    watch = "from gradus.supervise import watch_death_pipe; watch_death_pipe(); " + WAIT
+    watch = "from gradus.processes.supervisor import watch_death_pipe; watch_death_pipe(); " + WAIT
     programs = dict.fromkeys(("inference", "trainer", "orchestrator"), watch)
     launcher = start_launcher(tmp_path, programs)
     pids = registered(tmp_path, 3)
@@ -367,7 +368,7 @@ def test_kill_of_the_launcher_leaves_no_process_and_the_next_run_starts(tmp_path
 def test_clean_ends_what_a_killed_launcher_left_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradus.lease.LEFTOVERS_SECONDS", 0.1)
+    monkeypatch.setattr("gradus.run.lease.LEFTOVERS_SECONDS", 0.1)
     # These processes do not watch the death pipe, so they survive the launcher.
     launcher = start_launcher(tmp_path, {"trainer": WAIT, "orchestrator": WAIT})
     pids = registered(tmp_path, 3)

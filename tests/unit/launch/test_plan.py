@@ -7,22 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config.environment import AgentRoleConfig, TrainEnvironmentConfig
-from gradus.config.evaluation import (
-    EvalEnvironmentConfig,
+from gradus.config import (
     EvalSourcesConfig,
+    InferenceConfig,
+    ModelConfig,
+    RunConfig,
+    SftConfig,
+    SftDataConfig,
     SftEvalConfig,
+    TrainEnvironmentConfig,
+    TrainerConfig,
 )
-from gradus.config.inference import InferenceConfig
-from gradus.config.model import ModelConfig
+from gradus.config.environment import AgentRoleConfig
+from gradus.config.evaluation import EvalEnvironmentConfig
 from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig, SftDataConfig
-from gradus.config.trainer import TrainerConfig
 from gradus.errors import ConfigError
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_rl, plan_sft
-from gradus.run_dir import RunDirectory
-from gradus.supervise import ProcessSpec
+from gradus.processes.supervisor import ProcessSpec
+from gradus.run.paths import RunDirectory
 
 RUN_DIR = RunDirectory(Path("/runs/demo"))
 CALLER = {

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import gradus
-from gradus.checkpoints import Checkpoints
 from gradus.errors import ConfigError, GradusError, RunDirectoryError
-from gradus.run_dir import RunDirectory, write_json
+from gradus.files import write_json
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit, new_run
 from gradus.testing.configs import build_run_values
 

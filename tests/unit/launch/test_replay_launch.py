@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gradus.config.process import ReplayProcessConfig, TrainerProcessConfig
+from gradus.config import ReplayProcessConfig, TrainerProcessConfig
 from gradus.errors import ConfigError, CorruptStateError
+from gradus.files import write_json
 from gradus.launch import replay
 from gradus.launch.local import Job, _note_launch
 from gradus.launch.plan import Machine, plan_replay
@@ -20,9 +21,9 @@ from gradus.launch.replay import (
     replay_folder,
     verdict_lines,
 )
-from gradus.lease import RunLease, open_run
-from gradus.recording import read_launch, recorded_epochs
-from gradus.run_dir import RunDirectory, write_json
+from gradus.run.lease import RunLease, open_run
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import read_launch, recorded_epochs
 from gradus.testing.configs import build_run_config
 
 MACHINE = Machine(python="/bin/python", num_cores=8, environment={"PATH": "/bin"})

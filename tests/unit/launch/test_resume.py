@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.base import StrictConfig
-from gradus.config.differences import differences
-from gradus.config.model import ModelConfig
-from gradus.config.resolve import resolve_run
-from gradus.config.resolve_sft import resolve_sft
-from gradus.config.run import LaunchConfig
-from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.config import (
+    LaunchConfig,
+    ModelConfig,
+    SftConfig,
+    SftDataConfig,
+    StrictConfig,
+    differences,
+    resolve_run,
+    resolve_sft,
+)
 from gradus.errors import ConfigError, CorruptStateError
+from gradus.files import read_json, write_json
 from gradus.launch.local import Job, run_job
 from gradus.launch.plan import LaunchPlan, log_file
 from gradus.launch.resume import (
@@ -26,10 +29,11 @@ from gradus.launch.resume import (
     clear_for_resume,
     find_resume_point,
 )
-from gradus.lease import RunLease, open_run, reopen_run
 from gradus.monitor.console import RL_COLUMNS
-from gradus.run_dir import RunDirectory, read_json, write_json
-from gradus.supervise import ProcessSpec
+from gradus.processes.supervisor import ProcessSpec
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.lease import RunLease, open_run, reopen_run
+from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit
 from gradus.testing.configs import build_run_config
 

@@ -8,21 +8,23 @@ from typing import Any
 
 import pytest
 
-from gradus.config.environment import TrainEnvironmentConfig
-from gradus.config.evaluation import EvalEnvironmentConfig, SftEvalConfig
-from gradus.config.model import ModelConfig
-from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
-from gradus.config.process import (
+from gradus.config import (
+    ModelConfig,
     OrchestratorProcessConfig,
+    RunConfig,
+    SftConfig,
+    SftDataConfig,
+    SftEvalConfig,
     SftEvaluatorProcessConfig,
     SftProcessConfig,
+    TrainEnvironmentConfig,
 )
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.config.evaluation import EvalEnvironmentConfig
+from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
 from gradus.launch import local
 from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config.run import RunConfig
+from gradus.config import RunConfig
 from gradus.errors import ConfigError, ProcessError
 from gradus.launch import local
 from gradus.launch.served_models import check_served_models, served_models

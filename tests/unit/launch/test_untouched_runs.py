@@ -11,21 +11,26 @@ from typing import Any
 
 import pytest
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.environment import TrainEnvironmentConfig
-from gradus.config.eval import EvalConfig
-from gradus.config.evaluation import EvalEnvironmentConfig, SftEvalConfig
-from gradus.config.model import ModelConfig
+from gradus.config import (
+    EvalConfig,
+    ModelConfig,
+    RunConfig,
+    SftConfig,
+    SftDataConfig,
+    SftEvalConfig,
+    TrainEnvironmentConfig,
+    resolve_eval,
+    resolve_sft,
+)
+from gradus.config.evaluation import EvalEnvironmentConfig
 from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
-from gradus.config.resolve_eval import resolve_eval
-from gradus.config.resolve_sft import resolve_sft
-from gradus.config.run import RunConfig
-from gradus.config.sft import SftConfig, SftDataConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirectoryError
+from gradus.files import write_json
 from gradus.launch import evaluation, local, replay
 from gradus.launch.replay import ReplayJob, launch_replay
-from gradus.lease import RunKind, RunLease, open_run
-from gradus.run_dir import RunDirectory, write_json
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.lease import RunKind, RunLease, open_run
+from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit
 
 Launch = Callable[..., int]

@@ -11,23 +11,26 @@ from typing import Any
 
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.curriculum import CurriculumConfig
+from gradus.config import (
+    AlgorithmConfig,
+    CurriculumConfig,
+    ErrorPolicyConfig,
+    ModelConfig,
+    OrchestratorProcessConfig,
+    SamplingConfig,
+    SourceConfig,
+)
 from gradus.config.environment import EnvironmentTimeoutConfig
-from gradus.config.error_policy import ErrorPolicyConfig
-from gradus.config.model import ModelConfig
 from gradus.config.orchestrator import OrchestratorConfig
-from gradus.config.process import OrchestratorProcessConfig, SourceConfig
-from gradus.config.sampling import SamplingConfig
-from gradus.orchestrator.checkpoint import SavedOrchestrator
-from gradus.orchestrator.error_policy import build_error_policy
-from gradus.orchestrator.evaluation_episodes import EvaluationSource
-from gradus.orchestrator.journal import Journal, read_journal
+from gradus.orchestrator.build import Parts, Source, build_grading
+from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.failures import build_error_policy
 from gradus.orchestrator.orchestrator import Orchestrator, first_cause
-from gradus.orchestrator.parts import Parts, Source, build_grading
-from gradus.orchestrator.record import EpisodeWriter
-from gradus.orchestrator.recording import NoRecording, Recording
-from gradus.orchestrator.task_source import SourceShare
+from gradus.orchestrator.play.tasks import SourceShare
+from gradus.orchestrator.records.episodes import EpisodeWriter
+from gradus.orchestrator.records.journal import Journal, read_journal
+from gradus.orchestrator.records.recording import NoRecording, Recording
+from gradus.orchestrator.resume.checkpoint import SavedOrchestrator
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 LIMIT_SECONDS = 20.0

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import ProtocolError
-from gradus.orchestrator.packing import Layout, build_batch, split_by_group
+from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
 from gradus.testing.builders import build_sample
 from gradus.wire.codec import split_by_rank
 from gradus.wire.micro_batch import RankBatch
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 
 def samples_of(group_sizes: list[int]) -> list[Sample]:

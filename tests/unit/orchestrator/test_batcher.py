@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
-from gradus.orchestrator.batcher import Batcher, ReadyGroup, normalized
+from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, normalized
 from gradus.testing.builders import build_sample
-from gradus.wire.policy import VersionSpan, staleness
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan, staleness
 
 
 def sample_of(version: int, name: str) -> Sample:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.orchestrator.concurrency import (
+from gradus.orchestrator.play.concurrency import (
     AdmissionRate,
     InFlightController,
     Load,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import CreditContext, num_sampled_tokens, trainable_traces

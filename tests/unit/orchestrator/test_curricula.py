@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.config.curriculum import CurriculumConfig
+from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.curriculum import build_curriculum
-from gradus.orchestrator.curriculum.base import Ending, TaskResult
-from gradus.orchestrator.curriculum.difficulty import Difficulty
-from gradus.orchestrator.curriculum.uniform import Uniform
+from gradus.orchestrator.play.curriculum import (
+    Difficulty,
+    Ending,
+    TaskResult,
+    Uniform,
+    build_curriculum,
+)
 
 
 class Backwards(Uniform):

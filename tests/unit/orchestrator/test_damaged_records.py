@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.config.model import ModelConfig
+from gradus.config import ModelConfig
 from gradus.errors import GradusError
-from gradus.lease import MARKER_NAME, mark_run
-from gradus.orchestrator.recorded_episodes import RecordedEpisodes
-from gradus.orchestrator.recorded_run import open_recorded_run, read_learned
-from gradus.orchestrator.recording import EpisodeRecording
-from gradus.orchestrator.recut import BatchMaker
-from gradus.recording import LaunchRecord, note_launch
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.records.recording import EpisodeRecording
+from gradus.orchestrator.replay.batches import BatchMaker
+from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
+from gradus.orchestrator.replay.recorded_run import open_recorded_run, read_learned
+from gradus.run.lease import MARKER_NAME, mark_run
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import LaunchRecord, note_launch
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment
 

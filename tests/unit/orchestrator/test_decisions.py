@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import CorruptStateError
-from gradus.orchestrator.decisions import (
+from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
+from gradus.orchestrator.replay.journal_reader import (
     CutBatch,
     Decision,
     EpisodeKey,
     GradedGroup,
     read_decisions,
 )
-from gradus.orchestrator.journal import Journal, JournalEvent, read_journal
-from gradus.orchestrator.task_source import TaskPointer
 
 GROUPS_PER_BATCH = 2
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from verifiers.v1.types import AssistantMessage, UserMessage
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm, needs_reference
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import Adopts, FrozenSampler, SelfDistillation
-from gradus.orchestrator.episode_check import find_failure
+from gradus.orchestrator.algorithms.retokenize import common_prefix, tokenize_trace
 from gradus.orchestrator.failures import EpisodeFailed
-from gradus.orchestrator.samples import SampleOrigin, build_samples
-from gradus.orchestrator.untokenized import common_prefix, tokenize_trace
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
+from gradus.orchestrator.play.episode_check import find_failure
 from gradus.testing.episodes import build_episode, build_message, build_trace
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 CONTEXT = CreditContext("words", task_key="key-0")
 ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, 100)

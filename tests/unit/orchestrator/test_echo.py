@@ -13,11 +13,11 @@ from verifiers.v1.types import AssistantMessage, Message, ToolCall, ToolMessage,
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.echo import Echo, tool_name
-from gradus.orchestrator.filters import ZeroAdvantage
-from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.orchestrator.groups.filters import ZeroAdvantage
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.testing.episodes import build_episode, build_message, build_trace
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 CONTEXT = CreditContext("words", task_key=0)
 ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=100)

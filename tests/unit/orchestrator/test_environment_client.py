@@ -15,22 +15,19 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config import AlgorithmConfig, ModelConfig, SamplingConfig, SourceConfig
 from gradus.config.environment import EnvironmentTimeoutConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import SourceConfig
-from gradus.config.sampling import SamplingConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure, ProtocolError
-from gradus.orchestrator.environment import (
+from gradus.files import write_json
+from gradus.orchestrator.play.environment import (
     EnvironmentAddress,
     EnvironmentClient,
     build_settings,
     find_environment,
 )
-from gradus.orchestrator.episode_check import EpisodeFailed
-from gradus.orchestrator.record_limits import cut_bytes
-from gradus.orchestrator.task_client import Task, TaskClient, TaskRefused
-from gradus.run_dir import RunDirectory, write_json
+from gradus.orchestrator.play.episode_check import EpisodeFailed, cut_bytes
+from gradus.orchestrator.play.task_socket import Task, TaskClient, TaskRefused
+from gradus.run.paths import RunDirectory
 
 MODEL = ModelConfig(name="tiny", renderer="qwen3")
 

@@ -10,7 +10,7 @@ import pytest
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import Error, Reward
 
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure, find_failure
+from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure, find_failure
 from gradus.testing.episodes import MISHAPS, build_episode, build_message, build_trace
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gradus.config.error_policy import RETRIED_ERRORS, ErrorPolicyConfig
+from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
 from gradus.errors import EnvironmentFailure
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure
-from gradus.orchestrator.error_policy import MAX_BACKOFF_SECONDS, ListedErrors
+from gradus.orchestrator.failures import MAX_BACKOFF_SECONDS, ListedErrors
+from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
-from gradus.wire.policy import staleness
+from gradus.wire.versions import staleness
 
 
 @pytest.mark.parametrize("kind", RETRIED_ERRORS)

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
+from gradus.config import RETRIED_ERRORS, EvaluationSourceConfig, SamplingConfig
 from gradus.config.environment import EnvironmentTimeoutConfig
-from gradus.config.error_policy import RETRIED_ERRORS
-from gradus.config.process import EvaluationSourceConfig
-from gradus.config.sampling import SamplingConfig
 from gradus.errors import ConfigError, EnvironmentFailure
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure
-from gradus.orchestrator.evaluation_episodes import (
+from gradus.orchestrator.evaluation.episodes import (
     EpisodeKey,
     EvaluatedEpisode,
     EvaluationPlayer,
@@ -25,8 +22,9 @@ from gradus.orchestrator.evaluation_episodes import (
     results,
     warn_of_graded_rewards,
 )
-from gradus.orchestrator.evaluation_metrics import EpisodeScore
-from gradus.orchestrator.task_client import TaskRefused, TaskSetInfo
+from gradus.orchestrator.evaluation.results import EpisodeScore
+from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gradus.errors import EnvironmentFailure, ProtocolError
-from gradus.orchestrator.evaluation_episodes import EvaluationSource
-from gradus.orchestrator.evaluation_file import read_standings
+from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.evaluation.file import read_standings
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import (
     ScriptedEnvironment,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.orchestrator.evaluation_metrics import (
+from gradus.orchestrator.evaluation.results import (
     EpisodeScore,
     combine,
     evaluate,

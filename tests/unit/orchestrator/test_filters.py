@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gradus.config.model import ModelConfig
-from gradus.config.orchestrator import DEFAULT_FILTERS, FilterConfig
+from gradus.config import FilterConfig, ModelConfig
+from gradus.config.orchestrator import DEFAULT_FILTERS
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.filters import (
+from gradus.orchestrator.algorithms.model_files import read_vocabulary_size
+from gradus.orchestrator.groups.filters import (
     FilterContext,
     Gibberish,
     Repetition,
@@ -26,14 +26,14 @@ from gradus.orchestrator.filters import (
     dropped_by,
     judge,
 )
-from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, grade
-from gradus.orchestrator.task_client import Task
-from gradus.orchestrator.task_source import TaskPointer
-from gradus.orchestrator.vocabulary import read_vocabulary_size
+from gradus.orchestrator.groups.grading import Grading, Group, PlayedEpisode, grade
+from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.play.task_socket import Task
+from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 V = 151_936
 CONTEXT = FilterContext(build_trace(), is_truncated=False, task_key="a1", episodes=[])

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gradus.orchestrator.group_ledger import GroupLedger, Outcome, Phase
+from gradus.orchestrator.groups.slots import GroupLedger, Outcome, Phase
 
 
 def play(ledger: GroupLedger, group_id: str, *, size: int = 1, version: int = 0) -> None:

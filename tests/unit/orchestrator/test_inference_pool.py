@@ -17,9 +17,10 @@ from gradus.errors import (
     ProcessError,
     ProtocolError,
 )
-from gradus.orchestrator.peers import EnvironmentReady, read_ready, wait_for_exit
-from gradus.orchestrator.policy import InferencePool
-from gradus.run_dir import RunDirectory, write_json
+from gradus.files import write_json
+from gradus.orchestrator.play.inference_client import InferencePool
+from gradus.processes.ready import EnvironmentReady, read_ready, wait_for_exit
+from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reset, Status, Stuck
 from gradus.wire.events import PolicyPublished

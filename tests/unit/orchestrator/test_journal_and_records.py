@@ -15,21 +15,21 @@ from verifiers.v1.episode import WireEpisode
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
-from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.filters import ActiveFilter, ZeroAdvantage
-from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, give_up, grade
-from gradus.orchestrator.group_ledger import Outcome
-from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, refuse_damaged
-from gradus.orchestrator.record import EpisodeWriter, encode_record, episode_record
-from gradus.orchestrator.record_limits import (
+from gradus.orchestrator.groups.filters import ActiveFilter, ZeroAdvantage
+from gradus.orchestrator.groups.grading import Grading, Group, PlayedEpisode, give_up, grade
+from gradus.orchestrator.groups.slots import Outcome
+from gradus.orchestrator.play.episode_check import (
     MAX_OTHER_INFO_BYTES,
     MAX_RECORD_BYTES,
     MAX_TEXT_CHARACTERS,
+    Failure,
 )
-from gradus.orchestrator.task_client import Task
-from gradus.orchestrator.task_source import TaskPointer
+from gradus.orchestrator.play.task_socket import Task
+from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.records.episodes import EpisodeWriter, encode_record, episode_record
+from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal, refuse_damaged
 from gradus.testing.episodes import build_episode, build_group, build_trace
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 GRADING = Grading(GroupRelative(), [ActiveFilter(ZeroAdvantage(), True, "zero_advantage")], 1.0, 64)
 

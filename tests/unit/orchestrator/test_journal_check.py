@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gradus.orchestrator.journal import surviving
-from gradus.orchestrator.journal_check import check_journal
+from gradus.orchestrator.records.journal import surviving
+from gradus.orchestrator.records.journal_check import check_journal
 
 Line = dict[str, Any]
 

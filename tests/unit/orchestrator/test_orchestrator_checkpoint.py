@@ -14,10 +14,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.checkpoint import CheckpointConfig
+from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
-from gradus.orchestrator.checkpoint import (
+from gradus.orchestrator.groups.grading import PlayedEpisode
+from gradus.orchestrator.groups.slots import GroupLedger, Outcome, Phase
+from gradus.orchestrator.play.concurrency import Load
+from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.play.inference_client import AppliedPolicy
+from gradus.orchestrator.play.player import episode_seed
+from gradus.orchestrator.play.tasks import Draws, SourceShare, TaskSource
+from gradus.orchestrator.records.episode_codec import load_played, save_played
+from gradus.orchestrator.records.journal import Journal, read_journal
+from gradus.orchestrator.records.metrics import StepRecords
+from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     CheckpointWriter,
     OrchestratorState,
@@ -31,23 +40,13 @@ from gradus.orchestrator.checkpoint import (
     load_pieces,
     take_states,
 )
-from gradus.orchestrator.concurrency import Load
-from gradus.orchestrator.draws import Draws
-from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.episode_codec import load_played, save_played
-from gradus.orchestrator.grading import PlayedEpisode
-from gradus.orchestrator.group_ledger import GroupLedger, Outcome, Phase
-from gradus.orchestrator.journal import Journal, read_journal
-from gradus.orchestrator.metrics import StepRecords
-from gradus.orchestrator.player import episode_seed
-from gradus.orchestrator.policy import AppliedPolicy
-from gradus.orchestrator.task_source import SourceShare, TaskSource
-from gradus.run_dir import RunDirectory
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import FaultyFiles, new_run
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedPolicy
 from gradus.wire.codec import decode
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 class Piece:

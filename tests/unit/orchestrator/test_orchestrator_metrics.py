@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verifiers.v1.trace import Reward, TimeSpan
 
-from gradus.orchestrator.episode_check import Failure, find_failure
-from gradus.orchestrator.filters import Verdict
-from gradus.orchestrator.grading import Group, PlayedEpisode, give_up, is_flat
-from gradus.orchestrator.metrics import MAX_NAMES, StepRecords, Tally, batch_metrics
-from gradus.orchestrator.policy import AppliedPolicy
-from gradus.orchestrator.task_client import Task
-from gradus.orchestrator.task_source import TaskPointer
+from gradus.orchestrator.groups.filters import Verdict
+from gradus.orchestrator.groups.grading import Group, PlayedEpisode, give_up, is_flat
+from gradus.orchestrator.play.episode_check import Failure, find_failure
+from gradus.orchestrator.play.inference_client import AppliedPolicy
+from gradus.orchestrator.play.task_socket import Task
+from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.records.metrics import MAX_NAMES, StepRecords, Tally, batch_metrics
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import FailureProfile, build_episode, build_trace
 from gradus.wire.inference import EngineStatus
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 def group_of(source: str, rewards: list[float], failures: int = 0, turns: int = 1) -> Group:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.model import ModelConfig
-from gradus.config.sampling import SamplingConfig
+from gradus.config import AlgorithmConfig, ModelConfig, SamplingConfig
 from gradus.errors import (
     ConfigError,
     DeadlineError,
@@ -18,9 +16,10 @@ from gradus.errors import (
     ProcessError,
     ProtocolError,
 )
+from gradus.files import write_json
+from gradus.orchestrator.build import build_grading, build_reference, open_parts
 from gradus.orchestrator.orchestrator import first_cause, run
-from gradus.orchestrator.parts import build_grading, build_reference, open_parts
-from gradus.run_dir import RunDirectory, write_json
+from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 
 

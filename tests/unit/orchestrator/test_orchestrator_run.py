@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from gradus.config.curriculum import CurriculumConfig
+from gradus.config import CurriculumConfig
 from gradus.errors import (
     DeadlineError,
     EmptyBatchError,
@@ -18,16 +18,15 @@ from gradus.errors import (
     FencedError,
     ProtocolError,
 )
-from gradus.orchestrator.curriculum.base import Ending, TaskDraw, TaskResult
-from gradus.orchestrator.curriculum.uniform import Uniform
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure
-from gradus.orchestrator.task_client import TaskRefused
-from gradus.orchestrator.task_source import SourceShare, TaskSource
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult, Uniform
+from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.play.tasks import SourceShare, TaskSource
+from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.events import PolicyPublished, TrainerDone
-from gradus.wire.policy import staleness
+from gradus.wire.versions import staleness
 
 
 def staleness_by_batch(rig: Any) -> list[int]:

@@ -10,18 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.curriculum import CurriculumConfig
-from gradus.config.orchestrator import FilterConfig
+from gradus.config import AlgorithmConfig, CurriculumConfig, FilterConfig
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage, trainable_traces
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.curriculum import build_curriculum
-from gradus.orchestrator.curriculum.uniform import Uniform
-from gradus.orchestrator.error_policy import ErrorPolicy
-from gradus.orchestrator.failures import EpisodeFailed, Failure
-from gradus.orchestrator.filters import build_filters
+from gradus.orchestrator.failures import EpisodeFailed, ErrorPolicy, Failure
+from gradus.orchestrator.groups.filters import build_filters
+from gradus.orchestrator.play.curriculum import Uniform, build_curriculum
 from gradus.testing.scripted_run import ScriptedEnvironment
 
 

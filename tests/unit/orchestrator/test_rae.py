@@ -10,12 +10,12 @@ from verifiers.v1.episode import WireEpisode
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
-from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.grading import Grading, Group, PlayedEpisode, grade
-from gradus.orchestrator.task_client import Task
-from gradus.orchestrator.task_source import TaskPointer
+from gradus.orchestrator.groups.grading import Grading, Group, PlayedEpisode, grade
+from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.play.task_socket import Task
+from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_trace
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 def scored(

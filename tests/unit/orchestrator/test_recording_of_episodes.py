@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from gradus.config.model import ModelConfig
-from gradus.orchestrator.batch_digest import digest_samples, first_difference
-from gradus.orchestrator.episode_codec import PlayedState, load_played
-from gradus.orchestrator.grading import PlayedEpisode
-from gradus.orchestrator.recording import (
+from gradus.config import ModelConfig
+from gradus.files import read_json
+from gradus.orchestrator.groups.grading import PlayedEpisode
+from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
+from gradus.orchestrator.records.episode_codec import PlayedState, load_played
+from gradus.orchestrator.records.recording import (
     EpisodeRecording,
     NoRecording,
     digest_model,
     open_recording,
 )
-from gradus.recording import LaunchRecord, iter_entries, read_body
-from gradus.run_dir import RunDirectory, read_json
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import LaunchRecord, iter_entries, read_body
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode
 from gradus.wire.codec import decode
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 
 def played(number: int, *, reward: float = 1.0) -> PlayedEpisode:
@@ -80,7 +81,7 @@ def test_a_disk_that_is_full_costs_the_replay_and_not_the_run(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gradus.recording.EpisodeLog.append", full)
+    monkeypatch.setattr("gradus.run.recording.EpisodeLog.append", full)
     recording.add(played(1))
     monkeypatch.undo()
     recording.add(played(2))

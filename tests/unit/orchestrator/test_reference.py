@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gradus.config.reference import ReferenceConfig
+from gradus.config import ReferenceConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.failures import EpisodeFailed
-from gradus.orchestrator.reference import (
+from gradus.orchestrator.algorithms.teacher import (
     PROBE,
     REFUSED,
     UNAVAILABLE,
@@ -20,6 +19,7 @@ from gradus.orchestrator.reference import (
     compare_tokenizers,
     open_reference,
 )
+from gradus.orchestrator.failures import EpisodeFailed
 
 Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gradus.config.model import ModelConfig
+from gradus.config import ModelConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.renderer import (
+from gradus.orchestrator.play.renderer import (
     check_tools,
     find_renderer,
     known_renderer,

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from gradus.config.process import ReplayProcessConfig
+from gradus.config import ReplayProcessConfig
 from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ReplayError
-from gradus.lease import mark_run
-from gradus.orchestrator.comparison import Comparison
-from gradus.orchestrator.recorded_episodes import RecordedEpisodes
-from gradus.orchestrator.recorded_run import RecordedRun, open_recorded_run, read_learned
-from gradus.orchestrator.recording import EpisodeRecording, digest_model
-from gradus.orchestrator.recut import BatchMaker
-from gradus.orchestrator.replayer import Replayer, compare_models
-from gradus.recording import LaunchRecord, note_launch
-from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.files import read_json, write_json
+from gradus.orchestrator.records.recording import EpisodeRecording, digest_model
+from gradus.orchestrator.replay.batches import BatchMaker
+from gradus.orchestrator.replay.comparison import Comparison
+from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
+from gradus.orchestrator.replay.recorded_run import RecordedRun, open_recorded_run, read_learned
+from gradus.orchestrator.replay.replayer import Replayer, compare_models
+from gradus.run.lease import mark_run
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import LaunchRecord, note_launch
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedTrainer, at_once
 from gradus.wire.codec import encode

@@ -9,22 +9,20 @@ from typing import Any
 import pytest
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config.environment import TrainEnvironmentConfig
-from gradus.config.process import OrchestratorProcessConfig
-from gradus.config.resolve import resolve_run
+from gradus.config import OrchestratorProcessConfig, TrainEnvironmentConfig, resolve_run
 from gradus.errors import EnvironmentFailure, ProcessError
-from gradus.orchestrator.environment import ConnectionLost, EnvironmentAddress, build_settings
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure
-from gradus.orchestrator.evaluation_episodes import (
+from gradus.orchestrator.build import connect_environment
+from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
     EvaluationPlayer,
     EvaluationSource,
 )
-from gradus.orchestrator.parts import connect_environment
-from gradus.orchestrator.restarts import Blame, RestartedEnvironment
-from gradus.orchestrator.task_client import Task, TaskRefused, TaskSetInfo
-from gradus.orchestrator.task_source import SourceShare, TaskPointer, TaskSource
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
+from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.play.restarts import Blame, RestartedEnvironment
+from gradus.orchestrator.play.task_socket import Task, TaskRefused, TaskSetInfo
+from gradus.orchestrator.play.tasks import SourceShare, TaskPointer, TaskSource
+from gradus.run.paths import RunDirectory
 from gradus.testing.configs import build_run_config
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment

@@ -17,32 +17,30 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from verifiers.v1.episode import WireEpisode
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.curriculum import CurriculumConfig
-from gradus.lease import mark_run
+from gradus.config import AlgorithmConfig, CheckpointConfig, CurriculumConfig
+from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.checkpoint import find_saved
-from gradus.orchestrator.curriculum.base import TaskDraw, TaskResult
-from gradus.orchestrator.curriculum.uniform import Uniform
-from gradus.orchestrator.decisions import read_decisions
-from gradus.orchestrator.error_policy import ListedErrors
-from gradus.orchestrator.journal import Journal, JournalEvent, read_journal, surviving
-from gradus.orchestrator.journal_check import check_journal
+from gradus.orchestrator.build import Parts, Source, build_grading
+from gradus.orchestrator.failures import ListedErrors
+from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.orchestrator import Orchestrator
-from gradus.orchestrator.packing import Layout, build_batch
-from gradus.orchestrator.parts import Parts, Source, build_grading
-from gradus.orchestrator.record import EpisodeWriter
-from gradus.orchestrator.recorded_episodes import RecordedEpisodes
-from gradus.orchestrator.recording import EpisodeRecording
-from gradus.orchestrator.recut import BatchMaker
-from gradus.orchestrator.task_client import TaskRefused
-from gradus.orchestrator.task_source import SourceShare, TaskSource
-from gradus.recording import LaunchRecord
-from gradus.rewind import rewind_to_sizes, rewind_to_step
-from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.orchestrator.play.curriculum import TaskDraw, TaskResult, Uniform
+from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.play.tasks import SourceShare, TaskSource
+from gradus.orchestrator.records.episodes import EpisodeWriter
+from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal, surviving
+from gradus.orchestrator.records.journal_check import check_journal
+from gradus.orchestrator.records.recording import EpisodeRecording
+from gradus.orchestrator.replay.batches import BatchMaker
+from gradus.orchestrator.replay.journal_reader import read_decisions
+from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
+from gradus.orchestrator.resume.checkpoint import find_saved
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.growing_files import rewind_to_sizes, rewind_to_step
+from gradus.run.lease import mark_run
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import LaunchRecord
 from gradus.testing.episodes import MISHAPS, FailureProfile
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.testing.waiting import wait_until_async

@@ -12,9 +12,9 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 
 from gradus.orchestrator.algorithms.base import assign_advantage
-from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.testing.episodes import build_episode, build_message, build_trace
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 ORIGIN = SampleOrigin(
     environment="words",

@@ -7,11 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from gradus.errors import EmptyBatchError, ProtocolError
-from gradus.orchestrator.concurrency import AdmissionRate
-from gradus.orchestrator.packing import Layout, build_batch
-from gradus.orchestrator.scheduler import Scheduler
+from gradus.orchestrator.groups.packing import Layout, build_batch
+from gradus.orchestrator.play.concurrency import AdmissionRate, Scheduler
 from gradus.testing.builders import build_sample
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 def starting(scheduler: Scheduler) -> list[str]:

@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config import AlgorithmConfig, SamplingConfig, SourceConfig
 from gradus.config.environment import EnvironmentTimeoutConfig
-from gradus.config.process import SourceConfig
-from gradus.config.sampling import SamplingConfig
 from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, compares_all_traces
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.episode_check import Failure, find_failure
-from gradus.orchestrator.seats import check_seats, settle_standing
+from gradus.orchestrator.play.agents import check_seats, settle_standing
+from gradus.orchestrator.play.episode_check import Failure, find_failure
 from gradus.testing.episodes import build_episode, build_trace
 
 BOTH = {"first": True, "second": True}

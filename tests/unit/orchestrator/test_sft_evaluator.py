@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
-from gradus.config.evaluation import SftEvalConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import SftEvaluatorProcessConfig
+from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.errors import ConfigError, FencedError, ProcessError, ProtocolError
+from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.episode_check import EpisodeFailed, Failure
-from gradus.orchestrator.evaluation_episodes import EvaluationSource
-from gradus.orchestrator.evaluation_file import read_standings
-from gradus.orchestrator.measurement import Measurement
-from gradus.orchestrator.sft_evaluator import SftEvaluator, run
-from gradus.run_dir import RunDirectory, read_json, write_json
+from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.evaluation.file import read_standings
+from gradus.orchestrator.evaluation.measurement import Measurement
+from gradus.orchestrator.evaluation.sft_evaluator import SftEvaluator, run
+from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
+from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, TrainerDone

@@ -15,16 +15,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradus.config.evaluation import SftEvalConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import SftEvaluatorProcessConfig
+from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.evaluation_episodes import EvaluationSource
-from gradus.orchestrator.evaluation_file import read_standings
-from gradus.orchestrator.measurement import Measurement
-from gradus.orchestrator.sft_evaluator import SftEvaluator
-from gradus.rewind import rewind_to_step
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.evaluation.file import read_standings
+from gradus.orchestrator.evaluation.measurement import Measurement
+from gradus.orchestrator.evaluation.sft_evaluator import SftEvaluator
+from gradus.run.growing_files import rewind_to_step
+from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.events import Event, PolicyPublished, TrainerDone

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gradus.orchestrator.episode_check import Failure
-from gradus.orchestrator.grading import Group, PlayedEpisode, give_up
-from gradus.orchestrator.open_groups import ABANDONED, RUN_ENDED, STALE, group_time
-from gradus.orchestrator.starvation import (
+from gradus.orchestrator.groups.grading import Group, PlayedEpisode, give_up
+from gradus.orchestrator.groups.open_groups import ABANDONED, RUN_ENDED, STALE, group_time
+from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.play.task_socket import Task
+from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.records.starvation import (
     WINDOW_GROUPS,
     Fate,
     GroupTime,
@@ -23,12 +25,10 @@ from gradus.orchestrator.starvation import (
     quantile,
     slow_bias,
 )
-from gradus.orchestrator.task_client import Task
-from gradus.orchestrator.task_source import TaskPointer
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 def groups_of(fate: Fate, number: int, *, seconds: float) -> list[GroupTime]:

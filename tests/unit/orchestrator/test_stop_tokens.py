@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gradus.config.model import ModelConfig
-from gradus.orchestrator.stop_tokens import end_of_turn, read_stop_token_ids
+from gradus.config import ModelConfig
+from gradus.orchestrator.algorithms.model_files import end_of_turn, read_stop_token_ids
 
 
 def written(folder: Path, **files: Any) -> ModelConfig:

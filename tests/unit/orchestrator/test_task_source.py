@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.config.curriculum import CurriculumConfig
+from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
-from gradus.orchestrator.curriculum.base import Ending, TaskDraw, TaskResult
-from gradus.orchestrator.task_source import MAX_RETURNS, SourceShare, TaskPointer, TaskSource
+from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult
+from gradus.orchestrator.play.tasks import MAX_RETURNS, SourceShare, TaskPointer, TaskSource
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
 SUMS = SourceShare("sums", ratio=3.0, num_tasks=None)

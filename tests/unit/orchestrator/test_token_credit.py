@@ -16,9 +16,9 @@ from gradus.orchestrator.algorithms.base import (
     settle_credit,
     write_credit,
 )
-from gradus.orchestrator.samples import SampleOrigin, build_samples
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.testing.episodes import build_episode, build_message
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, 100)
 NAN = math.nan

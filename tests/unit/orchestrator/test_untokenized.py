@@ -11,17 +11,17 @@ from transformers import AutoTokenizer
 from verifiers.v1.trace import ModelCall
 from verifiers.v1.types import AssistantMessage, UserMessage
 
-from gradus.config.model import ModelConfig
+from gradus.config import ModelConfig
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import FrozenSampler
-from gradus.orchestrator.episode_check import find_failure
-from gradus.orchestrator.samples import SampleOrigin, build_samples
-from gradus.orchestrator.stop_tokens import read_stop_token_ids
-from gradus.orchestrator.untokenized import tokenize_trace
+from gradus.orchestrator.algorithms.model_files import read_stop_token_ids
+from gradus.orchestrator.algorithms.retokenize import tokenize_trace
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
+from gradus.orchestrator.play.episode_check import find_failure
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.tiny_model import build_tiny_model
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 

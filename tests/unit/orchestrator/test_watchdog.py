@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gradus.config.watchdog import WatchdogConfig
+from gradus.config import WatchdogConfig
 from gradus.errors import ExitCode, StallError
-from gradus.orchestrator.watchdog import (
+from gradus.orchestrator.records.watchdog import (
     Wait,
     WaitBoard,
     WaitFor,
@@ -255,7 +255,7 @@ async def test_a_run_that_is_only_warned_goes_on_when_the_part_comes_back(
     )
     rig.clock = time.monotonic
     listener = Listener()
-    logger = logging.getLogger("gradus.orchestrator.watchdog")
+    logger = logging.getLogger("gradus.orchestrator.records.watchdog")
     logger.addHandler(listener)
     try:
         await rig.play()
@@ -277,7 +277,7 @@ async def test_tokens_of_the_engine_are_movement(build_rig: Any) -> None:
 BLOCKED = """
 import asyncio, sys
 from gradus.config.watchdog import WatchdogConfig
-from gradus.orchestrator.watchdog import guard_event_loop
+from gradus.orchestrator.records.watchdog import guard_event_loop
 
 async def main():
     config = WatchdogConfig(stall_seconds=0.2, action="end")

@@ -17,7 +17,7 @@ import pytest
 from openai import APIConnectionError, AsyncOpenAI, InternalServerError, RateLimitError
 from renderers.client import MalformedGenerateResponseError, OverlongPromptError, generate
 
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import (
     AnyBody,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gradus.process_table import read_process
-from gradus.run_dir import RunDirectory, write_json
+from gradus.files import write_json
+from gradus.processes.table import read_process
+from gradus.run.paths import RunDirectory
 from gradus.testing.commands import finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
 

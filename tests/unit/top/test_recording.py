@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.recording import (
+from gradus.files import read_json, write_json
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import (
     FORMAT,
     EpisodeLog,
     LaunchRecord,
@@ -23,7 +25,6 @@ from gradus.recording import (
     recorded_epochs,
     weights_digest,
 )
-from gradus.run_dir import RunDirectory, read_json, write_json
 
 
 def write(path: Path, *bodies: bytes) -> None:

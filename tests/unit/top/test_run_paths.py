@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import CorruptStateError
-from gradus.run_dir import RunDirectory, file_digest, read_json, write_atomically, write_json
+from gradus.files import file_digest, read_json, write_atomically, write_json
+from gradus.run.paths import RunDirectory
 
 
 def test_every_path_of_a_run_lies_below_its_root(tmp_path: Path) -> None:

@@ -17,13 +17,12 @@ import torch
 from hypothesis import reject
 from transformers import AutoModelForCausalLM
 
-from gradus.config.model import ModelConfig
-from gradus.config.process import TrainerProcessConfig
+from gradus.config import ModelConfig, TrainerProcessConfig
 from gradus.testing.builders import build_sample
 from gradus.testing.plain_losses import PlainToken, plain_loss
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World, join_world
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
@@ -31,8 +30,8 @@ from gradus.trainer.step import GradientStep
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.packing import build_dummy, join_samples, pack
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 Gradients = dict[str, np.ndarray]
 

@@ -16,17 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.parallel import ParallelConfig
-from gradus.config.trainer import LossConfig
+from gradus.config import AdamWConfig, LossConfig, ModelConfig, ParallelConfig
 from gradus.errors import GradusError
 from gradus.trainer.distributed import World, build_world, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.codec import decode_rank_batch
 from gradus.wire.micro_batch import MicroBatch

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from gradus.trainer.allocator import keep_freed_memory
+from gradus.trainer.distributed import keep_freed_memory
 
 def fill() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

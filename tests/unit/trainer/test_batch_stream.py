@@ -15,7 +15,7 @@ from gradus.trainer.distributed import World
 from gradus.trainer.tensors import TrainTensors, check_trainable, count_members
 from gradus.wire.events import BatchReceived, Event
 from gradus.wire.micro_batch import MicroBatch, RankBatch
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradus.config.bench import BenchConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import TrainerProcessConfig
-from gradus.config.trainer import TrainerConfig
-from gradus.run_dir import RunDirectory
+from gradus.config import BenchConfig, ModelConfig, TrainerConfig, TrainerProcessConfig
+from gradus.run.paths import RunDirectory
 from gradus.trainer.bench import RESULT_FILE, fake_samples, medians, run
 from gradus.trainer.tensors import check_trainable
 from gradus.wire.packing import pack

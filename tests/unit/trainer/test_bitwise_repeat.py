@@ -10,20 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.trainer import LossConfig
+from gradus.config import AdamWConfig, LossConfig, ModelConfig
 from gradus.trainer.distributed import join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.codec import decode_rank_batch, encode
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.packing import pack
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradus.checkpoints import Checkpoints
-from gradus.durable import DurableFiles
 from gradus.errors import StorageError
+from gradus.files import DurableFiles
+from gradus.run.checkpoints import Checkpoints
 from gradus.testing.checkpoints import new_run
-from gradus.trainer.shards import Piece, box_of
-from gradus.trainer.training_state import Origin, Progress, Snapshot
+from gradus.trainer.checkpoint.shards import Piece, box_of
+from gradus.trainer.checkpoint.training_state import Origin, Progress, Snapshot
 
 pytestmark = pytest.mark.torch
 

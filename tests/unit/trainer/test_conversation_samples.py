@@ -11,12 +11,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.errors import ConfigError
-from gradus.trainer.conversation_samples import (
+from gradus.trainer.data.conversation_samples import (
     ConversationEncoder,
     ConversationStream,
     stop_tokens_of,
 )
-from gradus.trainer.conversations import Conversation, PlainText, parse_row
+from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
 from gradus.wire.sample import Sample
 
 pytestmark = pytest.mark.torch

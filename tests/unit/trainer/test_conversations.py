@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gradus.config.sft import SftDataConfig
+from gradus.config import SftDataConfig
 from gradus.errors import ConfigError
-from gradus.trainer.conversation_files import load_conversations
-from gradus.trainer.conversations import Conversation, PlainText, parse_row
+from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
 
 ROLES = frozenset({"assistant"})
 USER = {"role": "user", "content": "hi"}

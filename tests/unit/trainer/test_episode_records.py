@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gradus.config.sft import SftDataConfig
+from gradus.config import SftDataConfig
 from gradus.errors import ConfigError
-from gradus.trainer.conversation_files import load_conversations
-from gradus.trainer.conversations import Conversation
-from gradus.trainer.episode_records import is_record, record_conversations, record_files
+from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversations import Conversation
+from gradus.trainer.data.episode_records import is_record, record_conversations, record_files
 
 pytestmark = pytest.mark.torch
 

@@ -11,14 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.evaluation import SftEvalConfig
-from gradus.config.lora import LoraConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import SftProcessConfig
-from gradus.config.sft import SftConfig, SftDataConfig
-from gradus.run_dir import RunDirectory, write_json
+from gradus.config import (
+    CheckpointConfig,
+    LoraConfig,
+    ModelConfig,
+    SftConfig,
+    SftDataConfig,
+    SftEvalConfig,
+    SftProcessConfig,
+)
+from gradus.files import write_json
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.trainer import evaluated_versions
 from gradus.trainer.sft import run
 from gradus.transport.build import build_sender

@@ -14,17 +14,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.cli.main import main
 from gradus.cli.serve import find_source, model_directory
-from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.lora import LoraConfig
-from gradus.config.model import ModelConfig
-from gradus.config.process import SftProcessConfig
-from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.config import (
+    CheckpointConfig,
+    LoraConfig,
+    ModelConfig,
+    SftConfig,
+    SftDataConfig,
+    SftProcessConfig,
+)
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
-from gradus.run_dir import write_json
+from gradus.files import write_json
+from gradus.trainer.checkpoint.training_state import Progress, load_weights
 from gradus.trainer.export import export
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.sft import run
-from gradus.trainer.training_state import Progress, load_weights
 
 pytestmark = pytest.mark.torch
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from gradus.trainer.model import flash
+from gradus.trainer.model.gpu import flash
 
 pytestmark = pytest.mark.torch
 

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from gradus.config.lora import LoraConfig
-from gradus.config.model import ModelConfig
+from gradus.config import LoraConfig, ModelConfig
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
-from gradus.trainer.flops import ModelFlops, causal_pairs, peak_teraflops
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
+from gradus.trainer.throughput import ModelFlops, causal_pairs, peak_teraflops
 from gradus.wire.packing import build_dummy
 
 pytestmark = pytest.mark.torch

@@ -20,11 +20,10 @@ from transformers import (
 )
 from transformers.models.qwen3 import modeling_qwen3
 
-from gradus.config.model import ModelConfig
-from gradus.config.parallel import ParallelConfig
+from gradus.config import ModelConfig, ParallelConfig
 from gradus.trainer.distributed import World
-from gradus.trainer.model import fused
-from gradus.trainer.model.fused import fuse_layers
+from gradus.trainer.model.cpu import fused
+from gradus.trainer.model.cpu.fused import fuse_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model

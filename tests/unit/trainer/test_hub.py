@@ -19,7 +19,7 @@ from gradus.cli import export as command
 from gradus.cli.main import main
 from gradus.errors import ConfigError, ExitCode, HubError
 from gradus.trainer import export as exporting
-from gradus.trainer.hub import HubRepository, open_repository, push
+from gradus.trainer.export import HubRepository, open_repository, push
 
 pytestmark = [
     pytest.mark.torch,

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from gradus.config.model import ModelConfig
-from gradus.config.parallel import ParallelConfig
+from gradus.config import ModelConfig, ParallelConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch
 from gradus.trainer.distributed import World
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel

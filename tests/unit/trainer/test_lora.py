@@ -13,14 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gradus.config.lora import LoraConfig
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
+from gradus.config import AdamWConfig, LoraConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import (
     LoraLinear,
@@ -32,7 +30,7 @@ from gradus.trainer.model.lora import (
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import PolicyPublisher
 from gradus.trainer.step import GradientStep
 

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor
 
 from gradus.cli.main import main
-from gradus.config.trainer import LossConfig
+from gradus.config import LossConfig
 from gradus.errors import ConfigError, ExitCode
 from gradus.trainer.distributed import World
 from gradus.trainer.loss_check import BOUND, LossReport, check_loss
-from gradus.trainer.losses import LOSSES, build_loss
-from gradus.trainer.losses.base import LossInputs, LossOutput
-from gradus.trainer.losses.rule import clamped_exp, members_only
+from gradus.trainer.losses import (
+    LOSSES,
+    LossInputs,
+    LossOutput,
+    build_loss,
+    clamped_exp,
+    members_only,
+)
 from gradus.trainer.step import Aggregation
 
 pytestmark = pytest.mark.torch

@@ -8,14 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.config.trainer import LossConfig
+from gradus.config import LossConfig
 from gradus.errors import ConfigError
-from gradus.trainer.losses import LOSSES, build_loss
-from gradus.trainer.losses.base import LossInputs, LossOutput
-from gradus.trainer.losses.clipping import Cispo, Dapo, Gspo, PpoClip
-from gradus.trainer.losses.components import cross_entropy, reference_kl
-from gradus.trainer.losses.rule import MAX_LOG_RATIO, PolicyGradient
-from gradus.trainer.losses.trust_region import Dppo, Ipo
+from gradus.trainer.losses import (
+    LOSSES,
+    MAX_LOG_RATIO,
+    Cispo,
+    Dapo,
+    Dppo,
+    Gspo,
+    Ipo,
+    LossInputs,
+    LossOutput,
+    PolicyGradient,
+    PpoClip,
+    build_loss,
+    cross_entropy,
+    reference_kl,
+)
 
 pytestmark = pytest.mark.torch
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from gradus.config.model import ModelConfig
+from gradus.config import ModelConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_sample
 from gradus.trainer.distributed import World
-from gradus.trainer.model.fused import fuse_layers
+from gradus.trainer.model.cpu.fused import fuse_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.serving_names import serving_tensors

@@ -12,17 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
+from gradus.config import AdamWConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.testing.tiny_moe import EXPERT_SIZE, NUM_EXPERTS, build_tiny_moe_model
 from gradus.trainer.distributed import World
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, refuse_leaking_layers
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import pack
 

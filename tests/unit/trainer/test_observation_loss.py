@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.step import GradientStep, StepLoss
 from gradus.trainer.tensors import TrainTensors

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from gradus.config.model import ModelConfig
-from gradus.config.parallel import ParallelConfig
+from gradus.config import ModelConfig, ParallelConfig
 from gradus.testing.builders import build_micro_batch
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import _offload_policy, shard_model

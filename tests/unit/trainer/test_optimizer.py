@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 
-from gradus.config.optimizer import OptimizerConfig
+from gradus.config import OptimizerConfig
 from gradus.errors import CorruptStateError, GradusError
 from gradus.trainer.distributed import World
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 
 pytestmark = pytest.mark.torch
 

@@ -10,10 +10,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gradus.config.trainer import LossConfig
+from gradus.config import LossConfig
 from gradus.testing.plain_losses import PlainLoss, PlainToken, plain_loss
-from gradus.trainer.losses import LOSSES, build_loss
-from gradus.trainer.losses.base import LossInputs
+from gradus.trainer.losses import LOSSES, LossInputs, build_loss
 
 pytestmark = pytest.mark.torch
 

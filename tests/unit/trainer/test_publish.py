@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from gradus.config.model import ModelConfig
+from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.serving_names import serving_tensors

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gradus.config.optimizer import AdamWConfig
-from gradus.trainer.schedule import learning_rate
+from gradus.config import AdamWConfig
+from gradus.trainer.optimizer.optimizer import learning_rate
 
 pytestmark = pytest.mark.torch
 

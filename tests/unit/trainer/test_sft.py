@@ -10,13 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gradus.config.lora import LoraConfig
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.process import SftProcessConfig
-from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.config import (
+    AdamWConfig,
+    LoraConfig,
+    ModelConfig,
+    SftConfig,
+    SftDataConfig,
+    SftProcessConfig,
+)
 from gradus.errors import ConfigError
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.trainer.sft import run
 
 pytestmark = pytest.mark.torch

@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.process import SftProcessConfig
-from gradus.config.sft import SftConfig, SftDataConfig, SftValidationConfig
+from gradus.config import (
+    AdamWConfig,
+    CheckpointConfig,
+    ModelConfig,
+    SftConfig,
+    SftDataConfig,
+    SftProcessConfig,
+)
+from gradus.config.sft import SftValidationConfig
 from gradus.errors import ConfigError
-from gradus.run_dir import RunDirectory
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.testing.waiting import wait_until
-from gradus.trainer.conversation_samples import ConversationEncoder, ConversationStream
-from gradus.trainer.conversations import PlainText
+from gradus.trainer.data.conversation_samples import ConversationEncoder, ConversationStream
+from gradus.trainer.data.conversations import PlainText
 from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.sft import run
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from gradus.durable import DurableFiles
 from gradus.errors import ConfigError, CorruptStateError, StorageError
-from gradus.trainer.shards import (
+from gradus.files import DurableFiles
+from gradus.trainer.checkpoint.shards import (
     Box,
     Piece,
     ShardReader,

@@ -10,12 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.config.trainer import LossConfig
+from gradus.config import LossConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.trainer.losses import LOSSES, build_loss
-from gradus.trainer.losses.base import LossInputs, LossOutput
-from gradus.trainer.losses.trust_region import Dppo
+from gradus.trainer.losses import LOSSES, Dppo, LossInputs, LossOutput, build_loss
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import build_dummy, pack
 

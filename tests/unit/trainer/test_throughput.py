@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
-from gradus.trainer.flops import ModelFlops
 from gradus.trainer.model import attention
-from gradus.trainer.throughput import Stopwatch, WorkMeter, padding_rows
+from gradus.trainer.throughput import ModelFlops, Stopwatch, WorkMeter, padding_rows
 from gradus.wire.packing import build_dummy, pack
 
 

@@ -12,34 +12,40 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gradus.checkpoints import Checkpoints
-from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.lora import LoraConfig, ServedLoraConfig
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
-from gradus.config.process import TrainerProcessConfig
-from gradus.config.trainer import TrainerConfig
-from gradus.durable import DurableFiles
+from gradus.config import (
+    AdamWConfig,
+    CheckpointConfig,
+    LoraConfig,
+    ModelConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ServedLoraConfig,
+    SgdConfig,
+    TrainerConfig,
+    TrainerProcessConfig,
+)
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProtocolError, StorageError
-from gradus.orchestrator.packing import Layout, build_batch
-from gradus.run_dir import RunDirectory
+from gradus.files import DurableFiles
+from gradus.orchestrator.groups.packing import Layout, build_batch
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.testing.checkpoints import FaultyFiles, new_run
-from gradus.trainer.checkpoint import CheckpointSaver, Handover, check_space, resume
-from gradus.trainer.distributed import World
-from gradus.trainer.model.load import load_model
-from gradus.trainer.model.lora import add_adapters
-from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.model.shard import shard_model
-from gradus.trainer.optimizer import PolicyOptimizer
-from gradus.trainer.trainer import run
-from gradus.trainer.training_state import (
+from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.training_state import (
     Origin,
     TrainingState,
     build_origin,
     load_weights,
     read_progress,
 )
+from gradus.trainer.distributed import World
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.lora import add_adapters
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.shard import shard_model
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
+from gradus.trainer.trainer import run
 from gradus.transport.build import build_sender
 from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
 
@@ -379,11 +385,15 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_at_the_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     state, config = build_state(build_policy, world), CheckpointConfig(interval_steps=1)
-    monkeypatch.setattr("gradus.trainer.checkpoint.free_bytes", lambda _: state.num_bytes() - 1)
+    monkeypatch.setattr(
+        "gradus.trainer.checkpoint.saving.free_bytes", lambda _: state.num_bytes() - 1
+    )
     with pytest.raises(ConfigError, match="one checkpoint needs about"):
         check_space(state, run_dir, config)
     check_space(state, run_dir, CheckpointConfig(interval_minutes=None))
-    monkeypatch.setattr("gradus.trainer.checkpoint.free_bytes", lambda _: state.num_bytes() * 2)
+    monkeypatch.setattr(
+        "gradus.trainer.checkpoint.saving.free_bytes", lambda _: state.num_bytes() * 2
+    )
     check_space(state, run_dir, config)
     assert "3 checkpoints of about" in caplog.text
 

@@ -13,14 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gradus.config.lora import ServedLoraConfig
-from gradus.config.model import ModelConfig
-from gradus.config.optimizer import AdamWConfig
-from gradus.config.process import TrainerProcessConfig
-from gradus.config.trainer import TrainerConfig
+from gradus.config import (
+    AdamWConfig,
+    ModelConfig,
+    ServedLoraConfig,
+    TrainerConfig,
+    TrainerProcessConfig,
+)
 from gradus.errors import DeadlineError, GradusError
-from gradus.orchestrator.packing import Layout, build_batch, split_by_group
-from gradus.run_dir import RunDirectory
+from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
+from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.trainer.trainer import run
 from gradus.transport.build import build_sender
@@ -35,8 +37,8 @@ from gradus.wire.events import (
 )
 from gradus.wire.micro_batch import Batch
 from gradus.wire.packing import pack
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 

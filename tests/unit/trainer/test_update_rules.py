@@ -9,10 +9,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from gradus.config.optimizer import OptimizerConfig
-from gradus.trainer.muon import Muon, orthogonalise
-from gradus.trainer.parameter_kinds import ParameterKind, trained_parameters
-from gradus.trainer.update_rules import build_update_rules
+from gradus.config import OptimizerConfig
+from gradus.trainer.optimizer.muon import Muon, orthogonalise
+from gradus.trainer.optimizer.parameter_kinds import ParameterKind, trained_parameters
+from gradus.trainer.optimizer.update_rules import build_update_rules
 
 pytestmark = pytest.mark.torch
 

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 from gradus.config.optimizer import OptimizerConfig
 from gradus.trainer.distributed import join_world
-from gradus.trainer.optimizer import PolicyOptimizer
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 
 RULES = [
     {"type": "adamw", "weight_decay": 0.1},

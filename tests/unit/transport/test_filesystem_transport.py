@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from gradus.errors import CorruptStateError, FencedError, ProtocolError
-from gradus.run_dir import RunDirectory, write_json
+from gradus.files import write_json
+from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.transport import filesystem
 from gradus.transport.base import BatchReceiver, BatchSender
@@ -21,7 +22,7 @@ from gradus.transport.build import build_receiver, build_sender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from gradus.errors import FencedError, ProtocolError
 from gradus.transport.ledger import SendLedger
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
-from gradus.wire.policy import VersionSpan
+from gradus.wire.versions import VersionSpan
 
 
 def batch(step: int, *, epoch: int = 1) -> Batch:

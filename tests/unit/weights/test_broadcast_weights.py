@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, HashStore
 
 from gradus.errors import CorruptStateError, DeadlineError, ProcessError
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.weights.base import Published
 from gradus.weights.broadcast import (
     STREAM_NAME,
@@ -196,7 +196,7 @@ FORGETS_TO_CLOSE = """
 import atexit, sys, threading
 from pathlib import Path
 import torch
-from gradus.run_dir import RunDirectory
+from gradus.run.paths import RunDirectory
 from gradus.weights.broadcast import BroadcastWeights
 
 def say() -> None:

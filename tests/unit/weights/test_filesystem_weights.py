@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gradus.errors import CorruptStateError, FencedError, RunDirectoryError, StorageError
-from gradus.lease import RunLease
-from gradus.run_dir import RunDirectory
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
 from gradus.testing.waiting import wait_until
 from gradus.weights import filesystem
 from gradus.weights.filesystem import FilesystemWeights, published_versions, write_tensors

@@ -15,8 +15,8 @@ from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch, RankBatch
-from gradus.wire.policy import VersionSpan
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 EVENTS: list[Event] = [
     BatchReceived(step=3, epoch=1),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.wire.policy import VersionSpan, staleness
+from gradus.wire.versions import VersionSpan, staleness
 
 versions = st.integers(min_value=0, max_value=10_000)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config import AlgorithmConfig
 from gradus.orchestrator.algorithms.base import Algorithm
 from gradus.orchestrator.algorithms.distill import (
     FrozenSampler,

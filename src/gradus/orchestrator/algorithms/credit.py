@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gradus.orchestrator.rounding import are_equal
+from gradus.orchestrator.algorithms.rounding import are_equal
 
 Floats = NDArray[np.float64]
 

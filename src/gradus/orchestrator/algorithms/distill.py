@@ -20,9 +20,9 @@ from gradus.orchestrator.algorithms.base import (
     trainable_traces,
     write_credit,
 )
+from gradus.orchestrator.algorithms.retokenize import Tokenizes, tokenize_trace
+from gradus.orchestrator.algorithms.rounding import is_at_least
 from gradus.orchestrator.failures import EpisodeFailed, Failure
-from gradus.orchestrator.rounding import is_at_least
-from gradus.orchestrator.untokenized import Tokenizes, tokenize_trace
 
 NO_DEMONSTRATION = "no_demonstration"
 """Kind of failure of an episode whose task has no demonstration to show."""

@@ -21,7 +21,7 @@ from transformers import AttentionInterface
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.model.context_parallel import copy_key_heads, gather_heads, scatter_heads
-from gradus.trainer.model.flash import has_flash_attention
+from gradus.trainer.model.gpu.flash import has_flash_attention
 
 ATTENTION_NAME = "gradus_packed"
 """Name under which transformers finds `packed_attention`."""

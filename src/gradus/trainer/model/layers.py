@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
 )
 from transformers import PreTrainedModel
 
-from gradus.config.parallel import NO_COMPILER, has_compiler
+from gradus.config import NO_COMPILER, has_compiler
 from gradus.errors import ConfigError
 from gradus.trainer.model.attention import keep_from_compiler
 

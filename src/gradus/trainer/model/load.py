@@ -9,10 +9,10 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from gradus.config.model import ModelConfig
+from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.trainer.model.attention import ATTENTION_NAME
-from gradus.trainer.model.flash import choose_flash_attention
+from gradus.trainer.model.gpu.flash import choose_flash_attention
 from gradus.trainer.model.probe import refuse_inexact
 
 _LEARNED_POSITIONS = frozenset({"wpe", "embed_positions", "position_embeddings"})

@@ -19,9 +19,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from gradus.config.lora import LoraConfig
+from gradus.config import LoraConfig
 from gradus.errors import ConfigError
-from gradus.recording import model_digest
+from gradus.run.recording import model_digest
 from gradus.weights.manifest import BASE_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"

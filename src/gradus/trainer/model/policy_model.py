@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradus.config.parallel import head_problem
-from gradus.config.sft import SftConfig
-from gradus.config.trainer import TrainerConfig
+from gradus.config import SftConfig, TrainerConfig, head_problem
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup, World
 from gradus.trainer.logprobs import chosen_logprobs

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from gradus.config.parallel import ParallelConfig
+from gradus.config import ParallelConfig
 from gradus.log import get_logger
-from gradus.trainer.model.fused import fuse_layers
+from gradus.trainer.model.cpu.fused import fuse_layers
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.policy_model import PolicyModel
 

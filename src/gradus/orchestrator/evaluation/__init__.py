@@ -1,0 +1,1 @@
+"""Evaluations: inside a run, of a supervised run, and by themselves."""

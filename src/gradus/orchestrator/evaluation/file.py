@@ -1,0 +1,147 @@
+"""Episodes of one evaluation on disk, each exactly once, also after a kill in the middle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import msgspec
+
+from gradus.closing import Closing
+from gradus.errors import CorruptStateError
+from gradus.files import append_whole
+from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
+from gradus.orchestrator.evaluation.results import EpisodeScore
+from gradus.orchestrator.records.episodes import encode_record
+
+
+class _TaskStanding(msgspec.Struct):
+    index: int
+
+
+class _Error(msgspec.Struct):
+    type: str
+
+
+class _Standing(msgspec.Struct):
+    """The part of a record that a resume needs."""
+
+    source: str
+    task: _TaskStanding
+    replica: int
+    reward: float | None
+    length_tokens: int
+    is_truncated: bool
+    error: _Error | None
+    values: dict[str, float | None] = {}
+
+    @property
+    def key(self) -> EpisodeKey:
+        return EpisodeKey(self.source, self.task.index, self.replica)
+
+    @property
+    def score(self) -> EpisodeScore:
+        # A sum beyond what a float holds became null.
+        values = {name: value for name, value in self.values.items() if value is not None}
+        return EpisodeScore(
+            self.task.index, self.reward, None, self.length_tokens, self.is_truncated, values
+        )
+
+
+class _Line(msgspec.Struct):
+    gradus: _Standing
+
+
+class EvaluationFile(Closing):
+    """Owns one `eval.jsonl`: append-only, one JSON object per line, whole lines only.
+
+    >>> with EvaluationFile.create(path) as file:  # doctest: +SKIP
+    ...     file.append(ended, state_columns=())
+    """
+
+    def __init__(self, path: Path, finished: dict[EpisodeKey, EpisodeScore]) -> None:
+        self.finished = finished
+        """Episodes without error that the file held when it was opened."""
+        self._path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """A new, empty file in the place of any other."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        return cls(path, {})
+
+    @classmethod
+    def reopen(cls, path: Path, wanted: Collection[EpisodeKey]) -> Self:
+        """Find the wanted episodes that ended without error; those that failed leave the file.
+
+        So no episode stands in it twice, whatever is played again. Episodes that are not wanted
+        this time stay. CorruptStateError, with the file as it was, for a line in the middle that
+        is no record; a torn last line is what a kill leaves, and goes.
+        """
+        if not path.exists():
+            return cls.create(path)
+        asked = set(wanted)
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        try:
+            with temporary.open("wb") as new:
+                finished = _copy_kept(path, new, asked)
+                new.flush()
+                os.fsync(new.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return cls(path, {key: score for key, score in finished.items() if key in asked})
+
+    def append(self, ended: EvaluatedEpisode, state_columns: Collection[str]) -> None:
+        """Add one episode; the line is with the operating system when this returns.
+
+        OSError, with nothing added, when the disk does not take it.
+        """
+        line = encode_record(ended.record(list(state_columns))) + b"\n"
+        try:
+            append_whole(self._descriptor, line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def _copy_kept(
+    path: Path, new: BinaryIO, asked: Collection[EpisodeKey]
+) -> dict[EpisodeKey, EpisodeScore]:
+    """Copy all but failed episodes that are played again; the scores of those without error."""
+    finished: dict[EpisodeKey, EpisodeScore] = {}
+    with path.open("rb") as old:
+        for number, line in enumerate(old, start=1):
+            if not line.endswith(b"\n"):
+                break
+            standing = _standing(line, path, number)
+            key, is_failed = standing.key, standing.error is not None
+            if key in finished or (is_failed and key in asked):
+                continue
+            new.write(line)
+            if not is_failed:
+                finished[key] = standing.score
+    return finished
+
+
+def _standing(line: bytes, path: Path, number: int) -> _Standing:
+    try:
+        return msgspec.json.decode(line, type=_Line).gradus
+    except (ValueError, RecursionError) as error:
+        raise CorruptStateError(
+            f"{path} line {number} is no record of an evaluation ({error}); delete that line, or "
+            "evaluate under another name"
+        ) from error
+
+
+def read_standings(path: Path) -> list[dict[str, Any]]:
+    """The `gradus` object of every whole line, for tests and tools."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [msgspec.json.decode(line)["gradus"] for line in lines]

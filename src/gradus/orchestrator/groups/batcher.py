@@ -1,0 +1,235 @@
+"""Groups with samples queue here until a batch is full; the last check of staleness is here.
+
+The step of the next batch is known before it is full, so a sample's staleness is too: samples are
+checked when their group arrives, and those left over again after each batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan, staleness
+
+ERROR_PREFIX = "error:"
+"""Reasons that begin so are errors of episodes, e.g. "error:ProviderError"."""
+
+STALE = "stale"
+"""Reason of samples that became too old."""
+_ADVICE = {
+    "zero_advantage": (
+        "Equal rewards in every group give no gradient: use easier or harder tasks, a larger "
+        "group_size, or another reward"
+    ),
+    STALE: (
+        "Episodes end too late to train: raise orchestrator.max_staleness, lower max_lag, or "
+        "shorten the episodes"
+    ),
+}
+_LEAST_DEVIATION = 1e-6
+"""Of the largest advantage; less is the rounding of float32."""
+_LOOK = "The records in episodes/ say more about each sample"
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """The samples of one group that passed every filter."""
+
+    id: str
+    samples: tuple[Sample, ...]
+    is_frozen: bool = False
+    """Not sampled by the policy: never stale, and stamped with the version that trains it."""
+
+    def at(self, step: int) -> ReadyGroup:
+        """The group as step `step` trains it."""
+        if not self.is_frozen:
+            return self
+        span = VersionSpan(oldest=step, newest=step)
+        return replace(self, samples=tuple(structs.replace(s, versions=span) for s in self.samples))
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """What step `step` trains."""
+
+    step: int
+    groups: tuple[ReadyGroup, ...]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """All samples, in the order of their groups."""
+        return [sample for group in self.groups for sample in group.samples]
+
+    @property
+    def group_ids(self) -> list[str]:
+        """The groups that supplied them."""
+        return [group.id for group in self.groups]
+
+
+@dataclass(frozen=True)
+class StaleDrop:
+    """What became too old while it waited."""
+
+    samples: list[Sample] = field(default_factory=list)
+    group_ids: list[str] = field(default_factory=list)
+    """Groups of which nothing is left."""
+
+
+class Batcher:
+    """Owns the queue of ready groups and the number of the next step.
+
+    >>> batcher = Batcher(groups_per_batch=1, max_staleness=8, max_empty_attempts=3)
+    >>> batcher.step
+    0
+    """
+
+    def __init__(
+        self,
+        *,
+        groups_per_batch: int,
+        max_staleness: int,
+        max_empty_attempts: int,
+        normalizes: bool = False,
+    ) -> None:
+        """`normalizes` divides the advantages of each batch by their standard deviation."""
+        self.step = 0
+        """The step that the next batch trains."""
+        self._groups_per_batch = groups_per_batch
+        self._max_staleness = max_staleness
+        self._normalizes = normalizes
+        self._max_empty_groups = max_empty_attempts * groups_per_batch
+        self._ready: deque[ReadyGroup] = deque()
+        self._full = asyncio.Event()
+        self._empty_groups = 0
+        self._reasons: Counter[str] = Counter()
+
+    @property
+    def ready(self) -> tuple[ReadyGroup, ...]:
+        """Groups that wait for a batch, in their order."""
+        return tuple(self._ready)
+
+    def state(self) -> dict[str, Any]:
+        """What a restart would lose, except `ready`: the step, and the groups without a sample."""
+        return {
+            "step": self.step,
+            "empty_groups": self._empty_groups,
+            "reasons": dict(self._reasons),
+        }
+
+    def load_state(self, state: Mapping[str, Any], ready: Iterable[ReadyGroup]) -> None:
+        """Go on from `state()`, with these groups waiting."""
+        self.step = int(state["step"])
+        self._empty_groups = int(state["empty_groups"])
+        self._reasons = Counter(state["reasons"])
+        self._ready = deque(ready)
+        self._announce()
+
+    def add(self, group: ReadyGroup) -> StaleDrop:
+        """Queue a group; samples that are too old are left out and returned."""
+        kept, drop = self._split(group)
+        if kept is None:
+            self.reject(Counter({STALE: len(drop.samples)}))
+            return drop
+        self._empty_groups = 0
+        self._reasons.clear()
+        self._ready.append(kept)
+        self._announce()
+        return drop
+
+    def reject(self, reasons: Mapping[str, int], *, last: str = "") -> None:
+        """Count a group that gave no sample, with the reasons of its episodes and samples.
+
+        `last` is what a plug-in said about this group, for the message.
+        After `max_empty_attempts` batches' worth of such groups in a row the run must end:
+        EnvironmentFailure when nothing but errors came, else EmptyBatchError; both with the counts.
+        """
+        self._empty_groups += 1
+        self._reasons.update(reasons)
+        if self._empty_groups >= self._max_empty_groups:
+            raise self._no_batch_error(last)
+
+    async def next_batch(self) -> SampleBatch:
+        """The batch of `step`, once it is full; then the next step begins to fill."""
+        await self._full.wait()
+        groups = [self._ready.popleft().at(self.step) for _ in range(self._groups_per_batch)]
+        # By number, not by arrival, so that a synchronous run repeats itself to the bit.
+        groups.sort(key=lambda group: group.id)
+        batch = SampleBatch(self.step, normalized(groups) if self._normalizes else tuple(groups))
+        self.step += 1
+        self._announce()
+        return batch
+
+    def drop_stale(self) -> StaleDrop:
+        """Take out what is too old for `step`; to be called after each batch."""
+        waiting, self._ready = self._ready, deque()
+        samples: list[Sample] = []
+        group_ids: list[str] = []
+        for group in waiting:
+            kept, drop = self._split(group)
+            samples += drop.samples
+            group_ids += drop.group_ids
+            if kept is not None:
+                self._ready.append(kept)
+        self._announce()
+        return StaleDrop(samples, group_ids)
+
+    def _split(self, group: ReadyGroup) -> tuple[ReadyGroup | None, StaleDrop]:
+        if group.is_frozen:
+            return group, StaleDrop()
+        fresh = tuple(
+            s for s in group.samples if staleness(self.step, s.versions) <= self._max_staleness
+        )
+        if len(fresh) == len(group.samples):
+            return group, StaleDrop()
+        kept_ids = {sample.id for sample in fresh}
+        stale = [sample for sample in group.samples if sample.id not in kept_ids]
+        if not fresh:
+            return None, StaleDrop(stale, [group.id])
+        return replace(group, samples=fresh), StaleDrop(stale)
+
+    def _announce(self) -> None:
+        if len(self._ready) >= self._groups_per_batch:
+            self._full.set()
+        else:
+            self._full.clear()
+
+    def _no_batch_error(self, last: str) -> EnvironmentFailure | EmptyBatchError:
+        # Errors come before empties: an error explains why nothing else came.
+        errors = [r for r in self._reasons.most_common() if r[0].startswith(ERROR_PREFIX)]
+        others = [r for r in self._reasons.most_common() if not r[0].startswith(ERROR_PREFIX)]
+        counts = ", ".join(f"{count} x {reason}" for reason, count in errors + others)
+        text = f"no trainable sample in {self._empty_groups} groups in a row, by reason: {counts}"
+        if errors and not others:
+            look = f"The last: {last}" if last else "See episodes/ and logs/envs/"
+            return EnvironmentFailure(f"every episode failed; {text}. {look}")
+        commonest = others[0][0] if others else ""
+        return EmptyBatchError(f"{text}. {_ADVICE.get(commonest, _LOOK)}")
+
+
+def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
+    """The groups with advantages divided by their standard deviation in the batch.
+
+    The deviation (the population's, in float64) runs over the tokens of the batch whose rl weight
+    is not 0, each counted once. The mean is not taken off: what an algorithm calls good stays good.
+    Advantages that do not differ, up to rounding, stay as they are.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    members = [s.advantages[s.loss_weights["rl"] != 0] for s in samples if "rl" in s.loss_weights]
+    values = np.concatenate([*members, np.zeros(0)]).astype(np.float64)
+    deviation = float(values.std()) if values.size else 0.0
+    if deviation <= _LEAST_DEVIATION * float(np.abs(values).max(initial=0.0)):
+        return tuple(groups)
+
+    def divided(sample: Sample) -> Sample:
+        advantages = (sample.advantages.astype(np.float64) / deviation).astype(np.float32)
+        return structs.replace(sample, advantages=advantages)
+
+    return tuple(replace(group, samples=tuple(map(divided, group.samples))) for group in groups)

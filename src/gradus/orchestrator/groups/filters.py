@@ -1,0 +1,287 @@
+"""Filters drop finished samples that would not help the step; metrics count them all the same.
+
+A filter gives a verdict on one sample. An enforced one drops what it does not keep; any other only
+flags it, so that one sees on a run what it would drop. Verdicts stand in the episode's record.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.trace import WireTrace
+
+from gradus.config import FilterConfig
+from gradus.errors import ConfigError
+from gradus.log import get_logger
+from gradus.orchestrator.algorithms.rounding import tolerance
+from gradus.orchestrator.failures import FILTER_FAILED, blaming
+from gradus.plugins import building, find_plugin, refuse_async
+from gradus.wire.sample import BoolArray, Sample
+
+log = get_logger(__name__)
+
+VOCABULARY_OPTION = "vocabulary_size"
+
+
+@dataclass(frozen=True)
+class FilterContext:
+    """Where a sample comes from, for filters that look at more than its arrays."""
+
+    trace: WireTrace
+    """Of which the sample is a branch: messages, rewards, metrics, info."""
+    is_truncated: bool
+    """Whether a limit cut the trace short."""
+    task_key: str | int
+    """Identity of the task."""
+    episodes: Sequence[WireEpisode]
+    """The finished episodes of the group, with their credit, in the order of their starts."""
+    failed: Sequence[WireEpisode] = ()
+    """Episodes of the group that came back with an error."""
+
+
+class Filter(Protocol):
+    """A verdict on one sample. Built with the `options` of its config as keyword arguments.
+
+    A class with `needs_vocabulary_size = True` is also given `vocabulary_size`, that of the model.
+    One with `needs_context = True` has `keeps(sample, context)` instead, see `ContextFilter`.
+    """
+
+    name: str
+    """The reason in records and counters."""
+
+    def keeps(self, sample: Sample) -> bool:
+        """False for a sample that should not train."""
+        ...
+
+
+class ContextFilter(Protocol):
+    """A filter that also sees the trace of the sample, its truncation and its group."""
+
+    name: str
+    """The reason in records and counters."""
+    needs_context: ClassVar[bool]
+    """True."""
+
+    def keeps(self, sample: Sample, context: FilterContext) -> bool:
+        """False for a sample that should not train."""
+        ...
+
+
+class Verdict(StrEnum):
+    """What a filter says about a sample."""
+
+    KEEP = "keep"
+    FLAG = "flag"
+    DROP = "drop"
+
+
+@dataclass(frozen=True)
+class ActiveFilter:
+    """A filter, the name of its verdicts, and whether they count."""
+
+    filter: Filter | ContextFilter
+    is_enforced: bool
+    name: str
+    """The filter's, followed by a number when several filters have that name."""
+
+    def judge(self, sample: Sample, context: FilterContext) -> Verdict:
+        """The verdict on one sample."""
+        given = (sample, context) if needs_context(self.filter) else (sample,)
+        keeps: Callable[..., bool] = self.filter.keeps
+        answer = keeps(*given)
+        if not isinstance(answer, bool | np.bool_):
+            raise TypeError(f"keeps gives {answer!r}; give True or False")
+        if answer:
+            return Verdict.KEEP
+        return Verdict.DROP if self.is_enforced else Verdict.FLAG
+
+
+def needs_context(chosen: object) -> bool:
+    """Whether a filter, or a class of filters, sees more than the sample."""
+    return bool(getattr(chosen, "needs_context", False))
+
+
+class ZeroAdvantage:
+    """Drops samples without any gradient: every advantage is 0 and no other loss is weighed.
+
+    >>> ZeroAdvantage().name
+    'zero_advantage'
+    """
+
+    name = "zero_advantage"
+
+    def keeps(self, sample: Sample) -> bool:
+        """False when no token has credit, or only what rounding left of it."""
+        for loss, weights in sample.loss_weights.items():
+            credit, least = weights, 0.0
+            if loss == "rl":
+                credit, least = weights * sample.advantages, tolerance(sample.reward)
+            if bool(np.any(np.abs(credit) > least)):
+                return True
+        return False
+
+
+class Gibberish:
+    """Drops samples with a rare token that the policy itself finds less likely than chance.
+
+    High token ids are the last merges of a vocabulary. One of them, sampled with a logprob below
+    -ln V - offset, is a sign of a broken sampler or a collapsed policy.
+
+    >>> Gibberish(vocabulary_size=151_936).name
+    'gibberish'
+    """
+
+    name = "gibberish"
+    needs_vocabulary_size: ClassVar[bool] = True
+
+    def __init__(
+        self, *, vocabulary_size: int, token_id: int = 100_000, logprob_offset: float = 2.0
+    ) -> None:
+        """Tokens over `token_id` are rare; `logprob_offset` is in nats below chance."""
+        if vocabulary_size < 1:
+            raise ConfigError(
+                f"filter gibberish: vocabulary_size = {vocabulary_size}; use 1 or more"
+            )
+        self._token_id = token_id
+        self._lowest_logprob = -math.log(vocabulary_size) - logprob_offset
+
+    def keeps(self, sample: Sample) -> bool:
+        """False when any sampled token is rare and less likely than chance."""
+        is_rare = sample.token_ids > self._token_id
+        return not bool(np.any(is_rare & (sample.sampling_logprobs < self._lowest_logprob)))
+
+
+class Repetition:
+    """Drops samples in which the policy was nearly certain for very many tokens in a row.
+
+    >>> Repetition().name
+    'repetition'
+    """
+
+    name = "repetition"
+
+    def __init__(self, *, tokens: int = 3_000, probability: float = 0.99) -> None:
+        """`tokens` in a row, of one turn, each with more than `probability`."""
+        if tokens < 1 or not 0 < probability < 1:
+            raise ConfigError(
+                f"filter repetition: tokens = {tokens} must be positive, "
+                f"probability = {probability} in (0, 1)"
+            )
+        self._tokens = tokens
+        self._logprob = math.log(probability)
+
+    def keeps(self, sample: Sample) -> bool:
+        """False when a run of certain tokens is that long."""
+        is_certain = _sampled(sample) & (sample.sampling_logprobs > self._logprob)
+        return _longest_run(is_certain) < self._tokens
+
+
+FILTERS: dict[str, type] = {
+    "gibberish": Gibberish,
+    "repetition": Repetition,
+    "zero_advantage": ZeroAdvantage,
+}
+"""Registered names; anything else is "package.module:Class"."""
+
+
+def build_filters(
+    configs: Sequence[FilterConfig], *, vocabulary_size: int | None
+) -> list[ActiveFilter]:
+    """The filters in order; `vocabulary_size` None means that it is not known.
+
+    ConfigError for an unknown filter or option, and for an enforced filter that needs to know the
+    vocabulary; one that only flags is left out with a warning.
+    """
+    active: list[ActiveFilter] = []
+    for config in configs:
+        kind = find_plugin("filter", config.type, FILTERS)
+        options = dict(config.options)
+        if getattr(kind, "needs_vocabulary_size", False) and VOCABULARY_OPTION not in options:
+            if vocabulary_size is None:
+                _miss_vocabulary(config)
+                continue
+            options[VOCABULARY_OPTION] = vocabulary_size
+        _check_signature(kind, config)
+        built = _build(kind, config, options)
+        name = _free_name(built.name, {other.name for other in active})
+        active.append(ActiveFilter(built, config.enforce, name))
+    return active
+
+
+def judge(
+    filters: Sequence[ActiveFilter], sample: Sample, context: FilterContext
+) -> dict[str, Verdict]:
+    """Name of each filter → its verdict on the sample; EpisodeFailed names one that raises."""
+    verdicts: dict[str, Verdict] = {}
+    where = f"source {sample.environment!r}, sample {sample.id}"
+    for active in filters:
+        with blaming(f"filter {active.name!r}", active.filter, where, failure=FILTER_FAILED):
+            verdicts[active.name] = active.judge(sample, context)
+    return verdicts
+
+
+def dropped_by(verdicts: Mapping[str, Verdict]) -> str | None:
+    """Name of the first filter that drops the sample; None when it may train."""
+    return next((name for name, verdict in verdicts.items() if verdict is Verdict.DROP), None)
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """`name`, or the first of `name_2`, `name_3`, … that is free."""
+    numbered = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
+    return next(free for free in numbered if free not in taken)
+
+
+def _check_signature(kind: type, config: FilterConfig) -> None:
+    """ConfigError unless `keeps` takes what it will be given, and answers at once."""
+    refuse_async(f"filter {config.type!r}", kind, "keeps")
+    given = ("sample", "context") if needs_context(kind) else ("sample",)
+    try:
+        inspect.signature(kind.keeps).bind(None, *given)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"filter {config.type!r} must have `keeps({', '.join(given)})`: {error}. A filter that "
+            "sets `needs_context = True` is given the context too"
+        ) from error
+
+
+def _build(kind: type, config: FilterConfig, options: Mapping[str, Any]) -> Filter:
+    with building(f"filter {config.type!r}", config.options):
+        built: Filter = kind(**options)
+    if not isinstance(getattr(built, "name", None), str):
+        raise ConfigError(
+            f"filter {config.type!r} must have a `name`, a text: the reason in records and counters"
+        )
+    return built
+
+
+def _miss_vocabulary(config: FilterConfig) -> None:
+    text = (
+        f"filter {config.type!r} needs the size of the vocabulary, and the model's config.json is "
+        f"not found; write it into its options as {VOCABULARY_OPTION}"
+    )
+    if config.enforce:
+        raise ConfigError(text)
+    log.warning("%s. Until then the filter flags nothing", text)
+
+
+def _sampled(sample: Sample) -> BoolArray:
+    """[T]: the tokens that the policy sampled; a token of probability 1 has logprob 0."""
+    sampled: BoolArray = sample.sampling_logprobs != 0
+    for loss in ("rl", "ref_kl"):
+        if loss in sample.loss_weights:
+            sampled = sampled | (sample.loss_weights[loss] != 0)
+    return sampled
+
+
+def _longest_run(flags: BoolArray) -> int:
+    """Length of the longest row of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return int((edges[1::2] - edges[::2]).max(initial=0))

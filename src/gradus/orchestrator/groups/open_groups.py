@@ -1,0 +1,353 @@
+"""Groups from the draw of their task to their last record: slots, credit, batches, drops.
+
+Every change of a group's standing goes through here, and each is a line of the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.log import get_logger
+from gradus.orchestrator.build import Source
+from gradus.orchestrator.failures import EpisodeFailed, Failure, FirstFailures
+from gradus.orchestrator.groups.batcher import (
+    ERROR_PREFIX,
+    STALE,
+    Batcher,
+    ReadyGroup,
+    SampleBatch,
+    StaleDrop,
+)
+from gradus.orchestrator.groups.grading import (
+    Group,
+    PlayedEpisode,
+    episode_rewards,
+    fail,
+    fill,
+    give_up,
+    grade,
+    score_awaited,
+)
+from gradus.orchestrator.groups.slots import GroupLedger, Phase
+from gradus.orchestrator.play.curriculum import Ending, TaskResult
+from gradus.orchestrator.play.player import RunningEpisode
+from gradus.orchestrator.play.task_socket import Task, TaskRefused
+from gradus.orchestrator.play.tasks import TaskPointer, TaskSource
+from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.metrics import TRAINABLE_SHARE, Metrics, Tally, batch_metrics
+from gradus.orchestrator.records.recording import Recording
+from gradus.orchestrator.records.starvation import Fate, GroupTime, PlayTime, Starvation
+from gradus.orchestrator.records.writer import Recorder
+
+ABANDONED = "abandoned"
+RUN_ENDED = "run_ended"
+UNREADABLE = "unreadable"
+"""Why a task is put aside that its environment cannot load."""
+TOO_OLD = "too_old"
+"""Why a running group is abandoned: the next batch cannot train its oldest episode any more."""
+LEAST_TRAINABLE_SHARE = 0.1
+"""At this share of samples that filters leave, or less, a batch is worth a warning."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """Groups that were given up, and what of them still runs."""
+
+    group_ids: list[str]
+    running: list[str]
+    """Ids of the episodes to cancel."""
+
+
+@dataclass(frozen=True)
+class OpenGroups:
+    """Owns every group that is not final, and moves it between ledger, batcher and records.
+
+    >>> groups = OpenGroups(...)  # doctest: +SKIP
+    >>> group, episode_ids = groups.open(pointer, task)  # doctest: +SKIP
+    """
+
+    sources: Mapping[str, Source]
+    tasks: TaskSource
+    ledger: GroupLedger
+    batcher: Batcher
+    journal: Journal
+    recorder: Recorder
+    recording: Recording
+    tally: Tally
+    starvation: Starvation
+    failures: FirstFailures
+    evict: Callable[[str], None]
+    """Notes for the user why nothing could be trained; the run ends behind it."""
+    groups: dict[str, Group] = field(default_factory=dict)
+    """By id."""
+
+    def open(self, pointer: TaskPointer, task: Task, *, number: int) -> tuple[Group, list[str]]:
+        """Take a slot for group `number` of the run; the group and the ids of its episodes."""
+        group = Group(f"g{number:06d}", pointer, task)
+        self.groups[group.id] = group
+        source = self.sources[pointer.source]
+        size = pointer.group_size or source.group_size
+        episode_ids = self.ledger.open(group.id, size=size, is_frozen=source.is_frozen)
+        self.journal.write(
+            JournalEvent.GROUP_OPENED,
+            group=group.id,
+            source=pointer.source,
+            index=pointer.index,
+            key=task.key,
+            pass_number=pointer.pass_number,
+            attempt=pointer.attempt,
+            size=size,
+        )
+        return group, episode_ids
+
+    def set_aside(self, pointer: TaskPointer, reason: str, error: str) -> None:
+        """A task cannot be played: it is not drawn again in this run."""
+        if not self.tasks.set_aside(pointer):
+            return
+        self.journal.write(
+            JournalEvent.TASK_SET_ASIDE,
+            source=pointer.source,
+            index=pointer.index,
+            reason=reason,
+            error=error,
+        )
+        self.tally.add_set_aside(pointer.source, reason)
+        self._record(pointer, TaskResult(Ending.SET_ASIDE))
+        place = f"task {pointer.index}, put aside"
+        self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
+
+    def note_unreadable(self, pointer: TaskPointer, error: TaskRefused) -> None:
+        """A task cannot be loaded, and no group opens; EnvironmentFailure after many in a row."""
+        self.set_aside(pointer, UNREADABLE, f"{error}")
+        with self._noting_the_end():
+            self.batcher.reject({f"{ERROR_PREFIX}{UNREADABLE}_task": 1})
+
+    def start(self, episode_id: str, *, version: int) -> None:
+        """An episode starts while `version` is served."""
+        self.ledger.start(episode_id, version=version)
+        self.journal.write(JournalEvent.EPISODE_STARTED, episode=episode_id, version=version)
+
+    def retry(self, episode: RunningEpisode, failure: Failure) -> None:
+        """An episode failed and is played again from its start."""
+        self.ledger.restart(episode.id, version=episode.version)
+        self.tally.add_retried(episode.group.source, failure.kind)
+        self._tell(episode.group, f"{episode.id}, played again", failure)
+        self.journal.write(
+            JournalEvent.EPISODE_RETRIED,
+            episode=episode.id,
+            version=episode.version,
+            retry=episode.retry,
+            error=failure.kind,
+        )
+
+    def settle(self, played: PlayedEpisode) -> Group | None:
+        """An episode ended; the last of its group makes it complete, and graded.
+
+        A complete group that its algorithm must be awaited for comes back, for `score`.
+        """
+        group = self.groups[played.group_id]
+        awaits_groups = self.sources[group.source].grading.awaits_groups
+        if not awaits_groups:
+            self.recording.add(played)
+        group.played.append(played)
+        if played.failure is not None:
+            self._tell(group, played.id, played.failure)
+        # Counted now, episode by episode: at the end of a step it would stop the loops.
+        _ = played.numbers
+        is_complete = self.ledger.end(played.id, played.outcome)
+        self.journal.write(
+            JournalEvent.EPISODE_ENDED,
+            episode=played.id,
+            outcome=played.outcome,
+            version=played.versions.newest,
+            error=played.failure.kind if played.failure else None,
+        )
+        if not is_complete:
+            self._close_if_abandoned(group)
+            return None
+        if awaits_groups:
+            return group
+        grade(group, self.sources[group.source].grading)
+        self._graded(group)
+        return None
+
+    async def score(self, group: Group) -> None:
+        """Wait for the algorithm to score a complete group.
+
+        Its episodes are recorded with their credit, because a replay cannot ask a judge again.
+        """
+        source = self.sources[group.source]
+        await score_awaited(group, source.grading, source.errors)
+        fill(group, source.grading)
+        for played in group.played:
+            self.recording.add(played)
+        self._graded(group)
+
+    def ship(self, batch: SampleBatch) -> Metrics:
+        """The groups of `batch` train; the numbers of all that became final since the last one."""
+        self.ledger.ship(batch.group_ids, step=batch.step)
+        for group_id in batch.group_ids:
+            self._close(self.groups[group_id], batch.step)
+        metrics = self.tally.take() | self.starvation.metrics()
+        share = metrics.get(TRAINABLE_SHARE, 1.0)
+        if share <= LEAST_TRAINABLE_SHARE:
+            log.warning(
+                "step %d: filters left %.0f %% of the samples to train; rewards may be equal "
+                "in most groups. See sample/dropped in the metrics",
+                batch.step,
+                100 * share,
+            )
+        return metrics | batch_metrics(batch.samples, step=batch.step)
+
+    def drop_stale(self) -> None:
+        """Take out of the queue what is too old for the batch that fills now."""
+        self._note_stale(self.batcher.drop_stale())
+
+    def abandon_too_old(self, *, max_staleness: int) -> Abandoned:
+        """Give up groups that no batch to come can train, so that their compute is free.
+
+        Their tasks go back to their sources.
+        """
+        too_old = self.ledger.must_end_too_old(step=self.batcher.step, max_staleness=max_staleness)
+        to_cancel: list[str] = []
+        for group_id in too_old:
+            group = self.groups[group_id]
+            self.journal.write(JournalEvent.GROUP_ABANDONED, group=group_id, reason=TOO_OLD)
+            self.tally.add_abandoned(group.source, TOO_OLD)
+            self._return_task(group)
+            to_cancel += self.ledger.abandon(group_id)
+            self._close_if_abandoned(group)
+        return Abandoned(too_old, to_cancel)
+
+    def drop_leftovers(self) -> None:
+        """What was played for batches that the run does not need any more."""
+        for group in list(self.groups.values()):
+            give_up(group, RUN_ENDED)
+            self.journal.write(
+                JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons)
+            )
+            self._close(group, self.batcher.step)
+
+    def _tell(self, group: Group, episode: str, failure: Failure) -> None:
+        place = f"task {group.pointer.index}, episode {episode}"
+        self.failures.add(group.source, place, failure)
+
+    def _record(self, pointer: TaskPointer, result: TaskResult) -> None:
+        """Tell the curriculum of a task that trains nothing; what it raises costs nothing."""
+        try:
+            self.tasks.record(pointer, result)
+        except EpisodeFailed as failed:
+            self.failures.add(pointer.source, f"task {pointer.index}", failed.failure)
+
+    def _graded(self, group: Group) -> None:
+        """The group has its credit: it waits for a batch, or trains nothing."""
+        self.ledger.complete(group.id)
+        try:
+            self.tasks.record(group.pointer, task_result(group, Ending.PLAYED))
+        except EpisodeFailed as failed:
+            fail(group, failed.failure)
+        for episode_id, failure in group.failures.items():
+            self._tell(group, episode_id, failure)
+        self.journal.write(
+            JournalEvent.GROUP_GRADED,
+            group=group.id,
+            samples=[sample.id for sample in group.samples],
+            error=group.failure.kind if group.failure else None,
+        )
+        with self._noting_the_end():
+            self._offer(group, is_frozen=self.sources[group.source].is_frozen)
+
+    @contextmanager
+    def _noting_the_end(self) -> Iterator[None]:
+        """When nothing could be trained for too long, the user finds the reason beside the run."""
+        try:
+            yield
+        except (EmptyBatchError, EnvironmentFailure) as error:
+            self.evict(f"{error}")
+            raise
+
+    def _offer(self, group: Group, *, is_frozen: bool) -> None:
+        if group.samples:
+            ready = ReadyGroup(group.id, tuple(group.samples), is_frozen)
+            self._note_stale(self.batcher.add(ready))
+            return
+        self._drop(group)
+        failure = next(iter(group.failures.values()), None)
+        self.batcher.reject(group.reasons, last="" if failure is None else failure.message)
+
+    def _drop(self, group: Group) -> None:
+        """The group trains nothing: free its slot for a replacement."""
+        self.ledger.drop(group.id)
+        self.tally.add_dropped(group.source)
+        self.journal.write(JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons))
+        self._close(group, self.batcher.step)
+
+    def _close(self, group: Group, step: int) -> None:
+        """Count and record a group to which nothing more can happen."""
+        del self.groups[group.id]
+        self.tally.add_group(group)
+        self.starvation.add(group.source, group_time(group))
+        self.recorder.add_group(group, step=step)
+
+    def _close_if_abandoned(self, group: Group) -> None:
+        """An abandoned group is final when its last running episode ended."""
+        if self.ledger.phase(group.id) is Phase.GONE:
+            give_up(group, ABANDONED)
+            self._close(group, self.batcher.step)
+
+    def _note_stale(self, stale: StaleDrop) -> None:
+        """Samples became too old in the queue; a group of which nothing is left goes."""
+        if not stale.samples:
+            return
+        sample_ids = [sample.id for sample in stale.samples]
+        self.journal.write(JournalEvent.SAMPLES_DROPPED, samples=sample_ids, reason=STALE)
+        for sample in stale.samples:
+            self.groups[sample.group_id].dropped[sample.id] = STALE
+        for group_id in stale.group_ids:
+            self._return_task(self.groups[group_id])
+            self._drop(self.groups[group_id])
+
+    def _return_task(self, group: Group) -> None:
+        """Time kept the group from training: its task is drawn again, but not for ever."""
+        self._record(group.pointer, task_result(group, Ending.TOO_OLD))
+        if self.tasks.give_back(group.pointer):
+            self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
+            return
+        self.tally.add_given_up(group.source)
+        self.journal.write(JournalEvent.TASK_GIVEN_UP, group=group.id)
+
+
+def task_result(group: Group, ending: Ending) -> TaskResult:
+    """What a curriculum hears of a group."""
+    finished = [played.numbers for played in group.played if played.numbers is not None]
+    return TaskResult(
+        ending,
+        rewards=tuple(episode_rewards(group)),
+        lengths_tokens=tuple(numbers.length_tokens for numbers in finished),
+        num_truncated=sum(numbers.is_truncated for numbers in finished),
+        failures=tuple(p.failure.kind for p in group.played if p.failure is not None),
+    )
+
+
+def group_time(group: Group) -> GroupTime:
+    """How long the episodes of a final group took, and whether time kept it from training."""
+    kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
+    fate = Fate.TRAINED if kept else Fate.OTHER
+    if not kept and not {ABANDONED, STALE}.isdisjoint(group.dropped.values()):
+        fate = Fate.TOO_SLOW
+    return GroupTime(
+        fate,
+        tuple(
+            PlayTime(
+                played.seconds,
+                None if played.numbers is None else played.numbers.length_tokens,
+                played.id in kept,
+            )
+            for played in group.played
+        ),
+    )

@@ -1,0 +1,66 @@
+"""Samples of one step become the wire's batch, packed for every rank (pure)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
+
+from gradus.config import OrchestratorProcessConfig
+from gradus.wire.micro_batch import Batch
+from gradus.wire.packing import pack
+from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the trainer splits a batch."""
+
+    num_ranks: int
+    max_tokens: int
+    """Most tokens of one micro batch."""
+    num_updates: int = 1
+    """Parts that are learned one after the other."""
+
+    @classmethod
+    def of(cls, config: OrchestratorProcessConfig) -> Layout:
+        """What the config of a run says."""
+        return cls(config.data_parallel_size, config.micro_batch_tokens, config.updates_per_batch)
+
+
+def build_batch(samples: Sequence[Sample], *, step: int, epoch: int, layout: Layout) -> Batch:
+    """The packed batch of `step`; every sample is checked first, and an empty list refused."""
+    for sample in samples:
+        sample.check()
+    parts = split_by_group(samples, layout.num_updates)
+    packed = [
+        pack(part, max_tokens=layout.max_tokens, num_ranks=layout.num_ranks) for part in parts
+    ]
+    return Batch(
+        step=step,
+        epoch=epoch,
+        versions=reduce(VersionSpan.merge, [sample.versions for sample in samples]),
+        ranks=[list(chain.from_iterable(of_rank)) for of_rank in zip(*packed, strict=True)],
+        update_sizes=[len(ranks[0]) for ranks in packed] if len(packed) > 1 else [],
+    )
+
+
+def split_by_group(samples: Sequence[Sample], num_parts: int) -> list[list[Sample]]:
+    """The samples in parts whose numbers of groups differ by one at most, in their order.
+
+    A group stays whole; with fewer groups than parts each has a part of its own.
+    """
+    if num_parts == 1:
+        return [list(samples)]
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_id, []).append(sample)
+    members = list(groups.values())
+    count = min(num_parts, len(members))
+    ends = [len(members) * number // count for number in range(count + 1)]
+    return [
+        list(chain.from_iterable(members[start:end])) for start, end in itertools.pairwise(ends)
+    ]

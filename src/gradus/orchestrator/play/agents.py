@@ -1,0 +1,69 @@
+"""Which agents of an environment train: decided per source, and per task by its data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from verifiers.v1.episode import WireEpisode
+
+from gradus.config import LEARNER_SEAT, SourceConfig, seat_refusal
+from gradus.errors import ConfigError
+from gradus.orchestrator.play.episode_check import Failure
+
+
+def settle_standing(
+    episode: WireEpisode, untrained_agents: Collection[str], *, has_one_baseline: bool = False
+) -> Failure | None:
+    """Mark the traces of agents that do not train; a Failure when the task's learner is no agent.
+
+    An environment may have marked some already; they stay so. `has_one_baseline` says that all
+    traces of a group are compared, so that a task of several agents must name the one that learns.
+    An episode that failed by itself keeps its own error.
+    """
+    extra = episode.task.data.model_extra or {}
+    learner = extra.get(LEARNER_SEAT)
+    for trace in episode.traces:
+        agent = trace.agent
+        is_other = learner is not None and agent.name != learner
+        agent.trainable = agent.trainable and agent.name not in untrained_agents and not is_other
+    if not episode.ok:
+        return None
+    names = sorted({trace.agent.name for trace in episode.traces})
+    if LEARNER_SEAT in extra and learner not in names:
+        return Failure(
+            f"invalid_{LEARNER_SEAT}",
+            f"the task's {LEARNER_SEAT} is {learner!r}; it must name one of the agents "
+            f"{', '.join(names)}",
+        )
+    trained = sorted({trace.agent.name for trace in episode.traces if trace.agent.trainable})
+    if has_one_baseline and len(trained) > 1:
+        return Failure(
+            f"missing_{LEARNER_SEAT}",
+            f"the task has no {LEARNER_SEAT}, but agents {', '.join(trained)} all train, and the "
+            "algorithm compares them with each other",
+        )
+    return None
+
+
+def check_seats(
+    source: SourceConfig,
+    agents: Mapping[str, bool],
+    first_task: Mapping[str, Any],
+    *,
+    compares_all_traces: bool | None = None,
+) -> None:
+    """ConfigError when the algorithm cannot learn from these agents; says what to change.
+
+    The run's own environment processes ask the same at their start; this is the guarantee, also
+    for an environment that the user runs.
+    """
+    refusal = seat_refusal(
+        source.algo,
+        agents,
+        source.untrained_agents,
+        has_learner_seat=LEARNER_SEAT in first_task,
+        compares_all_traces=compares_all_traces,
+    )
+    if refusal is not None:
+        raise ConfigError(f"source {source.name!r}: {refusal}")

@@ -1,0 +1,247 @@
+"""How many episodes may be in flight, found from the load of the engine (pure).
+
+Additive growth is too slow for an engine that starts empty, so growth is by a factor, once per
+turnover: only after as many episodes ended as were allowed, all of them under the grown limit.
+
+    KV cache < 0.6 full, nothing queues, limit used to 0.9     limit * 1.25, once per turnover
+    KV cache > 0.8 full                                        in flight * 0.7 / usage (soft trim)
+    KV cache > 0.9 full                                        in flight * 0.5 / usage (hard trim)
+    a request was preempted                                    limit * 0.8
+    queue > half of running, at six polls in a row             limit * 0.9
+    the same within six polls after such a cut                 limit * 0.5
+
+A trim aims at the number of episodes that would fill the cache to 0.7, or 0.5; it only lowers the
+limit. Nothing that runs is given up: a preempted request is computed again, an abandoned episode
+would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.config import OrchestratorProcessConfig
+
+GROW_BELOW_USAGE = 0.6
+GROW_FROM_SHARE = 0.9
+GROWTH = 1.25
+SOFT_TRIM_USAGE = 0.8
+SOFT_TRIM_TARGET = 0.7
+HARD_TRIM_USAGE = 0.9
+HARD_TRIM_TARGET = 0.5
+PREEMPTION_CUT = 0.8
+QUEUE_SHARE = 0.5
+QUEUE_POLLS = 6
+QUEUE_CUT = 0.9
+SECOND_QUEUE_CUT = 0.5
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one poll of the engine and of the scheduler shows."""
+
+    in_flight: int
+    """Episodes that run."""
+    num_ended: int
+    """Episodes that ended since the start of the run."""
+    running: int
+    """Requests that the engine computes."""
+    waiting: int
+    """Requests that queue in the engine."""
+    kv_usage: float
+    """Share of the KV cache in use, 0 to 1."""
+    preemptions: int
+    """Since the start of the engine."""
+
+
+class InFlightController:
+    """Owns the limit between `least` and `most`; with both equal it never moves.
+
+    >>> controller = InFlightController(least=1, most=100, initial=40)
+    >>> controller.observe(Load(40, 40, running=40, waiting=0, kv_usage=0.3, preemptions=0))
+    50
+    """
+
+    def __init__(self, *, least: int, most: int, initial: int) -> None:
+        assert 1 <= least <= most, f"limits {least}..{most}"
+        self._least = least
+        self._most = most
+        self.limit = min(max(initial, least), most)
+        self._turnover_at = self.limit
+        self._preemptions: int | None = None
+        self._queued_polls = 0
+        self._polls_since_queue_cut: int | None = None
+
+    def observe(self, load: Load) -> int:
+        """The limit after one poll."""
+        wanted = min(
+            float(self.limit),
+            self._after_usage(load),
+            self._after_preemptions(load),
+            self._after_queue(load),
+        )
+        if wanted < self.limit:
+            self._set(wanted, load)
+        elif self._may_grow(load):
+            self._set(max(self.limit * GROWTH, self.limit + 1), load)
+        return self.limit
+
+    def state(self) -> dict[str, Any]:
+        """The limit; all else is found again within one turnover."""
+        return {"limit": self.limit}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on with the limit of an earlier life of the run."""
+        self.limit = min(max(int(state["limit"]), self._least), self._most)
+        self._turnover_at = self.limit
+
+    def _set(self, wanted: float, load: Load) -> None:
+        self.limit = min(max(int(wanted), self._least), self._most)
+        self._turnover_at = load.num_ended + self.limit
+
+    def _may_grow(self, load: Load) -> bool:
+        return (
+            load.kv_usage < GROW_BELOW_USAGE
+            and load.waiting == 0
+            and load.in_flight >= GROW_FROM_SHARE * self.limit
+            and load.num_ended >= self._turnover_at
+            and self.limit < self._most
+        )
+
+    def _after_usage(self, load: Load) -> float:
+        if load.kv_usage > HARD_TRIM_USAGE:
+            return load.in_flight * HARD_TRIM_TARGET / load.kv_usage
+        if load.kv_usage > SOFT_TRIM_USAGE:
+            return load.in_flight * SOFT_TRIM_TARGET / load.kv_usage
+        return float(self.limit)
+
+    def _after_preemptions(self, load: Load) -> float:
+        before, self._preemptions = self._preemptions, load.preemptions
+        if before is not None and load.preemptions > before:
+            return self.limit * PREEMPTION_CUT
+        return float(self.limit)
+
+    def _after_queue(self, load: Load) -> float:
+        """A long queue is cut a little; when it is long again at once, by half."""
+        if self._polls_since_queue_cut is not None:
+            self._polls_since_queue_cut += 1
+        if load.waiting <= QUEUE_SHARE * load.running:
+            self._queued_polls = 0
+            return float(self.limit)
+        self._queued_polls += 1
+        if self._queued_polls < QUEUE_POLLS:
+            return float(self.limit)
+        since, self._polls_since_queue_cut = self._polls_since_queue_cut, 0
+        self._queued_polls = 0
+        is_again = since is not None and since <= QUEUE_POLLS
+        return self.limit * (SECOND_QUEUE_CUT if is_again else QUEUE_CUT)
+
+
+def initial_limit(wanted: int | None, *, kv_capacity_tokens: int, max_length_tokens: int) -> int:
+    """`wanted`, else as many episodes of full length as the KV caches hold; 0 means unknown."""
+    if wanted is not None:
+        return wanted
+    return kv_capacity_tokens // max_length_tokens
+
+
+def build_controller(
+    config: OrchestratorProcessConfig, kv_capacity_tokens: int
+) -> InFlightController:
+    """The in-flight limit as configured; without a known KV capacity it starts at the most."""
+    settings = config.orchestrator
+    initial = initial_limit(
+        settings.initial_in_flight_episodes,
+        kv_capacity_tokens=kv_capacity_tokens,
+        max_length_tokens=config.model.max_length_tokens,
+    )
+    return InFlightController(
+        least=settings.min_in_flight_episodes,
+        most=settings.max_in_flight_episodes,
+        initial=initial or settings.max_in_flight_episodes,
+    )
+
+
+class AdmissionRate:
+    """Owns the budget of starts: at most `per_minute` in a minute, spread evenly.
+
+    Only starts of training episodes are counted here: an evaluation never waits for it.
+
+    >>> rate = AdmissionRate(per_minute=60)
+    >>> rate.wait_seconds(now=0.0), rate.take(now=0.0), rate.wait_seconds(now=0.25)
+    (0.0, None, 0.75)
+    """
+
+    def __init__(self, *, per_minute: int | None) -> None:
+        self._interval = 0.0 if per_minute is None else 60.0 / per_minute
+        self._next_start = 0.0
+
+    def wait_seconds(self, *, now: float) -> float:
+        """How long until the next episode may start."""
+        return max(0.0, self._next_start - now)
+
+    def take(self, *, now: float) -> None:
+        """An episode starts."""
+        self._next_start = max(now, self._next_start) + self._interval
+
+
+# ---- Which episode starts next: oldest group first, so many at once and per minute (pure).
+@dataclass(frozen=True)
+class PlannedEpisode:
+    """An episode that waits for its start."""
+
+    id: str
+    group_id: str
+
+
+class Scheduler:
+    """Owns the queue of planned episodes and the count of those in flight.
+
+    >>> scheduler = Scheduler(max_in_flight=1)
+    >>> scheduler.plan("g0", ["g0.0", "g0.1"])
+    >>> scheduler.next_episode().id, scheduler.next_episode()
+    ('g0.0', None)
+    """
+
+    def __init__(self, *, max_in_flight: int, rate: AdmissionRate | None = None) -> None:
+        self.max_in_flight = max_in_flight
+        """May change at any time; what runs already goes on."""
+        self._rate = rate or AdmissionRate(per_minute=None)
+        self._planned: deque[PlannedEpisode] = deque()
+        self.in_flight = 0
+
+    @property
+    def wants_group(self) -> bool:
+        """Whether a new group's first episode could start at once.
+
+        A group opens as late as possible, so that it starts on the newest version.
+        """
+        return not self._planned and self.in_flight < self.max_in_flight
+
+    def plan(self, group_id: str, episode_ids: Sequence[str]) -> None:
+        """Queue the episodes of a new group behind those of older groups."""
+        self._planned.extend(PlannedEpisode(episode_id, group_id) for episode_id in episode_ids)
+
+    def wait_seconds(self, *, now: float) -> float:
+        """How long the rate holds the next episode back."""
+        return self._rate.wait_seconds(now=now)
+
+    def next_episode(self, *, now: float = 0.0) -> PlannedEpisode | None:
+        """The episode that starts now, counted as in flight; None when none may."""
+        if not self._planned or self.in_flight >= self.max_in_flight:
+            return None
+        if self._rate.wait_seconds(now=now) > 0:
+            return None
+        self._rate.take(now=now)
+        self.in_flight += 1
+        return self._planned.popleft()
+
+    def ended(self) -> None:
+        """An episode in flight ended, in whatever way."""
+        assert self.in_flight > 0, "an episode ended that was not in flight"
+        self.in_flight -= 1
+
+    def forget(self, group_id: str) -> None:
+        """Take the planned episodes of an abandoned group out of the queue."""
+        self._planned = deque(e for e in self._planned if e.group_id != group_id)

@@ -1,0 +1,221 @@
+"""The door for episodes: what an environment returns is believed only after these checks.
+
+An episode with an error is that error, never "empty" and never reward 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.trace import Error, WireTrace
+
+from gradus.orchestrator.algorithms.base import LARGEST_REWARD, trainable_traces
+from gradus.orchestrator.failures import EpisodeFailed as EpisodeFailed
+from gradus.orchestrator.failures import Failure as Failure
+from gradus.wire.episode import CONTEXT_FULL
+
+QUARANTINED_TURNS = "quarantined_turns"
+"""Key in a trace's `info` under which an environment lists the turns that it could not read, by
+their number among the sampled turns of the trace, from 0."""
+
+
+LARGEST_TOKEN_ID = 2**31 - 1
+LOWEST_LOGPROB = -1e30
+"""In nats. Lower ones are not finite in float32."""
+
+
+def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure | None:
+    """What is wrong with a returned episode; None when it may be scored.
+
+    An evaluation needs no tokens: a plain chat endpoint gives none.
+    """
+    if not episode.ok:
+        return _reported_error(episode)
+    traces = trainable_traces([episode])
+    for trace in traces:
+        failure = _check_reward(trace)
+        if failure is None and needs_tokens:
+            failure = _check_tokens(trace) or _check_quarantine(trace)
+        if failure is not None:
+            return failure
+    if needs_tokens and not any(any(node.mask) for trace in traces for node in trace.nodes):
+        return Failure("no_sampled_tokens", "no trainable trace holds a sampled token")
+    return None
+
+
+def quarantined_nodes(trace: WireTrace) -> list[MessageNode]:
+    """The sampled messages that the environment could not read; they train nothing."""
+    turns = [node for node in trace.nodes if node.sampled]
+    return [turns[number] for number in trace.info.get(QUARANTINED_TURNS, ())]
+
+
+def is_truncated(trace: WireTrace) -> bool:
+    """Whether a limit cut the trace short; verifiers does not know the end of the context."""
+    return bool(trace.is_truncated) or trace.stop_condition == CONTEXT_FULL
+
+
+def _reported_error(episode: WireEpisode) -> Failure:
+    errors: list[Error] = [*episode.errors]
+    for trace in episode.traces:
+        if not trace.ok:
+            errors.extend(trace.errors)
+    if errors:
+        return Failure(errors[-1].type, _message(errors[-1]))
+    if episode.is_timeout or any(trace.is_timeout for trace in episode.traces):
+        return Failure("timeout", "a deadline of the environment ended the episode")
+    return Failure("unknown", "the environment calls the episode failed and gives no error")
+
+
+def _message(error: Error) -> str:
+    """Some exceptions say nothing; then the end of their traceback does."""
+    message: str = error.message
+    if message.strip():
+        return message
+    lines = [line.strip() for line in (error.traceback or "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _check_reward(trace: WireTrace) -> Failure | None:
+    if not trace.rewards:
+        return Failure("invalid_reward", f"agent {trace.agent.name!r} got no reward at all")
+    for name, reward in trace.rewards.items():
+        if reward is None:
+            return Failure("invalid_reward", f"reward {name!r} was not computed")
+        if not math.isfinite(reward.value):
+            return Failure(
+                "invalid_reward", f"reward {name!r} is {reward.score}, weight {reward.weight}"
+            )
+    if not abs(trace.reward) <= LARGEST_REWARD:
+        text = f"the rewards add up to {trace.reward:g}; credit is float32, use at most"
+        return Failure("invalid_reward", f"{text} {LARGEST_REWARD:g}")
+    return None
+
+
+def _check_tokens(trace: WireTrace) -> Failure | None:
+    for number, node in enumerate(trace.nodes):
+        problem = _node_problem(node)
+        if problem:
+            return Failure("invalid_tokens", f"message {number} of the trace: {problem}")
+    return None
+
+
+def _check_quarantine(trace: WireTrace) -> Failure | None:
+    numbers = trace.info.get(QUARANTINED_TURNS, [])
+    is_valid = isinstance(numbers, list) and all(
+        type(number) is int and 0 <= number < trace.num_turns for number in numbers
+    )
+    if is_valid:
+        return None
+    return Failure(
+        "invalid_quarantine",
+        f"info.{QUARANTINED_TURNS} of agent {trace.agent.name!r} is {numbers!r}; it must list "
+        f"numbers of its {trace.num_turns} turns, counted from 0",
+    )
+
+
+def _node_problem(node: MessageNode) -> str | None:
+    if len(node.mask) != len(node.token_ids):
+        return f"{len(node.token_ids)} tokens have {len(node.mask)} mask values"
+    sampled = node.mask.count(True)
+    if sampled != len(node.logprobs):
+        return f"{sampled} sampled tokens have {len(node.logprobs)} logprobs"
+    if not all(LOWEST_LOGPROB < logprob < -LOWEST_LOGPROB for logprob in node.logprobs):
+        return "a logprob is not finite"
+    if node.token_ids and min(node.token_ids) < 0:
+        return "a token id is negative"
+    if node.token_ids and max(node.token_ids) > LARGEST_TOKEN_ID:
+        return f"token id {max(node.token_ids)} is larger than any vocabulary"
+    return None
+
+
+# ---- How much an episode may bring along beside its tokens; what is too large is cut and says
+# so.
+MAX_INFO_BYTES = 1 << 20
+"""Of one trace's `info` as JSON, whatever the config names."""
+MAX_OTHER_INFO_BYTES = 64 << 10
+"""In a record, of the keys that `state_columns` does not name."""
+MAX_TEXT_CHARACTERS = 256 << 10
+"""In a record, of each text of a message."""
+MAX_RECORD_BYTES = 16 << 20
+"""Of a record; a larger one keeps only where the episode stood in the run."""
+
+CUT = "gradus_cut"
+"""Key in an `info` of which something was cut: how many keys, how many bytes, the largest."""
+_NUM_NAMED = 10
+
+
+def bound_info(
+    info: Mapping[str, Any], *, first: Collection[str] = (), max_bytes: int = MAX_INFO_BYTES
+) -> dict[str, Any]:
+    """The keys of `info` that fit, the small ones before the large ones, with a note of the others.
+
+    Keys in `first` have all of MAX_INFO_BYTES to themselves, the others `max_bytes`.
+
+    >>> bound_info({"a": "x" * 50, "b": 1}, max_bytes=20)
+    {'b': 1, 'gradus_cut': {'keys': 1, 'bytes': 52, 'largest': {'a': 52}}}
+    """
+    sizes = {key: len(as_json(value)) for key, value in info.items() if key != CUT}
+    named = {key: size for key, size in sizes.items() if key in first}
+    others = {key: size for key, size in sizes.items() if key not in first}
+    kept = _fitting(named, MAX_INFO_BYTES) | _fitting(others, max_bytes)
+    bounded = {key: value for key, value in info.items() if key in kept or key == CUT}
+    cut = {key: size for key, size in sizes.items() if key not in kept}
+    return bounded | ({CUT: _note(cut, info.get(CUT))} if cut else {})
+
+
+def cut_bytes(info: Mapping[str, Any]) -> float | None:
+    """What `bound_info` cut; None for nothing, and for a note that is not ours."""
+    note = info.get(CUT)
+    found = note.get("bytes") if isinstance(note, Mapping) else None
+    return float(found) if isinstance(found, int) else None
+
+
+def bound_texts(message: Any) -> tuple[Any, int]:
+    """A message whose texts are of bounded length, and how many of them were cut."""
+    if isinstance(message, str):
+        if len(message) <= MAX_TEXT_CHARACTERS:
+            return message, 0
+        kept = message[:MAX_TEXT_CHARACTERS]
+        return f"{kept}… [gradus kept {len(kept)} of {len(message)} characters]", 1
+    if isinstance(message, Mapping):
+        parts = {key: bound_texts(value) for key, value in message.items()}
+        return {key: part for key, (part, _) in parts.items()}, sum(n for _, n in parts.values())
+    if isinstance(message, list | tuple):
+        items = [bound_texts(value) for value in message]
+        return [item for item, _ in items], sum(n for _, n in items)
+    return message, 0
+
+
+def as_json(value: Any) -> bytes:
+    """Any value as JSON: what JSON does not know becomes text, as `repr` shows it."""
+    try:
+        return msgspec.json.encode(value, enc_hook=repr)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return msgspec.json.encode(repr(value).encode(errors="replace").decode())
+
+
+def _fitting(sizes: Mapping[str, int], room: int) -> set[str]:
+    kept = set()
+    for key, size in sorted(sizes.items(), key=lambda item: item[1]):
+        room -= size
+        if room < 0:
+            break
+        kept.add(key)
+    return kept
+
+
+def _note(cut: Mapping[str, int], before: Any) -> dict[str, Any]:
+    """What is missing, together with what was cut at the door."""
+    earlier = before if isinstance(before, Mapping) else {}
+    named = {**earlier.get("largest", {}), **{key[:100]: size for key, size in cut.items()}}
+    largest = sorted(named.items(), key=lambda item: -item[1])[:_NUM_NAMED]
+    return {
+        "keys": len(cut) + earlier.get("keys", 0),
+        "bytes": sum(cut.values()) + earlier.get("bytes", 0),
+        "largest": dict(largest),
+    }

@@ -1,0 +1,215 @@
+"""Plays episodes, each in a task of its own; whatever happens, each one ends up in `ended` once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from verifiers.v1.episode import WireEpisode
+
+from gradus.orchestrator.algorithms.base import settle_credit
+from gradus.orchestrator.algorithms.distill import Adopts
+from gradus.orchestrator.build import Source
+from gradus.orchestrator.failures import (
+    ALGORITHM_FAILED,
+    EpisodeFailed,
+    Failure,
+    ask_policy,
+    blaming,
+    scored_within,
+)
+from gradus.orchestrator.groups.grading import Group, PlayedEpisode
+from gradus.orchestrator.play.agents import settle_standing
+from gradus.orchestrator.play.episode_check import find_failure
+from gradus.orchestrator.play.inference_client import PolicyPool
+from gradus.orchestrator.play.restarts import Blame
+from gradus.wire.versions import VersionSpan
+
+
+@dataclass
+class RunningEpisode:
+    """An episode between its start and its end, retries included."""
+
+    id: str
+    group: Group
+    version: int
+    """Served when the present attempt began."""
+    started_at: float
+    retry: int = 0
+
+    def text(self, *, now: float) -> str:
+        """Where it stands, for a report."""
+        task = self.group.pointer
+        age = now - self.started_at
+        return (
+            f"{self.id}: {age:.0f} s, source {task.source!r}, task {task.index}, "
+            f"version {self.version}, retry {self.retry}"
+        )
+
+
+RetryListener = Callable[[RunningEpisode, Failure], None]
+"""Called with the episode as its next attempt will be, and with what went wrong before."""
+
+
+def episode_seed(run_seed: int, episode_id: str, retry: int = 0) -> int:
+    """The sampling seed of an attempt: the same in every run of that seed, also after a resume.
+
+    Each retry has its own: with the same seed it would sample the reply that failed once more.
+
+    31 bits, because some engines read it as a signed integer of 32. Each request of the episode
+    gets a seed made of this one and of its prompt, in the environment's worker.
+
+    >>> episode_seed(0, "g000000.0") == episode_seed(0, "g000000.1")
+    False
+    """
+    attempt = f"{episode_id}/{retry}" if retry else episode_id
+    digest = hashlib.sha256(f"{run_seed}/{attempt}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
+
+
+class EpisodePlayer:
+    """Owns the running episodes and the queue of those that ended.
+
+    >>> player = EpisodePlayer(sources, policy, on_retry=groups.retry)  # doctest: +SKIP
+    >>> player.start("g000000.0", group, tasks)  # doctest: +SKIP
+    0
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        policy: PolicyPool,
+        *,
+        on_retry: RetryListener,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int = 0,
+        blame: Blame,
+    ) -> None:
+        """`seed` is the run's."""
+        self.ended: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()
+        """None is the last entry, behind the last episode."""
+        self._sources = sources
+        self._policy = policy
+        self._on_retry = on_retry
+        self._clock = clock
+        self._seed = seed
+        self._blame = blame
+        self._running: dict[str, RunningEpisode] = {}
+        self._tasks: dict[str, asyncio.Task[PlayedEpisode]] = {}
+
+    @property
+    def running(self) -> list[RunningEpisode]:
+        """Oldest first."""
+        return list(self._running.values())
+
+    def start(self, episode_id: str, group: Group, tasks: asyncio.TaskGroup) -> int:
+        """Begin to play one episode of `group`; the version that is served now."""
+        episode = RunningEpisode(episode_id, group, self._policy.version, self._clock())
+        playing = tasks.create_task(self._play(episode))
+        self._running[episode_id] = episode
+        self._tasks[episode_id] = playing
+        playing.add_done_callback(partial(self._note_end, episode))
+        return episode.version
+
+    def cancel(self, episode_ids: Iterable[str]) -> None:
+        """Give up running episodes; one that ended a moment ago is collected as it is."""
+        for episode_id in episode_ids:
+            if episode_id in self._tasks:
+                self._tasks[episode_id].cancel()
+
+    async def close(self) -> None:
+        """Give up all that runs, and mark the end of the queue."""
+        running = list(self._tasks.values())
+        for playing in running:
+            playing.cancel()
+        if running:
+            await asyncio.wait(running)
+        self.ended.put_nowait(None)
+
+    async def _play(self, episode: RunningEpisode) -> PlayedEpisode:
+        """Attempt after attempt, until one succeeds or its failure is final."""
+        errors = self._sources[episode.group.source].errors
+        while True:
+            played = await self._attempt(episode)
+            if played.failure is None or self._blame.is_final(episode.group.pointer):
+                return played
+            try:
+                where = f"source {episode.group.source!r}, episode {episode.id}"
+                wait = ask_policy(errors, played.failure, retry=episode.retry, where=where)
+            except EpisodeFailed as failed:
+                return self._ended(episode, failure=failed.failure)
+            if wait is None:
+                return played
+            await asyncio.sleep(wait)
+            episode.retry += 1
+            episode.version = self._policy.version
+            self._on_retry(episode, played.failure)
+
+    async def _attempt(self, episode: RunningEpisode) -> PlayedEpisode:
+        group = episode.group
+        source = self._sources[group.source]
+        try:
+            seed = episode_seed(self._seed, episode.id, episode.retry)
+            async with self._blame.turn(group.pointer):
+                result = await source.environment.run(
+                    group.task, version=episode.version, seed=seed
+                )
+            self._blame.clear(group.pointer)
+            failure = await _find_failure_or_score(result, source, episode)
+        except EpisodeFailed as failed:
+            self._blame.note_failure(group.pointer, failed.failure)
+            return self._ended(episode, failure=failed.failure)
+        return PlayedEpisode(
+            episode.id,
+            group.id,
+            self._span(episode),
+            episode=result,
+            failure=failure,
+            seconds=self._clock() - episode.started_at,
+        )
+
+    def _note_end(self, episode: RunningEpisode, playing: asyncio.Task[PlayedEpisode]) -> None:
+        """Runs also for an episode that was cancelled before its first line."""
+        del self._running[episode.id]
+        del self._tasks[episode.id]
+        if playing.cancelled():
+            self.ended.put_nowait(self._ended(episode))
+        elif playing.exception() is None:
+            self.ended.put_nowait(playing.result())
+
+    def _ended(self, episode: RunningEpisode, *, failure: Failure | None = None) -> PlayedEpisode:
+        """An end without an episode."""
+        seconds = self._clock() - episode.started_at
+        return PlayedEpisode(
+            episode.id, episode.group.id, self._span(episode), failure=failure, seconds=seconds
+        )
+
+    def _span(self, episode: RunningEpisode) -> VersionSpan:
+        """From the version at the start to the newest that may have answered until now."""
+        return VersionSpan(oldest=episode.version, newest=self._policy.newest_version)
+
+
+async def _find_failure_or_score(
+    episode: WireEpisode, source: Source, running: RunningEpisode
+) -> Failure | None:
+    """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
+    grading, algorithm = source.grading, source.grading.algorithm
+    where = f"source {running.group.source!r}, group {running.group.id}, episode {running.id}"
+    failure = settle_standing(
+        episode, grading.untrained_agents, has_one_baseline=grading.has_one_baseline
+    )
+    if failure is None and episode.ok and isinstance(algorithm, Adopts):
+        with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
+            async with scored_within(grading.timeout_seconds, algorithm, where):
+                await algorithm.adopt(episode)
+    failure = find_failure(episode) if failure is None else failure
+    if failure is None:
+        with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
+            async with scored_within(grading.timeout_seconds, algorithm, where):
+                await algorithm.score_episode(episode, running.group.credit_context)
+            settle_credit(episode)
+    return failure

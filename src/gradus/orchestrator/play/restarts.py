@@ -1,0 +1,233 @@
+"""An environment whose process may be started anew: its episodes fail as lost, the rest waits.
+
+A task that ends its process each time would spend all restarts, so `Blame` finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from verifiers.v1.episode import WireEpisode
+
+from gradus.errors import DeadlineError, EnvironmentFailure, ProcessError
+from gradus.log import get_logger
+from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.play.environment import (
+    ConnectionLost,
+    EnvironmentAddress,
+    EnvironmentClient,
+)
+from gradus.orchestrator.play.task_socket import Task, TaskRefused, TaskSetInfo
+from gradus.orchestrator.play.tasks import TaskPointer
+
+LOST = "EnvironmentLost"
+"""Kind of the failure of episodes whose environment process ended."""
+LOSSES_TO_BLAME = 2
+"""A task that is played at so many losses of its environment is put aside."""
+LOOK_SECONDS = 0.2
+"""Between two looks for the ready file of the new process."""
+
+log = get_logger(__name__)
+
+
+class RestartedEnvironment:
+    """Owns the client of the process that lives now, and waits for the next one when it ends.
+
+    Running episodes fail as "EnvironmentLost", which the error policy plays again by default; what
+    is asked for meanwhile waits. The launcher decides how often a process is started anew.
+
+    >>> environment = RestartedEnvironment("words", find, connect, seconds=60)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find: Callable[[], EnvironmentAddress],
+        connect: Callable[[EnvironmentAddress], EnvironmentClient],
+        *,
+        seconds: float,
+    ) -> None:
+        """`find` reads where the process listens, ProcessError while none does; `seconds` is how
+        long a new process may take."""
+        self._name = name
+        self._find = find
+        self._connect = connect
+        self._seconds = seconds
+        self._address = find()
+        self._client = connect(self._address)
+        self._info: TaskSetInfo | None = None
+        self._num_lost = 0
+        self._connected = asyncio.Event()
+        self._connected.set()
+
+    async def info(self) -> TaskSetInfo:
+        """How many tasks there are; the same after every restart."""
+        self._info = await self._client.info()
+        return self._info
+
+    async def task(self, index: int) -> Task:
+        """One task, from whichever process lives; TaskRefused when it ends one after the other."""
+        num_lost = 0
+        while True:
+            await self._connected.wait()
+            try:
+                return await self._client.task(index)
+            except DeadlineError:
+                log.warning("%r answers nothing; task %d is asked for again", self._name, index)
+            except ConnectionLost as lost:
+                num_lost += 1
+                if num_lost >= LOSSES_TO_BLAME:
+                    raise TaskRefused(
+                        f"environment {self._name!r} was lost {num_lost} times while it loaded "
+                        f"task {index}: {lost}"
+                    ) from lost
+
+    async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
+        """Play one episode, once a process lives."""
+        await self._connected.wait()
+        return await self._client.run(task, version=version, seed=seed)
+
+    async def watch(self) -> None:
+        """Never returns; EnvironmentFailure when no new process comes, or it has other tasks.
+
+        waits for: the end of the process      unblocked by: the kernel, time
+        """
+        while True:
+            reason = "ended"
+            try:
+                await self._client.watch()
+            except* EnvironmentFailure as failures:
+                reason = str(failures.exceptions[0])
+            await self._replace(reason)
+
+    async def close(self) -> None:
+        """Close the present connections."""
+        await self._client.close()
+
+    async def _replace(self, reason: str) -> None:
+        self._connected.clear()
+        self._num_lost += 1
+        log.warning("%s; waiting for a new process of %r", reason, self._name)
+        lost = self._client
+        # The number tells `Blame` one loss from the next.
+        lost.lose(f"{reason} (loss {self._num_lost} of this launch)")
+        self._address = await self._next_address(reason)
+        self._client = self._connect(self._address)
+        await lost.close()
+        info = await self._client.info()
+        if self._info is not None and info != self._info:
+            raise EnvironmentFailure(
+                f"environment {self._name!r} came back with other tasks: {info}, before "
+                f"{self._info}; its data changed while the run went on"
+            )
+        log.info("environment %r plays again (pid %s)", self._name, self._address.pid)
+        self._connected.set()
+
+    async def _next_address(self, reason: str) -> EnvironmentAddress:
+        try:
+            async with asyncio.timeout(self._seconds):
+                while (address := self._look()) is None:
+                    await asyncio.sleep(LOOK_SECONDS)
+                return address
+        except TimeoutError as error:
+            raise EnvironmentFailure(
+                f"{reason}; no new process was ready in {self._seconds:g} s"
+            ) from error
+
+    def _look(self) -> EnvironmentAddress | None:
+        try:
+            address = self._find()
+        except ProcessError:
+            return None
+        return None if address == self._address else address
+
+
+class Blame:
+    """Owns which tasks were played when their environment was lost, and finds the one that did it.
+
+    After a loss every task that was being played is a suspect. The suspects of a source play one
+    after the other, beside tasks that are none. The one that plays when the environment is lost
+    again is put aside; one of which an episode ends in any other way is cleared.
+
+    >>> blame = Blame(is_aside=tasks.is_aside, put_aside=groups.set_aside)  # doctest: +SKIP
+    >>> async with blame.turn(pointer):  # doctest: +SKIP
+    ...     episode = await environment.run(task, version=3)
+    """
+
+    def __init__(
+        self,
+        *,
+        is_aside: Callable[[TaskPointer], bool],
+        put_aside: Callable[[TaskPointer, str, str], None],
+    ) -> None:
+        """`put_aside` gets the task, why in one word, and the reason of the last loss."""
+        self._is_aside = is_aside
+        self._put_aside = put_aside
+        self._losses: dict[tuple[str, int], set[str]] = {}
+        """Suspects, each with the losses at which it was played."""
+        self._playing: dict[str, Counter[int]] = {}
+        """Source → the suspect that plays, and how many of its episodes do."""
+        self._left = asyncio.Condition()
+
+    @asynccontextmanager
+    async def turn(self, task: TaskPointer) -> AsyncIterator[None]:
+        """Hold this while an episode of `task` is played; EpisodeFailed when it was put aside.
+
+        waits for: other suspects of the source      unblocked by: the end of their episodes
+        """
+        if (task.source, task.index) not in self._losses:
+            self._refuse_if_aside(task)
+            yield
+            return
+        playing = self._playing.setdefault(task.source, Counter())
+        async with self._left:
+            await self._left.wait_for(lambda: not playing or task.index in playing)
+        playing[task.index] += 1
+        try:
+            self._refuse_if_aside(task)
+            yield
+        finally:
+            playing[task.index] -= 1
+            if not playing[task.index]:
+                del playing[task.index]
+                async with self._left:
+                    self._left.notify_all()
+
+    def note_failure(self, task: TaskPointer, failure: Failure) -> None:
+        """An episode of `task` failed."""
+        if failure.kind != LOST:
+            self.clear(task)
+            return
+        losses = self._losses.setdefault((task.source, task.index), set())
+        losses.add(failure.message)
+        if len(losses) >= LOSSES_TO_BLAME:
+            self._put_aside(task, "lost", failure.message)
+
+    def clear(self, task: TaskPointer) -> None:
+        """An episode of `task` ended, and its environment lives."""
+        self._losses.pop((task.source, task.index), None)
+
+    def is_final(self, task: TaskPointer) -> bool:
+        """Whether a failure of an episode of `task` is not worth another attempt."""
+        return self._is_aside(task)
+
+    @classmethod
+    def apart(cls) -> Blame:
+        """One that keeps by itself which tasks it put aside, for what has no journal."""
+        aside: set[tuple[str, int]] = set()
+
+        def put_aside(task: TaskPointer, reason: str, error: str) -> None:
+            aside.add((task.source, task.index))
+            log.warning(
+                "task %d of %r is put aside: %s, %s", task.index, task.source, reason, error
+            )
+
+        return cls(is_aside=lambda task: (task.source, task.index) in aside, put_aside=put_aside)
+
+    def _refuse_if_aside(self, task: TaskPointer) -> None:
+        if self._is_aside(task):
+            text = f"task {task.index} was put aside, see task_set_aside in journal.jsonl"
+            raise EpisodeFailed(Failure("task_set_aside", text))

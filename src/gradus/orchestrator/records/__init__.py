@@ -1,0 +1,1 @@
+"""What the orchestrator writes down: journal, episodes, metrics; and the watch over its waits."""

@@ -1,0 +1,228 @@
+"""One append-only record of every decision and outcome, one JSON object per line.
+
+It is what resume, replay and the conservation check read. A line counts once its newline is there:
+a torn last line is not an event.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+
+from gradus.closing import Closing
+from gradus.errors import CorruptStateError
+from gradus.files import append_whole, storage_error
+
+
+class JournalEvent(StrEnum):
+    """What a line can say."""
+
+    RUN_STARTED = "run_started"
+    RUN_RESUMED = "run_resumed"
+    GROUP_OPENED = "group_opened"
+    EPISODE_STARTED = "episode_started"
+    EPISODE_RETRIED = "episode_retried"
+    EPISODE_ENDED = "episode_ended"
+    GROUP_GRADED = "group_graded"
+    GROUP_DROPPED = "group_dropped"
+    GROUP_ABANDONED = "group_abandoned"
+    TASK_RETURNED = "task_returned"
+    TASK_GIVEN_UP = "task_given_up"
+    TASK_SET_ASIDE = "task_set_aside"
+    SAMPLES_DROPPED = "samples_dropped"
+    BATCH_CUT = "batch_cut"
+    BATCH_SHIPPED = "batch_shipped"
+    BATCH_RECEIVED = "batch_received"
+    STEP_FINISHED = "step_finished"
+    POLICY_APPLIED = "policy_applied"
+    EVALUATION_STARTED = "evaluation_started"
+    EVALUATION_ENDED = "evaluation_ended"
+    CHECKPOINT_COMMITTED = "checkpoint_committed"
+    RUN_ENDED = "run_ended"
+
+
+class Journal(Closing):
+    """Owns the open file; each line carries the epoch of the writer's lease.
+
+    >>> with Journal(path, epoch=1, now=time.time) as journal:  # doctest: +SKIP
+    ...     journal.write(JournalEvent.GROUP_OPENED, group="g0", size=4)
+    """
+
+    def __init__(self, path: Path, *, epoch: int, now: Callable[[], float]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        whole = path.read_bytes()
+        self._file.truncate(whole.rfind(b"\n") + 1)
+        self.num_lines = whole.count(b"\n")
+        """Lines of the file, those of earlier launches too."""
+        self._epoch = epoch
+        self._now = now
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, event: JournalEvent, **fields: Any) -> None:
+        """Append one line; it is with the operating system when this returns.
+
+        StorageError when the disk does not take it: a run without its journal could not go on.
+        """
+        record = {"event": event, "time": self._now(), "epoch": self._epoch, **fields}
+        try:
+            append_whole(self._file.fileno(), self._encoder.encode(record) + b"\n")
+        except OSError as error:
+            raise storage_error(error, self._path) from error
+        self.num_lines += 1
+
+    def sync(self) -> None:
+        """Make all lines durable, also against a power cut; takes as long as the disk does."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise storage_error(error, self._path) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; refuses a line in the middle that is not JSON."""
+    lines = path.read_bytes().split(b"\n")
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            records.append(msgspec.json.decode(line))
+        except (ValueError, RecursionError) as error:
+            raise CorruptStateError(f"{path} line {number} is not JSON ({error})") from error
+    return records
+
+
+class _Line(TypedDict):
+    epoch: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Resumed(_Line):
+    lines: Annotated[int, msgspec.Meta(ge=0)]
+    reopened: list[str]
+    cut_off: list[str]
+
+
+class _Group(_Line):
+    group: str
+
+
+class _Opened(_Group):
+    source: str
+    index: int
+    key: str | int
+    pass_number: int
+    attempt: int
+
+
+class _Graded(_Group):
+    samples: list[str]
+
+
+class _Episode(_Line):
+    episode: str
+    version: int
+
+
+class _Ended(_Episode):
+    outcome: str
+
+
+class _Samples(_Line):
+    samples: list[str]
+
+
+class _Step(_Line):
+    step: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Cut(_Step):
+    groups: list[str]
+
+
+class _Shipped(_Cut):
+    samples: list[str]
+    digests: dict[str, str]
+
+
+class _Applied(_Line):
+    version: int
+    weights: str | None
+
+
+_SHAPES: Mapping[JournalEvent, type] = {
+    JournalEvent.RUN_STARTED: _Line,
+    JournalEvent.RUN_RESUMED: _Resumed,
+    JournalEvent.GROUP_OPENED: _Opened,
+    JournalEvent.EPISODE_STARTED: _Episode,
+    JournalEvent.EPISODE_RETRIED: _Episode,
+    JournalEvent.EPISODE_ENDED: _Ended,
+    JournalEvent.GROUP_GRADED: _Graded,
+    JournalEvent.GROUP_DROPPED: _Group,
+    JournalEvent.GROUP_ABANDONED: _Group,
+    JournalEvent.TASK_RETURNED: _Line,
+    JournalEvent.TASK_GIVEN_UP: _Line,
+    JournalEvent.TASK_SET_ASIDE: _Line,
+    JournalEvent.SAMPLES_DROPPED: _Samples,
+    JournalEvent.BATCH_CUT: _Cut,
+    JournalEvent.BATCH_SHIPPED: _Shipped,
+    JournalEvent.BATCH_RECEIVED: _Step,
+    JournalEvent.STEP_FINISHED: _Step,
+    JournalEvent.POLICY_APPLIED: _Applied,
+    JournalEvent.EVALUATION_STARTED: _Line,
+    JournalEvent.EVALUATION_ENDED: _Line,
+    JournalEvent.CHECKPOINT_COMMITTED: _Step,
+    JournalEvent.RUN_ENDED: _Line,
+}
+"""What a reader needs of a line; a line may say more."""
+
+
+def refuse_damaged(records: Sequence[Any]) -> None:
+    """CorruptStateError for the first line that does not say what a line of its event must say."""
+    for number, record in enumerate(records, start=1):
+        event = record.get("event") if isinstance(record, dict) else None
+        if event not in list(JournalEvent):
+            raise CorruptStateError(
+                f"line {number} of the journal has the event {event!r}, which is none of this "
+                "version; the line is damaged, or another version of gradus wrote it"
+            )
+        try:
+            msgspec.convert(record, _SHAPES[JournalEvent(event)])
+        except msgspec.ValidationError as error:
+            raise CorruptStateError(
+                f"line {number} of the journal, {event!r}, does not say enough for a replay "
+                f"({error}); it is damaged, or another version of gradus wrote it"
+            ) from error
+
+
+def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of the one lineage that the last launch belongs to; the others are void.
+
+    `run_resumed` voids every line after the first `lines` of the file, and all of the groups that
+    it names as `reopened`; `run_started` voids everything before it.
+    """
+    kept: list[tuple[int, dict[str, Any]]] = []
+    for number, record in enumerate(records):
+        if record["event"] == JournalEvent.RUN_STARTED:
+            kept.clear()
+        if record["event"] == JournalEvent.RUN_RESUMED:
+            reopened = set(record["reopened"])
+            kept = [(n, r) for n, r in kept if n < record["lines"] and _group_of(r) not in reopened]
+        kept.append((number, record))
+    return [record for _, record in kept]
+
+
+def _group_of(record: dict[str, Any]) -> str | None:
+    """The group that a line speaks of; None for a line about the run or about a batch."""
+    group = record.get("group")
+    if group is None and "episode" in record:
+        group = str(record["episode"]).rpartition(".")[0]
+    return group

@@ -1,0 +1,223 @@
+"""Says who waits for whom when nothing moves: never a silent hang.
+
+Each loop writes on the board what it waits for, and on whom. The chain of waits ends at something
+outside the orchestrator (the trainer, inference, an environment), which is where to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from gradus.config import WatchdogConfig
+from gradus.errors import StallError
+from gradus.log import get_logger
+
+NUM_EPISODES_SHOWN = 5
+FIRST_LOOPS = ("ship", "refresh")
+"""Where a chain of waits begins: a run exists to send batches and to serve versions."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class WaitFor:
+    """What a loop waits for, and who must act."""
+
+    what: str
+    on: str
+    """Another loop by its name, or somebody outside."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A loop that waits."""
+
+    loop: str
+    target: WaitFor
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """For a report."""
+        return f"{self.loop} waits {self.seconds:.0f} s for {self.target.what} ({self.target.on})"
+
+
+class WaitBoard:
+    """Owns what each loop waits for, and when anything moved last.
+
+    >>> board = WaitBoard(clock=lambda: 0.0)
+    >>> with board.waiting("ship", WaitFor("a full batch", on="collect")):
+    ...     board.waits()[0].text
+    'ship waits 0 s for a full batch (collect)'
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tasks: dict[str, asyncio.Task[Any]] = {}
+        """The task of every loop that waited once."""
+        self._clock = clock
+        self._waits: dict[str, tuple[Callable[[], WaitFor], float]] = {}
+        self._moved_at = clock()
+
+    @contextmanager
+    def waiting(
+        self, loop: str, target: WaitFor | Callable[[], WaitFor], *, is_progress: bool = True
+    ) -> Iterator[None]:
+        """The body is a wait of `loop`; its end counts as movement unless told otherwise.
+
+        A `target` that depends on the moment is a function, asked when a report is made.
+        """
+        ask = target if callable(target) else lambda: target
+        self._waits[loop] = (ask, self._clock())
+        task = _current_task()
+        if task is not None:
+            self.tasks[loop] = task
+        try:
+            yield
+        finally:
+            del self._waits[loop]
+        if is_progress:
+            self.moved()
+
+    def moved(self) -> None:
+        """Something happened that brings the run forward."""
+        self._moved_at = self._clock()
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Since anything moved."""
+        return self._clock() - self._moved_at
+
+    def waits(self) -> list[Wait]:
+        """What every loop waits for now."""
+        now = self._clock()
+        return [Wait(loop, ask(), now - since) for loop, (ask, since) in self._waits.items()]
+
+
+def chain_of(waits: Mapping[str, Wait], first: str) -> list[Wait]:
+    """The waits from loop `first` on, each on the next one's loop; stops before a repetition."""
+    chain: list[Wait] = []
+    loop = first
+    while loop in waits and all(wait.loop != loop for wait in chain):
+        chain.append(waits[loop])
+        loop = waits[loop].target.on
+    return chain
+
+
+def describe_chain(waits: list[Wait]) -> str:
+    """One line from the loop that should act to whom all wait for."""
+    by_loop = {wait.loop: wait for wait in waits}
+    first = next((loop for loop in FIRST_LOOPS if loop in by_loop), None)
+    if first is None:
+        return "no loop waits at a known point; see the stacks"
+    chain = chain_of(by_loop, first)
+    last = chain[-1].target.on
+    steps = " -> ".join(f"{wait.loop} (for {wait.target.what})" for wait in chain)
+    if last in by_loop:
+        return f"{steps} -> {last}: they wait for each other"
+    return f"{steps} -> {last}"
+
+
+class Watchdog:
+    """Owns the deadline of the whole run.
+
+    >>> watchdog = Watchdog(board, WatchdogConfig(), oldest=lambda: [])  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        board: WaitBoard,
+        config: WatchdogConfig,
+        *,
+        oldest: Callable[[], list[str]],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`oldest` tells the episodes in flight, oldest first."""
+        self._board = board
+        self._config = config
+        self._oldest = oldest
+        self._sleep = sleep
+
+    async def run(self) -> None:
+        """Report each time that nothing moved for the configured time; StallError to end the run.
+
+        waits for: the earliest moment at which the run can count as stalled
+        unblocked by: time
+        """
+        stall_seconds = self._config.stall_seconds
+        while True:
+            quiet = self._board.quiet_seconds
+            if quiet < stall_seconds:
+                await self._sleep(stall_seconds - quiet)
+                continue
+            log.warning("%s", self.report())
+            if self._config.action == "end":
+                raise StallError(
+                    f"nothing moved for {quiet:.0f} s: {describe_chain(self._board.waits())}; "
+                    "the log shows stacks and episodes; watchdog.stall_seconds is the limit"
+                )
+            await self._sleep(stall_seconds)
+
+    def report(self) -> str:
+        """The chain of waits, every loop, its stack, and the oldest episodes."""
+        waits = self._board.waits()
+        waiting = {wait.loop for wait in waits}
+        episodes = self._oldest()
+        lines = [
+            f"nothing moved for {self._board.quiet_seconds:.0f} s",
+            f"chain: {describe_chain(waits)}",
+            *(f"  {wait.text}" for wait in waits),
+            *(f"  {loop} is at no known wait" for loop in self._board.tasks if loop not in waiting),
+            f"episodes in flight: {len(episodes)}, the oldest:",
+            *(f"  {text}" for text in episodes[:NUM_EPISODES_SHOWN]),
+            "stacks:",
+        ]
+        for loop, task in self._board.tasks.items():
+            lines.append(f"  {loop}:")
+            lines += [f"    {frame}" for frame in stack_of(task)]
+        return "\n".join(lines)
+
+
+def stack_of(task: asyncio.Task[Any]) -> list[str]:
+    """Every suspended frame of a task, outermost first; `Task.get_stack` tells only one."""
+    if task.done():
+        return ["ended"]
+    frames = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is None:
+            break
+        code = frame.f_code
+        frames.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return frames
+
+
+async def guard_event_loop(config: WatchdogConfig, *, file: TextIO | None = None) -> None:
+    """While this runs, an event loop that is itself blocked shows the stacks of all threads.
+
+    The watchdog above lives in that loop and could not speak. With action `end` the process ends.
+    """
+    target = sys.stderr if file is None else file
+    try:
+        while True:
+            faulthandler.dump_traceback_later(
+                config.stall_seconds, exit=config.action == "end", file=target
+            )
+            await asyncio.sleep(config.stall_seconds / 4)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

@@ -1,0 +1,89 @@
+"""Writes what is final, one episode at a time, so that the other loops stay quick."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradus.monitor.base import Monitor
+from gradus.orchestrator.groups.grading import Group
+from gradus.orchestrator.records.episodes import EpisodeWriter
+from gradus.orchestrator.records.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class _Episodes:
+    """The played episodes of a group are final."""
+
+    group: Group
+    step: int
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The numbers of a step are complete."""
+
+    metrics: Metrics
+    step: int
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Somebody wants to know how the files look at this point."""
+
+    look: Callable[[], dict[str, int]]
+    seen: asyncio.Future[dict[str, int]]
+
+
+class Recorder:
+    """Owns the queue of final groups and numbers, on their way to disk and monitors.
+
+    >>> recorder = Recorder(monitor, episodes, check_lease)  # doctest: +SKIP
+    >>> recorder.add_metrics({"episode/reward/mean": 0.5}, step=0)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, monitor: Monitor, episodes: EpisodeWriter, check_lease: Callable[[], None]
+    ) -> None:
+        self._monitor = monitor
+        self._episodes = episodes
+        self._check_lease = check_lease
+        self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
+
+    def add_group(self, group: Group, *, step: int) -> None:
+        """Queue the episodes of a group to which nothing more can happen."""
+        self._queue.put_nowait(_Episodes(group, step))
+
+    def add_metrics(self, metrics: Metrics | None, *, step: int) -> None:
+        """Queue the numbers of a step; None means that they are not complete yet."""
+        if metrics is not None:
+            self._queue.put_nowait(_Numbers(metrics, step))
+
+    def mark(self, look: Callable[[], dict[str, int]]) -> asyncio.Future[dict[str, int]]:
+        """What `look` sees once everything queued so far is written, and nothing later."""
+        mark = _Mark(look, asyncio.get_running_loop().create_future())
+        self._queue.put_nowait(mark)
+        return mark.seen
+
+    def close(self) -> None:
+        """Let `run` return behind the last entry."""
+        self._queue.put_nowait(None)
+
+    async def run(self) -> None:
+        """Write until `close`.
+
+        consumes: final groups and steps    waits for: the next one
+        produces: lines on disk             unblocked by: collect, ship, refresh
+        """
+        while (entry := await self._queue.get()) is not None:
+            if isinstance(entry, _Mark):
+                entry.seen.set_result(entry.look())
+                continue
+            if isinstance(entry, _Numbers):
+                self._check_lease()
+                self._monitor.record(entry.metrics, step=entry.step)
+                continue
+            for played in entry.group.played:
+                self._episodes.write(played, entry.group, step=entry.step)
+                await asyncio.sleep(0)

@@ -1,0 +1,1 @@
+"""Replay: the batches of a recorded run made again and compared."""

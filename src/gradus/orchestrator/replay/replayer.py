@@ -1,0 +1,151 @@
+"""The orchestrator's place in a replay: recorded batches go to the trainer, its news are compared.
+
+    loop     consumes            waits for              produces            unblocked by
+    send     recorded decisions  room in the transport  micro batches       the trainer's receive
+    follow   the trainer's news  the next one           metrics, a report   the trainer
+
+No inference and no environment runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradus.config import ReplayProcessConfig
+from gradus.errors import DeadlineError
+from gradus.files import write_json
+from gradus.monitor.base import Monitor
+from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.failures import first_cause
+from gradus.orchestrator.groups.packing import Layout, build_batch
+from gradus.orchestrator.replay.batches import BatchMaker
+from gradus.orchestrator.replay.comparison import Comparison
+from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
+from gradus.orchestrator.replay.recorded_run import RecordedRun, open_recorded_run, read_learned
+from gradus.run.lease import check_epoch
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import digest_files, weights_digest
+from gradus.transport.base import BatchSender
+from gradus.transport.build import build_sender
+from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
+
+BATCHES_AHEAD = 2
+"""Batches that may wait for the trainer."""
+
+
+def run(config: ReplayProcessConfig) -> None:
+    """The replayer process, from its ready file to the report."""
+    try:
+        asyncio.run(_run(config))
+    except BaseExceptionGroup as group:
+        raise first_cause(group) from group
+
+
+async def _run(config: ReplayProcessConfig) -> None:
+    run_dir = RunDirectory(Path(config.run_dir))
+    check_epoch(run_dir, config.epoch)
+    recorded = open_recorded_run(Path(config.recorded))
+    ready = {"pid": os.getpid(), "epoch": config.epoch}
+    monitor = JsonlMonitor(run_dir.metrics)
+    sender = build_sender(run_dir, config.epoch, capacity=BATCHES_AHEAD)
+    write_json(run_dir.ready_file("replayer"), ready)
+    try:
+        with RecordedEpisodes(recorded.run_dir, recorded.decisions.epochs) as episodes:
+            maker = BatchMaker(config.orchestrator, episodes)
+            comparison = await Replayer(config, recorded, maker, sender, monitor).play()
+    finally:
+        await sender.close()
+        monitor.close()
+    files = compare_models(recorded, run_dir, num_steps=config.num_steps)
+    write_json(run_dir.replay_report, comparison.report(files))
+
+
+@dataclass(frozen=True)
+class Replayer:
+    """Owns both loops.
+
+    >>> comparison = await Replayer(config, recorded, maker, sender, monitor).play()
+    ... # doctest: +SKIP
+    """
+
+    config: ReplayProcessConfig
+    recorded: RecordedRun
+    maker: BatchMaker
+    sender: BatchSender
+    monitor: Monitor
+    digest: Callable[[Path], str | None] = weights_digest
+    """Of a published version."""
+
+    async def play(self) -> Comparison:
+        """Until the trainer is done, or the first batch that is not the recorded one."""
+        comparison = Comparison(
+            self.recorded.decisions.weights, read_learned(self.recorded.run_dir.metrics)
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.send())
+            await self.follow(comparison)
+        return comparison
+
+    async def send(self) -> None:
+        """Make and send every batch.
+
+        consumes: recorded decisions    waits for: room in the transport
+        produces: micro batches         unblocked by: the trainer's receive
+        """
+        layout = Layout.of(self.config.orchestrator)
+        decisions = self.recorded.decisions.first(self.config.num_steps)
+        async for batch in self.maker.make(decisions):
+            await self.sender.send(
+                build_batch(batch.samples, step=batch.step, epoch=self.config.epoch, layout=layout)
+            )
+
+    async def follow(self, comparison: Comparison) -> None:
+        """Compare what the trainer says with what it said in the run.
+
+        consumes: events of the trainer    waits for: the next one
+        produces: metrics                  unblocked by: the trainer
+        """
+        while True:
+            match await self._next_event():
+                case PolicyPublished(version=version, directory=directory):
+                    comparison.published(version, self.digest(Path(directory)))
+                case StepFinished(step=step, metrics=metrics):
+                    comparison.finished(step, metrics)
+                    self.monitor.record(metrics, step=step)
+                case TrainerDone():
+                    return
+
+    async def _next_event(self) -> Event:
+        seconds = self.config.orchestrator.orchestrator.trainer_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.sender.receive_event()
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the trainer said nothing for {seconds:g} s; see logs/trainer.log"
+            ) from error
+
+
+def compare_models(
+    recorded: RecordedRun, run_dir: RunDirectory, *, num_steps: int
+) -> dict[str, bool] | None:
+    """For each file with tensors of the final model, whether it is the run's, byte by byte.
+
+    None when the run has no model after so many steps.
+    """
+    is_whole = recorded.decisions.is_finished and num_steps == recorded.decisions.num_trained
+    if not is_whole or not recorded.run_dir.model.is_dir():
+        return None
+    same: dict[str, bool] = {}
+    for was, now in (
+        (recorded.run_dir.model, run_dir.model),
+        (recorded.run_dir.adapter, run_dir.adapter),
+    ):
+        before, after = (digest_files(folder, ["*.safetensors"]) for folder in (was, now))
+        for name in sorted(before.keys() | after.keys()):
+            same[f"{was.name}/{name}"] = before.get(name) == after.get(name)
+    return same

@@ -1,0 +1,1 @@
+"""What a restart of the orchestrator needs: taken at one moment, stored, restored."""

@@ -1,0 +1,178 @@
+"""The child side of supervision: a process ends when the one that started it is gone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import stat
+import threading
+import time
+
+from gradus.errors import ExitCode
+from gradus.log import get_logger
+from gradus.processes.table import (
+    ProcessEntry,
+    descendants,
+    is_alive,
+    living_processes,
+    read_process,
+)
+
+DEATH_PIPE_VARIABLE = "GRADUS_DEATH_PIPE"
+"""`<fd>` or `<fd>:<inode>` of a pipe that is at its end when the launcher is gone."""
+
+LAUNCH_VARIABLE = "GRADUS_LAUNCH"
+"""`<pid>.<start time>` of the launcher; every descendant inherits it."""
+
+GRACE_SECONDS = 5.0
+"""Time to end after the launcher's death before everything below this process is killed."""
+
+_POLL_SECONDS = 0.05
+_KILL_SECONDS = 2.0
+_PR_SET_PDEATHSIG = 1
+_LOG = get_logger(__name__)
+
+
+def watch_death_pipe() -> None:
+    """End this process, and all below it, once its launcher or its parent is gone.
+
+    Call it first in every role. A daemon thread waits for the end of the launcher's pipe, and for
+    the end of the launcher and of the parent themselves: ranks under torchrun do not inherit the
+    pipe. Then this process gets SIGTERM, and after GRACE_SECONDS ends with exit code 75. Without
+    a launcher (started by hand) nothing is watched.
+    """
+    if DEATH_PIPE_VARIABLE not in os.environ:
+        return
+    watched = _open_watched()
+    thread = threading.Thread(
+        target=_wait_and_end, args=(watched,), name="death-watch", daemon=True
+    )
+    thread.start()
+
+
+def _open_watched() -> list[int]:
+    """Descriptors that become readable when whom we depend on is gone."""
+    found = [_inherited_pipe(), _launcher_descriptor(), _process_descriptor(os.getppid())]
+    return [descriptor for descriptor in found if descriptor is not None]
+
+
+def _inherited_pipe() -> int | None:
+    """The launcher's pipe; None when its number stands for something else in this process."""
+    number, _, inode = os.environ[DEATH_PIPE_VARIABLE].partition(":")
+    try:
+        status = os.fstat(int(number))
+    except (ValueError, OSError):
+        return None
+    if not stat.S_ISFIFO(status.st_mode) or (inode and inode != str(status.st_ino)):
+        return None
+    os.set_inheritable(int(number), False)
+    return int(number)
+
+
+def _launcher_descriptor() -> int | None:
+    pid, _, start_time = os.environ.get(LAUNCH_VARIABLE, "").partition(".")
+    if not pid.isdigit():
+        return None
+    descriptor = _process_descriptor(int(pid))
+    entry = read_process(int(pid))
+    if entry is None or str(entry.start_time) != start_time:
+        return _ended_descriptor()
+    return descriptor
+
+
+def is_launcher_gone() -> bool:
+    """Whether the launcher of this process has ended; False when started by hand."""
+    pid, _, start_time = os.environ.get(LAUNCH_VARIABLE, "").partition(".")
+    return pid.isdigit() and not is_alive(int(pid), int(start_time or 0))
+
+
+def _process_descriptor(pid: int) -> int | None:
+    """Readable once process `pid` is dead; None where the system cannot tell."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return _ended_descriptor()
+    except OSError:
+        return None
+
+
+def _ended_descriptor() -> int:
+    """A pipe that is at its end already."""
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    return read_end
+
+
+def _wait_and_end(watched: list[int]) -> None:
+    poll = select.poll()
+    for descriptor in watched:
+        poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    poll.poll()
+    _LOG.warning("the process that started this one is gone; ending")
+    deadline = time.monotonic() + GRACE_SECONDS
+    # A main thread that ends by itself must not leave the processes below it to nobody.
+    atexit.register(end_below, deadline)
+    for entry in _below():
+        _signal_process(entry.pid, signal.SIGTERM)
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(max(0.0, deadline - time.monotonic()))
+    end_below(deadline)
+    os._exit(ExitCode.TRY_AGAIN)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process the moment its parent dies (Linux).
+
+    For processes that run the code of others: what an orphan does next, such as killing its parent
+    once more, would hit the launcher. The thread that started this process must be the parent's
+    main thread, for it is that thread whose end counts.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def end_below(deadline: float) -> None:
+    """Wait for the processes below this one, and kill those that are left at the deadline."""
+    while (left := _below()) and time.monotonic() < deadline + _KILL_SECONDS:
+        if time.monotonic() >= deadline:
+            for entry in left:
+                _signal_process(entry.pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def _below() -> list[ProcessEntry]:
+    """Living descendants, and the rest of the session when it is ours."""
+    own = os.getpid()
+    processes = living_processes()
+    below = {entry.pid for entry in descendants(own, processes)}
+    return [e for e in processes if e.pid != own and (e.pid in below or e.session == own)]
+
+
+def _signal_process(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+# ---- The garbage collector of a process that handles episodes: seldom, and not over what stays.
+COLLECT_AFTER_ALLOCATIONS = (1_000, 5, 5_000)
+"""Allocations that were not freed, then collections of the next younger generation.
+
+An episode holds hundreds of tracked objects and leaves few cycles. With the default thresholds a
+full collection, over all episodes that wait, stopped the event loop for 0.5 s every few seconds."""
+
+
+def tune_collector() -> None:
+    """Leave out all that was imported until now, and collect the rest seldom.
+
+    To be called once, when a process has its parts and before it works.
+    """
+    # The interpreter's last collection walks every imported module and would take a second.
+    atexit.register(gc.freeze)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)

@@ -1,0 +1,70 @@
+"""Where the run's other processes are found, and how their end is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gradus.errors import ConfigError, ProcessError, ProtocolError
+from gradus.run.paths import RunDirectory
+
+T = TypeVar("T")
+
+
+class InferenceReady(msgspec.Struct, frozen=True):
+    """What the inference server writes when it can serve."""
+
+    base_url: str
+    pid: int
+
+
+class EnvironmentReady(msgspec.Struct, frozen=True):
+    """What an environment process writes when it can serve."""
+
+    run_address: str
+    task_address: str
+    pid: int
+
+
+def read_ready(run_dir: RunDirectory, process: str, kind: type[T]) -> T:
+    """The ready file of `process`; ProcessError when that process is not ready."""
+    path = run_dir.ready_file(process)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError as error:
+        raise ProcessError(
+            f"process {process!r} is not ready: {path} does not exist; start it first"
+        ) from error
+    except ValueError as error:
+        raise ProtocolError(f"{path} is not what {process!r} should write: {error}") from error
+
+
+def read_token(path: Path) -> str:
+    """A token of the run; ConfigError when the run has none."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist; `gradus rl` makes a run's tokens") from error
+
+
+async def wait_for_exit(pid: int) -> None:
+    """Returns when process `pid` ends, or at once when there is none.
+
+    waits for: the kernel, through a pidfd; the process need not be a child of this one.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

@@ -1,0 +1,571 @@
+"""Child processes that start, become ready, and end together, whoever is killed first.
+
+Parent side: `Supervisor` starts each child in a session of its own, keeps pid and start time in a
+registry, and ends every process that descends from its children. Child side: `watch_death_pipe`
+(of `child.py`) ends a child whose parent is gone, also after kill -9 of the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import CorruptStateError, DeadlineError, ExitCode, ProcessError
+from gradus.files import read_json, write_json
+from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, watch_death_pipe
+from gradus.processes.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
+from gradus.processes.table import (
+    ProcessEntry,
+    carries_mark,
+    descendants,
+    is_alive,
+    living_processes,
+    read_process,
+    zombie_children,
+)
+
+__all__ = [
+    "Child",
+    "ChildFailed",
+    "ChildNotReady",
+    "ProcessSpec",
+    "Supervisor",
+    "become_subreaper",
+    "end_leftovers",
+    "last_words",
+    "watch_death_pipe",
+]
+
+_POLL_SECONDS = 0.05
+_KILL_SECONDS = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
+_ROLE = re.compile(r"^gradus [a-z-]+: ")
+SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that others send; any other one says that the process itself went wrong."""
+_PR_GET_CHILD_SUBREAPER = 37
+_TEMPORARY_PREFIX = "gradus-"
+NUM_NAME_CHARACTERS = 16
+"""Of the run in the name of its temporary folder: paths of sockets must stay short."""
+RESTART_WAIT_SECONDS = 1.0
+"""Before the first restart of a child; doubled with each further one."""
+RESTART_WINDOW_SECONDS = 3600.0
+"""An earlier restart does not count any more: a run of weeks may lose a process now and then."""
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What to start: everything about a child that is known before it runs."""
+
+    name: str
+    """Name in the registry, in messages and of the ready file."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """The whole environment; nothing is inherited."""
+    log: Path
+    """Gets stdout and stderr."""
+    ready_file: Path | None = None
+    """JSON that the child writes when it can serve. None means ready at once."""
+    finishes: bool = False
+    """Whether it may end by itself, with exit code 0, once it was ready."""
+    restarts: int = 0
+    """How often within `RESTART_WINDOW_SECONDS` it is started anew when it ends although it was
+    ready."""
+    has_own_temporary_folder: bool = False
+    """Whether its TMPDIR is a folder that goes away with the launch."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """A started child, alive or dead."""
+
+    spec: ProcessSpec
+    process: subprocess.Popen[bytes]
+    start_time: int
+    started_at: float
+    """Monotonic seconds."""
+    death_pipe: int
+    """Our end of the child's death pipe."""
+    log_start: int = 0
+    """Size of its log when it started; before it lies what earlier launches wrote."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it.
+
+        The dead child is not reaped here: its pid stays reserved, so its process group can be
+        signalled safely until `Supervisor.stop` is done.
+        """
+        if self.process.returncode is not None:
+            return self.process.returncode
+        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        found = os.waitid(os.P_PID, self.pid, flags)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started_at
+
+
+class ChildFailed(ProcessError):
+    """A child ended although it should run; carries its exit code and the end of its log."""
+
+    def __init__(self, child: Child, exit_code: int) -> None:
+        spec, since = child.spec, child.log_start
+        # torchrun itself always ends with 1; the class of the failure is the rank's.
+        rank_code = last_rank_exit_code(spec.log, since=since) if exit_code == 1 else None
+        code = exit_code if rank_code is None else rank_code
+        if code < 0:
+            who = spec.name if rank_code is None else f"a rank of {spec.name}"
+            how, cause = (
+                f"{who} was killed by {_signal_name(-code)}",
+                _cause_of_signal(child, -code),
+            )
+        else:
+            how = f"{spec.name} ended with exit code {code}"
+            cause = find_cause(spec.log, since=since) or "it gave no reason"
+        super().__init__(f"{how} after {child.seconds():.1f} s: {cause} (log: {spec.log})")
+        self.log = spec.log
+        self.log_tail = last_lines(spec.log, since=since)
+        self.exit_code = _class_of(code)
+
+
+class ChildNotReady(DeadlineError):
+    """A child runs but did not become ready in time; carries the end of its log."""
+
+    def __init__(self, child: Child, timeout_seconds: float) -> None:
+        spec = child.spec
+        super().__init__(
+            f"{spec.name} is not ready after {timeout_seconds:g} s; "
+            f"see {spec.log} or raise launch.ready_timeout_seconds"
+        )
+        self.log = spec.log
+        self.log_tail = last_lines(spec.log, since=child.log_start)
+
+
+def last_words(error: BaseException) -> list[str]:
+    """The end of a failed child's log under a title; [] when it says no more than the error."""
+    if not isinstance(error, ChildFailed | ChildNotReady):
+        return []
+    if all(_ROLE.sub("", line) in str(error) for line in error.log_tail):
+        return []
+    return [f"last lines of {error.log.name}:", *(f"  {line}" for line in error.log_tail)]
+
+
+@dataclass(frozen=True)
+class _Restart:
+    """A child to start anew, at a monotonic time and a position among the children."""
+
+    at: float
+    position: int
+    spec: ProcessSpec
+
+
+class Supervisor:
+    """Owns the children of one launch, and all processes below them.
+
+    >>> with Supervisor(registry, stop_timeout_seconds=8) as supervisor:  # doctest: +SKIP
+    ...     child = supervisor.start(spec)
+    ...     supervisor.wait_ready([child], timeout_seconds=60)
+    """
+
+    def __init__(
+        self,
+        registry: Path,
+        *,
+        stop_timeout_seconds: float,
+        on_restart: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_restart` gets one line for a person about each planned restart."""
+        self._registry = registry
+        self._stop_timeout_seconds = stop_timeout_seconds
+        self._mark = _own_mark()
+        self._strangers = {(e.pid, e.start_time) for e in _children_in_other_sessions()}
+        self._temporary: Path | None = None
+        self.children: list[Child] = []
+        self._on_restart = on_restart
+        self._restarted_at: dict[str, list[float]] = {}
+        self._restarts_due: list[_Restart] = []
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, spec: ProcessSpec) -> Child:
+        """Start one child; it is in the registry when this returns."""
+        read_end, write_end = os.pipe()
+        inode = os.fstat(read_end).st_ino
+        env = {
+            **spec.env,
+            **self._temporary_variables(spec),
+            DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
+            LAUNCH_VARIABLE: self._mark,
+        }
+        log_start = _size_of(spec.log)
+        try:
+            process = _spawn(spec, env, read_end)
+        except BaseException:
+            os.close(write_end)
+            raise
+        finally:
+            os.close(read_end)
+        entry = read_process(process.pid)
+        start_time = entry.start_time if entry else 0
+        child = Child(spec, process, start_time, time.monotonic(), write_end, log_start)
+        self.children.append(child)
+        self._write_registry(self.children)
+        return child
+
+    def wait_ready(
+        self,
+        children: Iterable[Child],
+        *,
+        timeout_seconds: float,
+        on_ready: Callable[[Child, Mapping[str, Any]], None] = lambda *_: None,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Return when each of `children` has written its ready file.
+
+        `on_ready` gets each child with the content of its file; `on_wait` is called often and may
+        raise. Raises ChildFailed when any child of this supervisor ends meanwhile, and
+        ChildNotReady after `timeout_seconds` since the child's start.
+        """
+        waiting = list(children)
+        while waiting:
+            for child in list(waiting):
+                content = _ready_content(child.spec)
+                if content is not None:
+                    waiting.remove(child)
+                    on_ready(child, content)
+            self.check(not_ready=waiting)
+            for child in waiting:
+                if child.seconds() > timeout_seconds:
+                    raise ChildNotReady(child, timeout_seconds)
+            on_wait()
+            if waiting:
+                self.pause()
+
+    def check(self, *, not_ready: Sequence[Child] = ()) -> None:
+        """Raise ChildFailed for a child that ended although it may not, or while `not_ready`.
+
+        A child with restarts left is started anew, after a wait that doubles each time. When
+        several ended at once, the one started first is the cause: later ones depend on it.
+        """
+        self._start_due()
+        failed = self._failed(not_ready)
+        if failed is None:
+            return
+        # The death of one often ends others within milliseconds; look again for an earlier one.
+        self.pause()
+        child, code = self._failed(not_ready) or failed
+        error = ChildFailed(child, code)
+        if child in not_ready or self._num_restarts(child.spec.name) >= child.spec.restarts:
+            raise error
+        self._plan_restart(child, error)
+
+    def pause(self) -> None:
+        """Let a moment pass between two looks."""
+        time.sleep(_POLL_SECONDS)
+
+    def stop(self, *, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """End every child and everything below it: TERM to all, then KILL to what is left.
+
+        Returns when no descendant is alive; raises ProcessError when one cannot be killed.
+        `is_urgent` is asked often; once true, the time to end by themselves is over.
+        """
+        if not self.children:
+            return
+        for entry in self._to_terminate():
+            _signal_process(entry.pid, signal.SIGTERM)
+        deadline = time.monotonic() + self._stop_timeout_seconds
+        while self.owned() and time.monotonic() < deadline and not is_urgent():
+            self.pause()
+        self._kill_all()
+        for child in self.children:
+            child.process.wait()
+            os.close(child.death_pipe)
+        self.children.clear()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+        self._write_registry([])
+
+    def owned(self) -> list[ProcessEntry]:
+        """Every living process that descends from a child, also when it was orphaned."""
+        roots = {child.pid for child in self.children} | {e.pid for e in self._adopted()}
+        return _belonging_to(roots, self._mark)
+
+    def _adopted(self) -> list[ProcessEntry]:
+        """Orphans below our children that were given to us, see `become_subreaper`.
+
+        Each child has a session of its own, so what comes from below it is never in ours, where
+        whatever else this process started is.
+        """
+        own = {child.pid for child in self.children}
+        return [
+            entry
+            for entry in _children_in_other_sessions()
+            if entry.pid not in own and (entry.pid, entry.start_time) not in self._strangers
+        ]
+
+    def _temporary_variables(self, spec: ProcessSpec) -> dict[str, str]:
+        if not spec.has_own_temporary_folder:
+            return {}
+        if self._temporary is None:
+            name = self._registry.parent.name[:NUM_NAME_CHARACTERS]
+            self._temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{name}-"))
+        return {"TMPDIR": str(self._temporary)}
+
+    def reap_orphans(self) -> None:
+        """Wait for dead processes that were orphaned and given to us, see `become_subreaper`."""
+        own = {child.pid for child in self.children}
+        for entry in zombie_children(os.getpid()):
+            if entry.pid not in own:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(entry.pid, os.WNOHANG)
+
+    def _plan_restart(self, child: Child, error: ChildFailed) -> None:
+        """Bury a dead child with what it left in its session, and note when it starts anew."""
+        spec = child.spec
+        for entry in self._left_behind(child):
+            _signal_process(entry.pid, signal.SIGKILL)
+        child.process.wait()
+        os.close(child.death_pipe)
+        if spec.ready_file is not None:
+            spec.ready_file.unlink(missing_ok=True)
+        num_before = self._num_restarts(spec.name)
+        wait = RESTART_WAIT_SECONDS * 2.0**num_before
+        self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
+        position = self.children.index(child)
+        self.children.remove(child)
+        self._restarts_due.append(_Restart(time.monotonic() + wait, position, spec))
+        number = f"restart {num_before + 1} of {spec.restarts}"
+        self._on_restart(f"{error}; {number} in {wait:g} s")
+
+    def _num_restarts(self, name: str) -> int:
+        """Restarts of a child in the last `RESTART_WINDOW_SECONDS`."""
+        since = time.monotonic() - RESTART_WINDOW_SECONDS
+        recent = [at for at in self._restarted_at.get(name, []) if at > since]
+        self._restarted_at[name] = recent
+        return len(recent)
+
+    def _left_behind(self, dead: Child) -> list[ProcessEntry]:
+        """The session of a dead child, and orphans that no living child's session holds."""
+        processes = living_processes()
+        living = {child.pid for child in self.children if child is not dead}
+        orphans = [entry for entry in self._adopted() if entry.session not in living]
+        below = [entry for orphan in orphans for entry in descendants(orphan.pid, processes)]
+        return [entry for entry in processes if entry.session == dead.pid] + orphans + below
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        due = [restart for restart in self._restarts_due if restart.at <= now]
+        for restart in due:
+            self._restarts_due.remove(restart)
+            # The position says who is blamed first when several fail at once.
+            child = self.start(restart.spec)
+            self.children.remove(child)
+            self.children.insert(restart.position, child)
+
+    def _failed(self, not_ready: Sequence[Child]) -> tuple[Child, int] | None:
+        for child in self.children:
+            code = child.exit_code()
+            has_finished = code == 0 and child.spec.finishes and child not in not_ready
+            if code is not None and not has_finished:
+                return child, code
+        return None
+
+    def _to_terminate(self) -> list[ProcessEntry]:
+        """The groups of the children, and orphans; others get the signal from their parent."""
+        sessions = {child.pid for child in self.children}
+        owned = self.owned()
+        parents = {entry.pid for entry in owned}
+        return [e for e in owned if e.session in sessions or e.parent not in parents]
+
+    def _kill_all(self) -> None:
+        deadline = time.monotonic() + _KILL_SECONDS
+        while owned := self.owned():
+            if time.monotonic() >= deadline:
+                pids = ", ".join(str(entry.pid) for entry in owned)
+                raise ProcessError(f"processes {pids} of this run do not end even when killed")
+            for entry in owned:
+                _signal_process(entry.pid, signal.SIGKILL)
+            self.pause()
+
+    def _write_registry(self, children: Sequence[Child]) -> None:
+        processes = [
+            {"name": child.spec.name, "pid": child.pid, "start_time": child.start_time}
+            for child in children
+        ]
+        temporary = None if self._temporary is None else str(self._temporary)
+        write_json(
+            self._registry,
+            {"launch": self._mark, "processes": processes, "temporary_folder": temporary},
+        )
+
+
+def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
+    """End what a killed launcher left running: wait for it to end by itself, then KILL.
+
+    Hits only processes that the registry names by pid and start time, and what carries its mark.
+    The temporary folder of that launch is removed.
+    """
+    try:
+        content = read_json(registry)
+    except FileNotFoundError:
+        return
+    try:
+        mark = str(content["launch"])
+        known = [(int(p["pid"]), int(p["start_time"])) for p in content["processes"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(
+            f"{registry} does not list processes ({error!r}); make sure that none of this run is "
+            "left, then delete it"
+        ) from error
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        roots = {pid for pid, start_time in known if is_alive(pid, start_time)}
+        left = _belonging_to(roots, mark)
+        if not left:
+            _remove_temporary(content.get("temporary_folder"))
+            return
+        if time.monotonic() >= deadline + _KILL_SECONDS:
+            pids = ", ".join(str(entry.pid) for entry in left)
+            raise ProcessError(f"processes {pids} of an earlier run do not end even when killed")
+        if time.monotonic() >= deadline:
+            for entry in left:
+                _signal_process(entry.pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants our children, so that we see, end and reap them (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _is_subreaper() -> bool:
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
+
+
+def _children_in_other_sessions() -> list[ProcessEntry]:
+    """Living children of this process that are no part of its session; none without the role."""
+    if not _is_subreaper():
+        return []
+    own, session = os.getpid(), os.getsid(0)
+    return [e for e in living_processes() if e.parent == own and e.session != session]
+
+
+def _remove_temporary(folder: object) -> None:
+    """Remove the folder that a registry names, if it looks like one that a launch made."""
+    if not isinstance(folder, str) or not Path(folder).name.startswith(_TEMPORARY_PREFIX):
+        return
+    path = Path(folder)
+    if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _own_mark() -> str:
+    entry = read_process(os.getpid())
+    return f"{os.getpid()}.{entry.start_time if entry else 0}"
+
+
+def _belonging_to(roots: set[int], mark: str) -> list[ProcessEntry]:
+    """Living processes below `roots`, in their sessions, or with the mark; never ourselves."""
+    processes = living_processes()
+    below = {entry.pid for root in roots for entry in descendants(root, processes)}
+    return [
+        entry
+        for entry in processes
+        if entry.pid != os.getpid()
+        and (
+            entry.pid in roots
+            or entry.pid in below
+            or entry.session in roots
+            or carries_mark(entry.pid, LAUNCH_VARIABLE, mark)
+        )
+    ]
+
+
+def _spawn(spec: ProcessSpec, env: Mapping[str, str], pipe: int) -> subprocess.Popen[bytes]:
+    try:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
+            return subprocess.Popen(
+                spec.argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(pipe,),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ProcessError(
+            f"{spec.name} cannot be started: {error.strerror}: {error.filename} (log: {spec.log})"
+        ) from error
+
+
+def _ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:
+    if spec.ready_file is None:
+        return {}
+    try:
+        content = read_json(spec.ready_file)
+    except FileNotFoundError:
+        return None
+    return content if isinstance(content, dict) else {}
+
+
+def _size_of(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _cause_of_signal(child: Child, number: int) -> str:
+    """Its log cannot tell why a process was killed, only why it crashed."""
+    if number == signal.SIGKILL:
+        return "out of memory (see `dmesg`), or killed by a person or a scheduler"
+    if number in SIGNALS_FROM_OUTSIDE:
+        return "a person, a scheduler or another program sent it"
+    crash = find_crash(child.spec.log, since=child.log_start)
+    return crash or "it crashed in compiled code; its log may show where"
+
+
+def _class_of(code: int) -> ExitCode:
+    """What the launcher ends with; a process that others killed may be tried again as it was."""
+    if -code in SIGNALS_FROM_OUTSIDE:
+        return ExitCode.TRY_AGAIN
+    known = {int(known) for known in ExitCode} - {0}
+    return ExitCode(code) if code in known else ExitCode.INTERNAL
+
+
+def _signal_process(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

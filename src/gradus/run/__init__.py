@@ -1,0 +1,1 @@
+"""The folder of a run: its paths, its one writer, its checkpoints, and what makes it repeatable."""

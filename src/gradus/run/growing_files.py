@@ -1,0 +1,85 @@
+"""Files that only grow, brought back to where a checkpoint saw them.
+
+`metrics.jsonl` and the files of `episodes/` hold records of steps that a resumed run does again.
+A checkpoint notes how long each of them was; before the run goes on, what came later is cut off,
+so that no step and no episode stands there twice. The journal is never cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradus.run.paths import RunDirectory
+
+_STEP = re.compile(r"step_(\d+)")
+
+
+def note_sizes(run_dir: RunDirectory, step: int) -> dict[str, int]:
+    """Bytes of every file that may still grow once `step` steps are trained, by relative path."""
+    files = [run_dir.metrics] if run_dir.metrics.is_file() else []
+    for folder in _step_folders(run_dir, step):
+        files += [path for path in folder.iterdir() if path.is_file()]
+    return {str(path.relative_to(run_dir.root)): path.stat().st_size for path in sorted(files)}
+
+
+def rewind_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) -> None:
+    """Cut every file back to its noted size; of steps from `step` on, the others go."""
+    files = [run_dir.metrics] if run_dir.metrics.is_file() else []
+    for folder in _step_folders(run_dir, step):
+        files += [path for path in folder.iterdir() if path.is_file()]
+    for path in files:
+        noted = sizes.get(str(path.relative_to(run_dir.root)))
+        if noted is None:
+            path.unlink(missing_ok=True)
+        elif path.stat().st_size > noted:
+            os.truncate(path, noted)
+    for folder in _step_folders(run_dir, step):
+        with contextlib.suppress(OSError):  # Not empty: it holds records from before.
+            folder.rmdir()
+
+
+def rewind_to_step(run_dir: RunDirectory, step: int) -> None:
+    """Without noted sizes: cut the records of `step` and later steps, and their episodes.
+
+    The evaluation of version `step` stays: it is of the weights that the run goes on from.
+    """
+    if run_dir.metrics.is_file():
+        os.truncate(run_dir.metrics, _bytes_before(run_dir.metrics, step))
+    kept = run_dir.evaluation(step)
+    for folder in _step_folders(run_dir, step):
+        if folder != kept.parent:
+            shutil.rmtree(folder)
+            continue
+        for path in folder.iterdir():
+            if path.stem != kept.stem:
+                path.unlink()
+        with contextlib.suppress(OSError):  # Not empty: it holds that evaluation.
+            folder.rmdir()
+
+
+def _step_folders(run_dir: RunDirectory, step: int) -> list[Path]:
+    if not run_dir.episodes.is_dir():
+        return []
+    matches = [(path, _STEP.fullmatch(path.name)) for path in run_dir.episodes.iterdir()]
+    return [path for path, match in matches if match and int(match[1]) >= step]
+
+
+def _bytes_before(path: Path, step: int) -> int:
+    """Length of the file up to the first record of `step` or later."""
+    length = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                is_later = int(json.loads(line)["step"]) >= step
+            except (ValueError, KeyError, TypeError):
+                is_later = False
+            if is_later:
+                break
+            length += len(line)
+    return length

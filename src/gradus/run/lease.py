@@ -1,0 +1,425 @@
+"""The lease makes one process the only writer of a run directory, fenced by an epoch.
+
+Whoever takes the lease raises the epoch. Every message, temporary name and admin call carries it,
+and `check_epoch` refuses one that is older than the lease file says. A lock on `lease.lock` tells a
+living owner from a dead one on this host; the epoch also fences where locks do not reach.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import socket
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirectoryError
+from gradus.files import read_json, write_json
+from gradus.processes.supervisor import end_leftovers
+from gradus.processes.table import is_alive, read_process
+from gradus.run.paths import RunDirectory
+
+MARKER_NAME = ".gradus-run"
+"""File that makes a folder ours; nothing without it is ever deleted."""
+
+LEFTOVERS_SECONDS = 7.0
+"""Time for processes of a killed launcher to end by themselves before `clean` kills them."""
+
+MARKER_FORMAT = 2
+
+RunKind = Literal["rl", "sft", "eval", "replay", "bench"]
+"""What made a run directory; no command writes into one that another kind made."""
+
+_RESUMABLE: tuple[RunKind, ...] = ("rl", "sft", "eval")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LOCK_NAME = "lease.lock"
+_KEPT_BY_CLEAN = {_LOCK_NAME, "lease.json", MARKER_NAME}
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that holds a lease."""
+
+    host: str
+    pid: int
+    start_time: int
+    taken_at: float
+
+    @classmethod
+    def current(cls) -> Owner:
+        """This process."""
+        entry = read_process(os.getpid())
+        return cls(socket.gethostname(), os.getpid(), entry.start_time if entry else 0, time.time())
+
+    def describe(self) -> str:
+        """A text such as "pid 123 on host node1, since 2026-01-01 12:00:00"."""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.taken_at))
+        return f"pid {self.pid} on host {self.host}, since {since}"
+
+    @property
+    def is_known_alive(self) -> bool:
+        """True when the owner runs on this host."""
+        return self.host == socket.gethostname() and is_alive(self.pid, self.start_time)
+
+
+class Opening(Protocol):
+    """`open_run`, `reopen_run` or `preview_run`, with its options chosen."""
+
+    def __call__(self, output_dir: Path, name: str, *, kind: RunKind) -> RunLease:
+        """The lease of the run directory `output_dir/name`."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunMarker:
+    """What `.gradus-run` says of a folder."""
+
+    run_id: str
+    """The run's own name, also after its folder was renamed."""
+    kind: str
+    """The `RunKind` of the command that made it."""
+
+
+class RunLease:
+    """The right to write into one run directory; held until `release` or the end of the process.
+
+    >>> lease = RunLease.take(RunDirectory(Path("runs/demo")))  # doctest: +SKIP
+    >>> lease.epoch  # doctest: +SKIP
+    1
+    """
+
+    def __init__(self, run_dir: RunDirectory, epoch: int, lock: int) -> None:
+        self.run_dir = run_dir
+        self.epoch = epoch
+        self._lock = lock
+
+    @classmethod
+    def take(cls, run_dir: RunDirectory) -> RunLease:
+        """Become the writer with a higher epoch than any before.
+
+        Refuses with RunDirectoryError, naming owner and pid, while another process holds the lease.
+        """
+        lease = cls.reserve(run_dir)
+        try:
+            lease.claim()
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    @classmethod
+    def reserve(cls, run_dir: RunDirectory) -> RunLease:
+        """Keep other writers out, with the refusals of `take`; nothing is written until `claim`."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        lock = os.open(run_dir.root / _LOCK_NAME, flags, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _refuse_in_use(run_dir)
+            return cls(run_dir, read_epoch(run_dir) + 1, lock)
+        except BlockingIOError:
+            os.close(lock)
+            raise _in_use(run_dir, _read_lease(run_dir)[1]) from None
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def claim(self) -> None:
+        """Write owner and epoch down, which fences every earlier owner."""
+        _write_lease(self.run_dir, self.epoch, Owner.current())
+
+    def check(self) -> None:
+        """FencedError when a newer owner holds the run directory."""
+        check_epoch(self.run_dir, self.epoch)
+
+    def release(self) -> None:
+        """Let the next one take the lease; the epoch stays. Twice is harmless."""
+        if self._lock < 0:
+            return
+        if read_epoch(self.run_dir) == self.epoch:
+            _write_lease(self.run_dir, self.epoch, None)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def read_epoch(run_dir: RunDirectory) -> int:
+    """The epoch of the run's lease; 0 when nobody ever took it."""
+    return _read_lease(run_dir)[0]
+
+
+def check_epoch(run_dir: RunDirectory, epoch: int) -> None:
+    """FencedError when the lease says a higher epoch than `epoch`."""
+    current, owner = _read_lease(run_dir)
+    if current <= epoch:
+        return
+    holder = f"by {owner.describe()}" if owner else "and was released since"
+    raise FencedError(
+        f"run directory {run_dir.root} was taken over with epoch {current} {holder}; "
+        f"this process has epoch {epoch} and must stop"
+    )
+
+
+def open_run(output_dir: Path, name: str, *, kind: RunKind, clean: bool = False) -> RunLease:
+    """Create (mode 0700) or reuse the run directory `output_dir/name` and take its lease.
+
+    Refuses, before anything is touched, a directory that is in use, that is not ours, or that
+    already holds a run, unless `clean` allows to delete that run, which must be of the same kind.
+    """
+    run_dir = RunDirectory(run_path(output_dir, name))
+    _refuse_to_replace(run_dir, kind, clean=clean)
+    _create(run_dir.root)
+    lease = RunLease.take(run_dir)
+    try:
+        # Another process may have put a run there before the lease was ours.
+        content = _refuse_to_replace(run_dir, kind, clean=clean, is_ours=True)
+        _delete(run_dir, content)
+        run_dir.root.chmod(0o700)
+        mark_run(run_dir, kind)
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def reopen_run(output_dir: Path, name: str, *, kind: RunKind) -> RunLease:
+    """Reserve the run of that name and kind to go on with it; what a killed launcher left is ended.
+
+    No file changes before the caller claims the lease.
+    """
+    run_dir = RunDirectory(run_path(output_dir, name))
+    _refuse_to_resume(run_dir, kind)
+    lease = RunLease.reserve(run_dir)
+    try:
+        end_leftovers(run_dir.processes, timeout_seconds=LEFTOVERS_SECONDS)
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+def preview_run(output_dir: Path, name: str, *, kind: RunKind, resume: bool = False) -> RunLease:
+    """A lease that is never taken, with all refusals of the real one; nothing changes on disk."""
+    run_dir = RunDirectory(run_path(output_dir, name))
+    if resume:
+        _refuse_to_resume(run_dir, kind)
+    else:
+        _refuse_to_replace(run_dir, kind, clean=False)
+    return RunLease(run_dir, read_epoch(run_dir) + 1, lock=-1)
+
+
+def choose_opening(*, resume: bool, clean: bool, dry_run: bool) -> Opening:
+    """What opens the run directory for the options of a command line.
+
+    >>> choose_opening(resume=False, clean=False, dry_run=False) is open_run
+    True
+    """
+    if resume and clean:
+        raise ConfigError("--clean deletes what --resume needs; use one of them")
+    if dry_run and clean:
+        raise ConfigError("--clean deletes a run and --dry-run changes none; use one of them")
+    if dry_run:
+        return partial(preview_run, resume=resume)
+    if resume:
+        return reopen_run
+    return partial(open_run, clean=True) if clean else open_run
+
+
+def mark_run(run_dir: RunDirectory, kind: RunKind, *, run_id: str | None = None) -> None:
+    """Make a folder the directory of a run."""
+    marker = {"run_id": run_id or run_dir.root.name, "kind": kind, "format": MARKER_FORMAT}
+    write_json(run_dir.root / MARKER_NAME, marker)
+
+
+def read_marker(run_dir: RunDirectory) -> RunMarker | None:
+    """What the marker in a folder says; None when the folder has none.
+
+    ConfigError for the marker of another version of gradus, CorruptStateError for a damaged one.
+    """
+    path = run_dir.root / MARKER_NAME
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        value = read_json(path)
+    except CorruptStateError as error:
+        raise CorruptStateError(
+            f"{path} cannot be read ({error.__cause__}), so gradus leaves this folder alone; "
+            "restore the file, or take what you need and delete the folder yourself"
+        ) from error
+    try:
+        if value["format"] != MARKER_FORMAT:
+            raise ConfigError(
+                f"{run_dir.root} is a run of another version of gradus (format {value['format']}, "
+                f"this version has {MARKER_FORMAT}); use that version, use another name, or delete "
+                "the folder yourself"
+            )
+        return RunMarker(str(value["run_id"]), str(value["kind"]))
+    except (KeyError, TypeError) as error:
+        raise CorruptStateError(
+            f"{path} does not say which run this is ({error!r}); restore it"
+        ) from error
+
+
+def run_path(output_dir: Path, name: str) -> Path:
+    """`output_dir/name`; refuses names and links that lead out of `output_dir`."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"run name {name!r} is not usable as a folder; use 1 to 64 letters, digits, "
+            "'.', '_' or '-', starting with a letter or digit"
+        )
+    parent = output_dir.resolve()
+    path = parent / name
+    if path.resolve() != path:
+        raise RunDirectoryError(
+            f"run directory {path} is a link to {path.resolve()}; "
+            "remove the link or choose another name"
+        )
+    return path
+
+
+def _refuse_to_resume(run_dir: RunDirectory, kind: RunKind) -> None:
+    marker = read_marker(run_dir)
+    if marker is None:
+        raise RunDirectoryError(
+            f"{run_dir.root} holds no run to resume; look at --name and output_dir, or start the "
+            "run without --resume"
+        )
+    if marker.kind != kind:
+        raise _of_another_kind(run_dir, marker, kind)
+    _refuse_in_use(run_dir)
+
+
+def _refuse_to_replace(
+    run_dir: RunDirectory, kind: RunKind, *, clean: bool, is_ours: bool = False
+) -> list[Path]:
+    """Refuse what must not become, or not be deleted for, a new run; gives what would go.
+
+    What a launch left that never began, `config` alone, is no run and always goes.
+    """
+    root = run_dir.root
+    _refuse_nesting(root)
+    content = _content(root)
+    if not content:
+        return []
+    if not {path.name for path in content} & {MARKER_NAME, _LOCK_NAME}:
+        raise RunDirectoryError(
+            f"{root} exists and is not a run of gradus; choose another name or output_dir"
+        )
+    if not is_ours:
+        _refuse_in_use(run_dir)
+    content = [path for path in content if path.name not in _KEPT_BY_CLEAN]
+    marker = read_marker(run_dir)
+    if marker is not None and marker.kind != kind and content:
+        raise _of_another_kind(run_dir, marker, kind)
+    if content and not clean and [path.name for path in content] != ["config"]:
+        resume = "go on with --resume, " if kind in _RESUMABLE else ""
+        raise RunDirectoryError(
+            f"run directory {root} already holds a run; "
+            f"{resume}delete that run with --clean, or choose another name"
+        )
+    if content and (marker is None or marker.run_id != root.name):
+        raise RunDirectoryError(
+            f"{root} does not carry the marker of this run; gradus deletes only its own runs"
+        )
+    if content and not is_ours:
+        _refuse_far_owner(run_dir)
+    if inner := next((path for path in root.rglob(MARKER_NAME) if path.parent != root), None):
+        raise RunDirectoryError(
+            f"another run lies in this one, {inner.parent}, and would go with it; move it away, or "
+            "choose another name"
+        )
+    return content
+
+
+def _refuse_nesting(root: Path) -> None:
+    for parent in root.parents:
+        if (parent / MARKER_NAME).is_file():
+            raise RunDirectoryError(
+                f"{root} would lie inside the run {parent} and go when that run is deleted; choose "
+                "another output_dir"
+            )
+
+
+def _refuse_far_owner(run_dir: RunDirectory) -> None:
+    """Refuse to delete a run that nobody released and that may live where we cannot look."""
+    owner = _read_lease(run_dir)[1]
+    if owner is not None and owner.host != socket.gethostname():
+        raise RunDirectoryError(
+            f"run directory {run_dir.root} was taken by {owner.describe()} and never released; it "
+            "may still run there. Stop it or use --clean there; if it is gone, delete the folder "
+            "yourself"
+        )
+
+
+def _of_another_kind(run_dir: RunDirectory, marker: RunMarker, kind: RunKind) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{run_dir.root} holds a run of kind '{marker.kind}' and this command makes runs of kind "
+        f"'{kind}'; it neither goes on with that run nor deletes it. Choose another name"
+    )
+
+
+def _content(root: Path) -> list[Path]:
+    """What lies in the folder; nothing when there is none."""
+    try:
+        return sorted(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunDirectoryError(
+            f"run directory {root} cannot be used ({error.strerror}); choose another name or "
+            "output_dir"
+        ) from error
+
+
+def _create(root: Path) -> None:
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"run directory {root} cannot be created ({error.strerror}); choose another output_dir"
+        ) from error
+
+
+def _delete(run_dir: RunDirectory, content: list[Path]) -> None:
+    """Delete a finished or dead run, after what is left of its processes."""
+    if not content:
+        return
+    end_leftovers(run_dir.processes, timeout_seconds=LEFTOVERS_SECONDS)
+    for path in content:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _refuse_in_use(run_dir: RunDirectory) -> None:
+    owner = _read_lease(run_dir)[1]
+    if owner is not None and owner.is_known_alive:
+        raise _in_use(run_dir, owner)
+
+
+def _read_lease(run_dir: RunDirectory) -> tuple[int, Owner | None]:
+    try:
+        value: Any = read_json(run_dir.lease)
+    except FileNotFoundError:
+        return 0, None
+    try:
+        owner = value["owner"]
+        return int(value["epoch"]), None if owner is None else Owner(**owner)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(f"{run_dir.lease} is not a lease ({error}); delete it") from error
+
+
+def _write_lease(run_dir: RunDirectory, epoch: int, owner: Owner | None) -> None:
+    write_json(run_dir.lease, {"epoch": epoch, "owner": None if owner is None else vars(owner)})
+
+
+def _in_use(run_dir: RunDirectory, owner: Owner | None) -> RunDirectoryError:
+    who = owner.describe() if owner else "a process that just took it"
+    return RunDirectoryError(
+        f"run directory {run_dir.root} is in use by {who}; stop that run or choose another name"
+    )

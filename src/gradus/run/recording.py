@@ -1,0 +1,260 @@
+"""What a run keeps so that it can be repeated: `replay/epoch_N/`, one folder for each launch.
+
+    run.json      the config, and the versions of gradus and of the libraries that decide numbers
+    model.json    SHA-256 of each file of the initial weights
+    episodes.bin  every episode as it arrived, with all its tokens
+
+`episodes.bin` only grows. An entry is a header, the id of the episode, and its body; what a kill
+cut off at the end is no entry. The journal says what became of the episodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from huggingface_hub import try_to_load_from_cache
+
+import gradus
+from gradus.errors import ConfigError, CorruptStateError
+from gradus.files import file_digest, read_json, write_json
+from gradus.run.paths import RunDirectory
+
+FORMAT = 2
+"""Raised when an older gradus could not replay what this one records."""
+
+LIBRARIES = ("numpy", "torch", "transformers", "verifiers")
+"""What decides numbers beside gradus itself."""
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
+"""Everything in a model folder that decides what a server of it answers."""
+
+_HEADER = struct.Struct("<IIH")
+"""Bytes of the body, CRC-32 of id and body, bytes of the id."""
+_EPOCH = re.compile(r"epoch_(\d{8})")
+_HASHING_THREADS = 4
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """The folder of one launch.
+
+    >>> LaunchRecord(RunDirectory(Path("runs/demo")), epoch=1).episodes.name
+    'episodes.bin'
+    """
+
+    run_dir: RunDirectory
+    epoch: int
+
+    @property
+    def root(self) -> Path:
+        return self.run_dir.replay / f"epoch_{self.epoch:08d}"
+
+    @property
+    def run(self) -> Path:
+        """Config and versions."""
+        return self.root / "run.json"
+
+    @property
+    def model(self) -> Path:
+        """Digests of the initial weights."""
+        return self.root / "model.json"
+
+    @property
+    def episodes(self) -> Path:
+        """The played episodes."""
+        return self.root / "episodes.bin"
+
+
+@dataclass(frozen=True)
+class RecordedLaunch:
+    """What `run.json` says."""
+
+    epoch: int
+    config: dict[str, Any]
+    """The user's config, without environment variables."""
+    libraries: dict[str, str]
+    """Version of each of LIBRARIES that was installed."""
+
+
+def note_launch(run_dir: RunDirectory, epoch: int, config: Mapping[str, Any]) -> None:
+    """Write `run.json` of a launch that begins; `config` must hold no secret."""
+    value = {
+        "format": FORMAT,
+        "gradus": gradus.__version__,
+        "libraries": installed_libraries(),
+        "config": config,
+    }
+    write_json(LaunchRecord(run_dir, epoch).run, value)
+
+
+def read_launch(run_dir: RunDirectory, epoch: int) -> RecordedLaunch:
+    """What `run.json` of a launch says; ConfigError when another gradus wrote it."""
+    path = LaunchRecord(run_dir, epoch).run
+    try:
+        value = read_json(path)
+        written = (value["format"], value["gradus"])
+        if written != (FORMAT, gradus.__version__):
+            raise ConfigError(
+                f"{path} was written by gradus {written[1]} in format {written[0]}, this is gradus "
+                f"{gradus.__version__} with format {FORMAT}; replay the run with the version that "
+                "recorded it"
+            )
+        return RecordedLaunch(epoch, dict(value["config"]), dict(value["libraries"]))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is missing, so the config of launch {epoch} is not known; the run was not "
+            "recorded (orchestrator.recording), or its records were deleted"
+        ) from None
+    except (KeyError, TypeError) as error:
+        raise CorruptStateError(f"{path} does not describe a launch ({error!r})") from error
+
+
+def recorded_epochs(run_dir: RunDirectory) -> list[int]:
+    """Epochs of the launches that have a folder."""
+    if not run_dir.replay.is_dir():
+        return []
+    matches = (_EPOCH.fullmatch(path.name) for path in run_dir.replay.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def installed_libraries() -> dict[str, str]:
+    """Version of each of LIBRARIES that is installed."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def model_folder(name: str, *, file: str = "config.json") -> Path | None:
+    """The folder of a model: the one named, or the copy in the hub's local cache that holds `file`;
+    None if absent. The network is never asked."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") > 1 or name.startswith((".", "/")):
+        return None
+    cached = try_to_load_from_cache(name, file)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of each file in `folder` that one of the patterns fits, by name."""
+    paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    with ThreadPoolExecutor(max_workers=_HASHING_THREADS) as pool:
+        return dict(zip([path.name for path in paths], pool.map(file_digest, paths), strict=True))
+
+
+def model_digest(folder: Path) -> str:
+    """One digest for the files of a model that decide what it computes, whatever they are called
+    on the way there."""
+    files = digest_files(folder, ["*.safetensors", "*.bin", "config.json"])
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def weights_digest(directory: Path) -> str | None:
+    """One digest for the tensors of a published version, whatever run published it.
+
+    Read from the version's manifest; None when it has none, and for weights that were broadcast.
+    """
+    try:
+        files = read_json(directory / "manifest.json")["files"]
+        tensors = {n: entry["sha256"] for n, entry in files.items() if n.endswith(".safetensors")}
+    except (OSError, CorruptStateError, KeyError, TypeError, AttributeError):
+        return None
+    if not tensors:
+        return None
+    return hashlib.sha256(json.dumps(tensors, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class EpisodeEntry:
+    """Where the body of one episode lies in `episodes.bin`."""
+
+    id: str
+    start: int
+    end: int
+    crc: int
+
+
+class EpisodeLog:
+    """Owns an open `episodes.bin`; an entry is with the operating system when `append` returns.
+
+    >>> log = EpisodeLog(path)  # doctest: +SKIP
+    >>> log.append("g000000.0", body)  # doctest: +SKIP
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Cuts off what a kill left behind the last whole entry."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        entries = list(iter_entries(path))
+        self._file.truncate(entries[-1].end if entries else 0)
+
+    def append(self, episode_id: str, body: bytes) -> None:
+        """Add one entry; OSError when the disk does not take it, and then no more must follow."""
+        name = episode_id.encode()
+        header = _HEADER.pack(len(body), _crc(name, body), len(name))
+        whole = header + name + body
+        if self._file.write(whole) != len(whole):
+            raise OSError("the disk took only a part of an episode")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def iter_entries(path: Path, *, check: bool = False) -> Iterator[EpisodeEntry]:
+    """Every whole entry in order; with `check` every byte is read and compared.
+
+    CorruptStateError names an entry whose bytes changed.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while (entry := _next_entry(file, size, path)) is not None:
+            if check:
+                read_body(file, entry, path)
+            file.seek(entry.end)
+            yield entry
+
+
+def read_body(file: BinaryIO, entry: EpisodeEntry, path: Path) -> bytes:
+    """The bytes of one episode; CorruptStateError when they changed."""
+    file.seek(entry.start)
+    body = file.read(entry.end - entry.start)
+    if _crc(entry.id.encode(), body) != entry.crc:
+        raise CorruptStateError(
+            f"{path}: episode {entry.id} at byte {entry.start} is damaged; restore the file"
+        )
+    return body
+
+
+def _next_entry(file: BinaryIO, size: int, path: Path) -> EpisodeEntry | None:
+    """The entry at the file's position; None at the end, and for one that is cut off."""
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    num_bytes, crc, name_bytes = _HEADER.unpack(header)
+    start = file.tell() + name_bytes
+    if start + num_bytes > size:
+        return None
+    name = file.read(name_bytes)
+    try:
+        return EpisodeEntry(name.decode(), start, start + num_bytes, crc)
+    except UnicodeDecodeError as error:
+        raise CorruptStateError(f"{path}: no episode at byte {start} ({error.reason})") from error
+
+
+def _crc(name: bytes, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(name))

@@ -1,0 +1,231 @@
+"""Saving while training goes on: copy, write in the background, agree, hand over.
+
+The copy is taken between two steps, so a checkpoint is of exactly one step. Each rank then writes
+its own file without a word to the others; that all of them succeeded is agreed at the end of a
+later step. A save that fails is reported, what it wrote is deleted, and training goes on, until
+`max_failed_saves` in a row have failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradus.closing import Closing
+from gradus.config import CheckpointConfig
+from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageError
+from gradus.files import DurableFiles, free_bytes
+from gradus.log import get_logger
+from gradus.run.checkpoints import Checkpoints
+from gradus.run.paths import RunDirectory
+from gradus.trainer.checkpoint.training_state import (
+    PART,
+    Progress,
+    Snapshot,
+    TrainingState,
+    read_progress,
+)
+from gradus.trainer.distributed import World
+
+logger = get_logger(__name__)
+
+SPARE_FACTOR = 2
+"""A disk with less room than this many checkpoints is worth a warning."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What becomes of a checkpoint whose trainer part lies complete; both run on rank 0 alone."""
+
+    announce: Callable[[int], None]
+    """Says so, between two steps."""
+    seal: Callable[[int], None] | None = None
+    """Commits it before, in the background; None when another role does."""
+
+
+@dataclass
+class _Save:
+    """A save in progress: every rank's write, then rank 0's seal."""
+
+    step: int
+    running: Future[None]
+    is_sealing: bool = False
+
+
+@dataclass
+class CheckpointSaver(Closing):
+    """Owns the saves of one rank; every method but `close` is called by all ranks together.
+
+    >>> saver.after_step(10)  # doctest: +SKIP
+    """
+
+    state: TrainingState
+    checkpoints: Checkpoints
+    config: CheckpointConfig
+    max_steps: int
+    handover: Handover
+    counters: Callable[[], dict[str, int]] = dict
+    """What the caller wants back after a resume."""
+    files: DurableFiles = field(default_factory=DurableFiles)
+    clock: Callable[[], float] = time.monotonic
+    num_failed: int = 0
+    """Saves that failed since the last one that did not."""
+    _save: _Save | None = None
+    _saved_at: float | None = None
+    _background: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    )
+
+    @property
+    def world(self) -> World:
+        return self.state.world
+
+    def decides(self, version: int) -> bool:
+        """Whether `version` is saved: by its number, by time, or because the run is to stop.
+
+        Time and requests are read by rank 0 alone.
+        """
+        if not self.config.is_on:
+            return False
+        interval = self.config.interval_steps
+        is_due = version == self.max_steps or (interval is not None and version % interval == 0)
+        return is_due or self._first_rank_says(self._is_overdue() or self._request.exists())
+
+    def after_step(self, version: int, *, is_due: bool | None = None) -> None:
+        """Look after the save in progress, and start one when `version` is due.
+
+        A save waits for the one before. The last one, and one that a stop asked for, is complete
+        when this returns. `is_due` is what `decides` said of this version; None asks it.
+        """
+        self._look(wait_for_it=False)
+        if not (self.decides(version) if is_due is None else is_due):
+            return
+        self._look(wait_for_it=True)
+        self._saved_at = self.clock()
+        snapshot = self.state.snapshot(version, self.counters())
+        self._save = _Save(version, self._background.submit(self._write, snapshot))
+        is_asked_for = self._first_rank_says(self._request.exists())
+        if is_asked_for or version == self.max_steps or not self.config.asynchronous:
+            self._look(wait_for_it=True)
+        if is_asked_for and self.world.is_first:
+            self._request.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End the background thread; a save that is not agreed on stays hidden for ever."""
+        self._background.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def _request(self) -> Path:
+        return self.checkpoints.run_dir.save_request
+
+    def _is_overdue(self) -> bool:
+        """Whether the minutes since the last save, or since the first step, are over."""
+        minutes, now = self.config.interval_minutes, self.clock()
+        if self._saved_at is None:
+            self._saved_at = now
+        return minutes is not None and now - self._saved_at >= 60.0 * minutes
+
+    def _first_rank_says(self, value: bool) -> bool:
+        return self.world.all_agree(value or not self.world.is_first)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        folder = self.checkpoints.staging(snapshot.progress.step)
+        snapshot.write(folder, self.world.rank, self.files)
+
+    def _look(self, *, wait_for_it: bool) -> None:
+        """Bring the save in progress as far as all ranks are, or to its end."""
+        while (save := self._save) is not None:
+            if wait_for_it:
+                wait([save.running])
+            if not self.world.all_agree(save.running.done()):
+                return
+            if self._is_failed(save):
+                return
+            if save.is_sealing or self.handover.seal is None:
+                self._finish(save)
+            else:
+                self._save = _Save(save.step, self._background.submit(self._seal, save.step), True)
+
+    def _seal(self, step: int) -> None:
+        if self.world.is_first and self.handover.seal is not None:
+            self.handover.seal(step)
+
+    def _finish(self, save: _Save) -> None:
+        self._save = None
+        self.num_failed = 0
+        if self.world.is_first:
+            self.handover.announce(save.step)
+
+    def _is_failed(self, save: _Save) -> bool:
+        """Whether the save failed on any rank; then it is cleaned up and counted.
+
+        Only a disk that does not take a save may fail; any other error ends all ranks.
+        """
+        error = save.running.exception()
+        if self.world.all_agree(error is None):
+            return False
+        self._save = None
+        is_bearable = self.world.all_agree(error is None or isinstance(error, StorageError))
+        if error is not None and not is_bearable:
+            raise error
+        if not is_bearable:
+            raise ProcessError("another rank failed to save; its own message says why")
+        self.num_failed += 1
+        if error is not None:
+            logger.error(
+                "checkpoint %d is not saved (%d of at most %d in a row): %s",
+                save.step,
+                self.num_failed,
+                self.config.max_failed_saves,
+                error,
+            )
+        if self.world.is_first:
+            self.checkpoints.discard(save.step)
+        if self.num_failed >= self.config.max_failed_saves:
+            raise StorageError(
+                f"{self.num_failed} checkpoints in a row were not saved, the last of them of step "
+                f"{save.step}; make room, then go on with --resume"
+            ) from error
+        return True
+
+
+def resume(state: TrainingState, checkpoints: Checkpoints, step: int) -> Progress:
+    """Load checkpoint `step` into all ranks, after the first of them has verified every byte."""
+    state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
+    progress = state.load(checkpoints.locate(step).part(PART))
+    if progress.step != step:
+        raise CorruptStateError(f"checkpoint {step} holds the trainer's state of {progress.step}")
+    logger.info("goes on with step %d, saved by %d ranks", step, progress.num_ranks)
+    return progress
+
+
+def _verify(state: TrainingState, checkpoints: Checkpoints, step: int) -> None:
+    saved = read_progress(checkpoints.load(step).part(PART))
+    state.origin.refuse_other(saved.origin)
+
+
+def check_space(state: TrainingState, run_dir: RunDirectory, config: CheckpointConfig) -> None:
+    """Refuse a disk that cannot hold one checkpoint; warn when it cannot hold two more."""
+    if not config.is_on:
+        return
+    needed, free = state.num_bytes(), free_bytes(run_dir.checkpoints)
+    if free is None:
+        return
+    if needed > free:
+        raise ConfigError(
+            f"{run_dir.checkpoints}: one checkpoint needs about {needed:,} bytes, {free:,} are "
+            "free; make room, choose another output_dir, or save nothing with "
+            "checkpoint.interval_steps and checkpoint.interval_minutes None"
+        )
+    kept = config.keep_last + 1
+    if needed * max(SPARE_FACTOR, kept) > free:
+        logger.warning(
+            "%s: %d checkpoints of about %s bytes do not fit into the %s bytes that are free",
+            run_dir.checkpoints,
+            kept,
+            f"{needed:,}",
+            f"{free:,}",
+        )

@@ -1,0 +1,1 @@
+"""Conversations for supervised fine-tuning, from rows to samples."""

@@ -1,0 +1,375 @@
+"""From conversations to samples whose learned tokens are exactly those of the chosen messages.
+
+The template needs no generation tags: a message's tokens are those that rendering it adds behind
+its header. Templates may rewrite earlier turns (Qwen3 removes old reasoning); a turn that does not
+continue what was rendered before starts a sample of its own, so each message is learned once, in
+the context in which it would be sampled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from gradus.errors import ConfigError
+from gradus.log import get_logger
+from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
+from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
+
+logger = get_logger(__name__)
+
+_PROBE = "gradusprobe"
+"""A word that no template writes by itself."""
+_OWN_KEYS = frozenset({"content", "tool_calls", "reasoning_content"})
+"""What of a message is its own text."""
+_KEPT_TOKENS = 1 << 26
+"""Encoded tokens that are kept for the next pass, about 1 GiB; the others are encoded again."""
+
+
+class ConversationEncoder:
+    """Turns one conversation into samples with the component ce.
+
+    >>> [sample] = encoder.encode(conversation)  # doctest: +SKIP
+    """
+
+    def __init__(self, tokenizer: Any, stop_token_ids: Collection[int] = ()) -> None:
+        """`stop_token_ids` end a turn beside the tokenizer's end token; see `stop_tokens_of`."""
+        self._tokenizer = tokenizer
+        self._stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
+        self._begin = _begin_of_text(tokenizer)
+        self._shown: dict[tuple[str, bool], bool] = {}
+
+    def encode(self, conversation: Conversation | PlainText) -> list[Sample]:
+        """The samples of a conversation; none when it holds nothing to learn."""
+        if isinstance(conversation, PlainText):
+            return [self._encode_text(conversation)]
+        branches: list[_Branch] = []
+        for number in conversation.learned:
+            token_ids, start = self._message_span(conversation, number)
+            if not branches or not branches[-1].is_continued_by(token_ids):
+                branches.append(_Branch())
+            branches[-1].extend(token_ids, start, self._end_of_turn(token_ids, start))
+        return [
+            branch.sample(f"{conversation.id}/{number}") for number, branch in enumerate(branches)
+        ]
+
+    def _encode_text(self, text: PlainText) -> Sample:
+        prompt = self._tokens(text.id, text.prompt)
+        token_ids = self._tokens(text.id, text.prompt + text.completion)
+        if prompt[: len(self._begin)] != self._begin:
+            prompt, token_ids = self._begin + prompt, self._begin + token_ids
+        if self._tokenizer.eos_token_id is not None:
+            token_ids = [*token_ids, self._tokenizer.eos_token_id]
+        branch = _Branch()
+        branch.extend(token_ids, _common_prefix(prompt, token_ids), len(token_ids))
+        return branch.sample(f"{text.id}/0")
+
+    def _message_span(self, conversation: Conversation, number: int) -> tuple[list[int], int]:
+        """Tokens up to and with message `number`, and where its own tokens begin."""
+        whole = self._render(conversation, conversation.messages[: number + 1])
+        token_ids = self._tokens(conversation.id, whole)
+        header = whole[: self._header_length(conversation, number, whole)]
+        return token_ids, _common_prefix(self._tokens(conversation.id, header), token_ids)
+
+    def _header_length(self, conversation: Conversation, number: int, whole: str) -> int:
+        """Characters of `whole` before what message `number` itself adds."""
+        message = conversation.messages[number]
+        before = conversation.messages[:number]
+        if message["role"] != "assistant" or not before:
+            # No prompt asks for this role.
+            return self._in_common_with_another(conversation, number, whole)
+        prompt = self._render(conversation, before, add_generation_prompt=True)
+        if whole.startswith(prompt):
+            return len(prompt)
+        plain = self._render(conversation, before)
+        if whole.startswith(plain):
+            return _common_prefix(prompt, whole)
+        # The template writes the message before in another way once it is not the last (Qwen3):
+        # only the header itself can be looked up.
+        limit = self._in_common_with_another(conversation, number, whole)
+        header = prompt[len(plain) :] if prompt.startswith(plain) else ""
+        begin = whole.rfind(header, 0, limit) if header else -1
+        return limit if begin < 0 else begin + len(header)
+
+    def _in_common_with_another(self, conversation: Conversation, number: int, whole: str) -> int:
+        """Characters that `whole` shares with the same messages but another content at the end."""
+        message = conversation.messages[number]
+        text = "b" if _text_of(message.get("content")).lstrip().startswith("a") else "a"
+        other = {key: value for key, value in message.items() if key not in _OWN_KEYS}
+        messages = [*conversation.messages[:number], {**other, "content": text}]
+        return _common_prefix(self._render(conversation, messages), whole)
+
+    def _end_of_turn(self, token_ids: Sequence[int], start: int) -> int:
+        """Behind the first of the last stop tokens; what the template adds there nobody samples."""
+        is_stop = [token in self._stops for token in token_ids]
+        if not any(is_stop[start:]):
+            return len(token_ids)
+        end = len(token_ids) - is_stop[::-1].index(True)
+        while end - 1 > start and is_stop[end - 2]:
+            end -= 1
+        return end
+
+    def _render(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [self._as_expected(message) for message in messages],
+                tools=conversation.tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{conversation.id}: the chat template refuses these messages ({error})"
+            ) from error
+        return text
+
+    def _as_expected(self, message: Message) -> Message:
+        """The message with its content, and the arguments of its calls, in the form that the
+        template writes; in another it would leave the text out without a word."""
+        changed = dict(message)
+        content, role = message.get("content"), message["role"]
+        if isinstance(content, list) and not self._shows(role, as_parts=True):
+            # As engines join parts for such a template.
+            changed["content"] = "\n".join(part["text"] for part in content)
+        elif isinstance(content, str) and not self._shows(role, as_parts=False):
+            is_shown = self._shows(role, as_parts=True)
+            changed["content"] = [text_part(content)] if is_shown else content
+        if message.get("tool_calls") and self._writes_arguments:
+            changed["tool_calls"] = [_with_objects(call) for call in message["tool_calls"]]
+        return changed
+
+    def _shows(self, role: str, *, as_parts: bool) -> bool:
+        """Whether the template writes the content of a role when it is given as parts, or as a
+        string."""
+        if (role, as_parts) in self._shown:
+            return self._shown[role, as_parts]
+
+        def message(role: str, text: str) -> Message:
+            return {"role": role, "content": [text_part(text)] if as_parts else text}
+
+        user, asked = message("user", "a"), message(role, _PROBE)
+        messages = {"user": [asked], "system": [asked, user]}.get(role, [user, asked])
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except (jinja2.TemplateError, ValueError, TypeError):
+            text = ""
+        self._shown[role, as_parts] = _PROBE in text
+        return self._shown[role, as_parts]
+
+    @cached_property
+    def _writes_arguments(self) -> bool:
+        """Whether the template writes arguments as JSON itself; it would escape those that are
+        JSON already, as engines and episode records give them."""
+        function = {"name": "add", "arguments": '{"key": 1}'}
+        call = {"id": "call00000", "type": "function", "function": function}
+        reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": "add"}, reply], tokenize=False
+            )
+        except (jinja2.TemplateError, ValueError, TypeError):
+            return True
+        return '\\"key\\"' in text
+
+    def _tokens(self, place: str, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{place}: the text is not Unicode ({error.reason}); repair or delete the row"
+            ) from error
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
+
+
+def stop_tokens_of(model: Any) -> set[int]:
+    """The tokens at which a transformers model ends its turn.
+
+    The tokenizer knows one at most, and it may be another: gemma's `<eos>` ends a sequence, its
+    `<end_of_turn>` a turn.
+    """
+    found: set[int] = set()
+    for config in (model.config, model.generation_config):
+        end = getattr(config, "eos_token_id", None)
+        found |= set(end if isinstance(end, list) else [] if end is None else [end])
+    return found
+
+
+class _Branch:
+    """Tokens rendered so far, and which of them are learned."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._is_learned: list[bool] = []
+
+    def is_continued_by(self, token_ids: Sequence[int]) -> bool:
+        return list(token_ids[: len(self._token_ids)]) == self._token_ids
+
+    def extend(self, token_ids: Sequence[int], start: int, end: int) -> None:
+        """Grow to `token_ids`, of which [start, end) are learned."""
+        added = range(len(self._token_ids), len(token_ids))
+        self._is_learned += [start <= position < end for position in added]
+        self._token_ids = list(token_ids)
+
+    def sample(self, id: str) -> Sample:
+        """The sample, cut behind its last learned token."""
+        learned = np.array(self._is_learned, np.bool_)
+        length = int(np.flatnonzero(learned)[-1]) + 1 if learned.any() else len(learned)
+        learned = learned[:length]
+        zeros = np.zeros(length, np.float32)
+        return Sample(
+            id=id,
+            environment="sft",
+            group_id=id,
+            episode_id=id,
+            reward=0.0,
+            versions=VersionSpan(oldest=0, newest=0),
+            token_ids=np.array(self._token_ids[:length], np.int32),
+            loss_mask=learned,
+            sampling_logprobs=zeros,
+            temperatures=np.ones(length, np.float32),
+            advantages=zeros,
+            reference_logprobs=np.full(length, np.nan, np.float32),
+            loss_weights={"ce": learned.astype(np.float32)},
+        )
+
+
+class ConversationStream:
+    """Endless passes over the conversations, in an order that follows from the seed.
+
+    >>> samples = stream.take(64)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation | PlainText],
+        encoder: ConversationEncoder,
+        *,
+        max_tokens: int,
+        seed: int,
+        shuffle: bool,
+        kept_tokens: int = _KEPT_TOKENS,
+    ) -> None:
+        self._conversations = conversations
+        self._encoder = encoder
+        self._max_tokens = max_tokens
+        self._samples: dict[int, list[Sample]] = {}
+        self._free_tokens = kept_tokens
+        self._seed = seed
+        self._shuffle = shuffle
+        self._order = self._passes(0)
+        self.num_read = 0
+        """Conversations drawn so far, over all passes; the place where a resumed run goes on."""
+        self.num_skipped = 0
+        """Conversations that are too long or hold nothing to learn, seen since the start."""
+
+    def take(self, num_conversations: int) -> list[Sample]:
+        """Samples of the next conversations that can be learned; ConfigError when none can."""
+        taken: list[Sample] = []
+        remaining, misses = num_conversations, 0
+        while remaining:
+            samples = self._learnable(next(self._order))
+            self.num_read += 1
+            taken += samples
+            remaining -= bool(samples)
+            misses = 0 if samples else misses + 1
+            if misses > 2 * len(self._conversations):
+                raise ConfigError(
+                    f"none of {len(self._conversations)} conversations has tokens to learn within "
+                    f"{self._max_tokens} tokens; look at train_roles and max_length_tokens"
+                )
+        return taken
+
+    def go_to(self, num_read: int) -> None:
+        """Go on as if `num_read` conversations had been drawn, without reading them again."""
+        number, position = divmod(num_read, len(self._conversations))
+        self._order = itertools.islice(self._passes(number), position, None)
+        self.num_read = num_read
+
+    def digest(self) -> int:
+        """A number that changes with the conversations and their order on disk, 63 bits."""
+        digest = hashlib.sha256()
+        for conversation in self._conversations:
+            # The place is left out: data that moved is the same data.
+            content = repr(dataclasses.replace(conversation, id=""))
+            digest.update(content.encode(errors="surrogatepass"))
+        return int.from_bytes(digest.digest()[:8]) >> 1
+
+    def _learnable(self, index: int) -> list[Sample]:
+        if index in self._samples:
+            return self._samples[index]
+        conversation = self._conversations[index]
+        samples = learnable_samples(self._encoder, conversation, self._max_tokens)
+        if not samples:
+            self.num_skipped += 1
+            level = logging.WARNING if self.num_skipped == 1 else logging.DEBUG
+            logger.log(level, "%s is skipped: too long or nothing to learn", conversation.id)
+        num_tokens = sum(map(len, samples))
+        if num_tokens <= self._free_tokens:
+            self._free_tokens -= num_tokens
+            self._samples[index] = samples
+        return samples
+
+    def _passes(self, first: int) -> Iterator[int]:
+        for number in itertools.count(first):
+            count = len(self._conversations)
+            if self._shuffle:
+                order = np.random.default_rng((self._seed, number)).permutation(count)
+                yield from order.tolist()
+            else:
+                yield from range(count)
+
+
+def learnable_samples(
+    encoder: ConversationEncoder, conversation: Conversation | PlainText, max_tokens: int
+) -> list[Sample]:
+    """The samples of a conversation with something to learn; none when one of them is too long."""
+    samples = [s for s in encoder.encode(conversation) if s.loss_mask[1:].any()]
+    return [] if any(len(sample) > max_tokens for sample in samples) else samples
+
+
+def _begin_of_text(tokenizer: Any) -> list[int]:
+    """The token that this tokenizer puts before bare text, as engines do; templates write it."""
+    begin = tokenizer.bos_token_id
+    return [begin] if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else []
+
+
+def _text_of(content: Any) -> str:
+    """Content as one string, whatever its form."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content)
+    return content or ""
+
+
+def _with_objects(call: Any) -> Any:
+    """A call with its arguments parsed; as it is when they are no JSON text."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        parsed = {**function, "arguments": json.loads(function["arguments"])}
+    except ValueError:
+        return call
+    return {**call, "function": parsed} if "function" in call else parsed
+
+
+def _common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Number of tokens or characters that both begin with."""
+    pairs = zip(first, second, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

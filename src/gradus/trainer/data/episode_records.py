@@ -1,0 +1,126 @@
+"""Conversations from episode records: what good episodes said, to be learned by imitation.
+
+A record is a line of `episodes/step_N/train.jsonl`. Each branch of a trace becomes a conversation;
+a message that branches share is learned in the first of them only. Text is rendered again by the
+tokenizer of the run, so records of one model can teach another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import ConfigError
+from gradus.trainer.data.conversations import Conversation, Message, message_content
+
+_STEP = re.compile(r"step_(\d+)")
+
+
+def is_record(row: Any) -> bool:
+    """Whether a row is an episode record, and no conversation."""
+    return isinstance(row, Mapping) and "gradus" in row and "messages" not in row
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The files of train episodes below an `episodes` folder, in the order of their steps."""
+    matches = [(m, p) for p in folder.iterdir() if (m := _STEP.fullmatch(p.name))]
+    steps = sorted(((int(match[1]), path) for match, path in matches), key=lambda pair: pair[0])
+    files = [path / "train.jsonl" for _, path in steps if (path / "train.jsonl").is_file()]
+    if not files:
+        raise ConfigError(
+            f"{folder} holds no step_N/train.jsonl; name the episodes folder of a run"
+        )
+    return files
+
+
+def record_conversations(
+    place: str, row: Mapping[str, Any], roles: frozenset[str], min_reward: float | None
+) -> list[Conversation]:
+    """The branches of every trace that the policy played to its end with enough reward.
+
+    None of an episode that failed, or whose messages were too large to be recorded whole;
+    ConfigError for a record that is not ours.
+    """
+    try:
+        if row["gradus"].get("cut", {}).get("messages"):
+            return []
+        traces = [t for t in row.get("traces", ()) if _is_wanted(t, min_reward)]
+        return [
+            Conversation(f"{place} {trace['id']}/{number}", messages, learned, _tools(trace))
+            for trace in traces
+            for number, (messages, learned) in enumerate(_branches(place, trace["nodes"], roles))
+            if learned
+        ]
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"{place} is not an episode record ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _is_wanted(trace: Mapping[str, Any], min_reward: float | None) -> bool:
+    if not trace["ok"] or not trace["agent"].get("trainable", False):
+        return False
+    if min_reward is None:
+        return True
+    scores = [entry for entry in trace["rewards"].values() if entry is not None]
+    reward = sum(entry["score"] * entry.get("weight", 1.0) for entry in scores)
+    return bool(scores) and reward >= min_reward
+
+
+def _branches(
+    place: str, nodes: Sequence[Mapping[str, Any]], roles: frozenset[str]
+) -> Iterator[tuple[list[Message], tuple[int, ...]]]:
+    """Messages from the root to each leaf, and the positions of those to learn."""
+    parents = {node.get("parent") for node in nodes}
+    seen: set[int] = set()
+    for leaf in range(len(nodes)):
+        if leaf in parents:
+            continue
+        path = _path_to(nodes, leaf)
+        messages = [_message(place, nodes[number]["message"]) for number in path]
+        learned = tuple(
+            position
+            for position, number in enumerate(path)
+            if number not in seen
+            and nodes[number]["sampled"]
+            and messages[position]["role"] in roles
+        )
+        seen.update(path)
+        yield messages, learned
+
+
+def _path_to(nodes: Sequence[Mapping[str, Any]], leaf: int) -> list[int]:
+    path: list[int] = []
+    number: int | None = leaf
+    while number is not None:
+        if path and number >= path[-1]:
+            raise IndexError(f"node {path[-1]} has parent {number}")
+        path.append(number)
+        number = nodes[number].get("parent")
+    return path[::-1]
+
+
+def _message(place: str, message: Mapping[str, Any]) -> Message:
+    """A message as chat templates expect it."""
+    kept = {key: value for key, value in message.items() if value not in (None, [])}
+    kept["content"] = message_content(place, kept.get("content", ""))
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
+    return kept
+
+
+def _call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "function" in call:
+        return call
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _tools(trace: Mapping[str, Any]) -> list[Any] | None:
+    tools = [
+        tool if "function" in tool else {"type": "function", "function": tool}
+        for tool in trace.get("tools") or ()
+    ]
+    return tools or None

@@ -1,0 +1,346 @@
+"""A loss turns logprobs and advantages into nats per token; it never divides by a count.
+
+Shapes: T tokens of one micro batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from gradus.config import LossConfig, option_problems, refuse
+from gradus.plugins import building, find_plugin
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a loss may see of one micro batch; all tensors are [T] on the model's device."""
+
+    policy_logprobs: Tensor
+    """Float32, carries gradient. -ln V on tokens that take part in no component."""
+    sampling_logprobs: Tensor
+    """Float32; 0 on tokens that were not sampled."""
+    reference_logprobs: Tensor
+    """Float32; 0 where no reference model scored, see `is_scored`."""
+    advantages: Tensor
+    """Float32."""
+    entropies: Tensor
+    """Float32, carries gradient; 0 on tokens that take part in no component."""
+    mask: Tensor
+    """Bool: members of the component. Other tokens may hold anything; use `torch.where`."""
+    sample_index: Tensor
+    """Int64: which sample of the micro batch the token belongs to, from 0."""
+    is_scored: Tensor
+    """Bool: tokens that a reference model scored; 0 is a logprob like any other there."""
+
+    def sample_sums(self, values: Tensor) -> Tensor:
+        """[T]: each token gets the sum of `values` over the members of its own sample.
+
+        A sample lies in one micro batch as a whole, so this is independent of packing; the sum
+        runs in float64, in the order of the tokens. Carries gradient.
+        """
+        kept = torch.where(self.mask, values, 0.0).double()
+        sums = torch.zeros_like(kept).index_add(0, self.sample_index, kept)
+        return sums.index_select(0, self.sample_index).to(values.dtype)
+
+    def sample_means(self, values: Tensor) -> Tensor:
+        """[T]: like `sample_sums`, divided by the number of members of the sample."""
+        counts = self.sample_sums(torch.ones_like(values))
+        return self.sample_sums(values) / counts.clamp(min=1.0)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """What a loss gives back; everything is [T]."""
+
+    per_token: Tensor
+    """Nats; 0 outside the mask. step.py multiplies by loss weights and divides by the batch."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """Per-token numbers, averaged over the members of the whole batch and recorded as
+    `loss/<name>`; the names must be the same in every call, e.g. "dropped_tokens/share"."""
+
+
+class TokenLoss(Protocol):
+    """The loss of the rl component. Built once with the options of the config as keywords."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """Nats per token; must be finite and free of NaN gradients outside the mask."""
+        ...
+
+
+# ---- The one rule that every registered loss specialises: a policy gradient with a limit.
+MAX_LOG_RATIO = 20.0
+"""Nats; a larger log ratio counts as this one in a weight."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Which tokens a loss lets go of; [T], without gradient."""
+
+    is_dropped: Tensor
+    """Bool: the token adds no gradient."""
+    constants: Tensor | float
+    """A·gain of dropped tokens; it moves the reported loss only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGradient:
+    """A loss of the rl component; the fields are its options, `docs/algorithms.md` explains them.
+
+    >>> Dppo(threshold=0.1, entropy_coefficient=0.01)(inputs).per_token.shape  # doctest: +SKIP
+    torch.Size([T])
+    """
+
+    kl_coefficient: float = 0.0
+    """Factor of (ln ratio)², the pull towards the policy that sampled."""
+    entropy_coefficient: float = 0.0
+    """Factor of the entropy bonus."""
+    reference_kl_coefficient: float = 0.0
+    """Factor of the pull towards the reference model, on tokens that it scored."""
+    importance_sampling: str = "off"
+    """`truncated`: the weight becomes min(r, cap). `masked`: tokens with r outside [1/cap, cap] are
+    dropped."""
+    importance_level: str = "token"
+    """What r is: the `token`'s ratio, the product over its `sequence`, or the geometric mean
+    (`sequence_mean`)."""
+    importance_cap: float = 2.0
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Whether samples without a reference model's logprobs are a mistake."""
+        return self.reference_kl_coefficient > 0
+
+    def limit(self, inputs: LossInputs) -> Limit:
+        """Which tokens are dropped; by itself the rule drops none."""
+        return Limit(torch.zeros_like(inputs.mask), 0.0)
+
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        """Logarithm of the ratio that the loss limits and weighs by; [T], not yet clamped."""
+        return inputs.policy_logprobs - inputs.sampling_logprobs
+
+    def gain(self, policy_logprobs: Tensor, weights: Tensor) -> Tensor:
+        """[T] with the gradient weights·∇lp; its value is the weight."""
+        return carry_gradient(weights, policy_logprobs)
+
+    def weights(self, log_weights: Tensor) -> Tensor:
+        """[T] factors of the gradient."""
+        return clamped_exp(log_weights)
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """The loss of each token; members must be finite, other tokens may hold anything."""
+        members = members_only(inputs)
+        metrics: dict[str, Tensor] = {}
+        with torch.no_grad():
+            limit = self.limit(members)
+            log_weights, is_outside = self._correct(members)
+            is_outside = is_outside & members.mask
+            is_masked = is_outside & (self.importance_sampling == "masked")
+            is_dropped = limit.is_dropped & members.mask
+            constants = torch.where(is_dropped & ~is_masked, limit.constants, 0.0)
+        metrics["dropped_tokens/share"] = is_dropped.float()
+        if self.importance_sampling != "off":
+            metrics["outside_cap_tokens/share"] = is_outside.float()
+        gain = self.gain(members.policy_logprobs, self.weights(log_weights))
+        per_token = -torch.where(is_dropped | is_masked, constants, members.advantages * gain)
+        return LossOutput(self._add_pulls(per_token, members, metrics), metrics)
+
+    def _correct(self, members: LossInputs) -> tuple[Tensor, Tensor]:
+        """Log weights after truncation, and the tokens whose r lies beyond the cap."""
+        log_ratio = self.log_ratio(members)
+        if self.importance_sampling == "off":
+            return log_ratio, torch.zeros_like(members.mask)
+        log_r, log_cap = self._importance(members), math.log(self.importance_cap)
+        if self.importance_sampling == "truncated":
+            return log_r.clamp(max=log_cap), log_r > log_cap
+        return log_ratio, log_r.abs() > log_cap
+
+    def _importance(self, members: LossInputs) -> Tensor:
+        """Logarithm of r, [T]."""
+        log_r = members.policy_logprobs - members.sampling_logprobs
+        if self.importance_level == "sequence":
+            return members.sample_sums(log_r)
+        if self.importance_level == "sequence_mean":
+            return members.sample_means(log_r)
+        return log_r
+
+    def _add_pulls(
+        self, per_token: Tensor, members: LossInputs, metrics: dict[str, Tensor]
+    ) -> Tensor:
+        """The terms that stay on dropped tokens."""
+        if self.kl_coefficient:
+            log_ratio = members.policy_logprobs - members.sampling_logprobs
+            per_token = per_token + self.kl_coefficient * log_ratio.square()
+        if self.entropy_coefficient:
+            per_token = per_token - self.entropy_coefficient * members.entropies
+        if self.reference_kl_coefficient:
+            # The estimator is the one whose gradient is that of KL(policy | reference) where the
+            # policy itself sampled, without a ratio to overflow.
+            distance = members.policy_logprobs - members.reference_logprobs
+            reference_kl = torch.where(members.is_scored, 0.5 * distance.square(), 0.0)
+            metrics["reference_kl/mean"] = reference_kl.detach()
+            per_token = per_token + self.reference_kl_coefficient * reference_kl
+        return per_token
+
+
+def clamped_exp(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio) without overflow, as a constant."""
+    return log_ratio.detach().clamp(max=MAX_LOG_RATIO).exp()
+
+
+def carry_gradient(values: Tensor, log_of_values: Tensor) -> Tensor:
+    """The constants `values`, with the gradient values·∇log_of_values."""
+    return values * (log_of_values - log_of_values.detach()).exp()
+
+
+def members_only(inputs: LossInputs) -> LossInputs:
+    """The inputs with 0 on every token outside the mask, before anything is computed from them:
+    a NaN there would pass any later `torch.where` on the way back."""
+
+    def kept(values: Tensor) -> Tensor:
+        return torch.where(inputs.mask, values, 0.0)
+
+    return replace(
+        inputs,
+        policy_logprobs=kept(inputs.policy_logprobs),
+        sampling_logprobs=kept(inputs.sampling_logprobs),
+        reference_logprobs=kept(inputs.reference_logprobs),
+        is_scored=inputs.is_scored & inputs.mask,
+        advantages=kept(inputs.advantages),
+        entropies=kept(inputs.entropies),
+    )
+
+
+# ---- Losses that clip a ratio: ppo_clip, dapo, gspo and cispo.
+@dataclass(frozen=True, kw_only=True)
+class PpoClip(PolicyGradient):
+    """-min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A) of arXiv 1707.06347."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def limit(self, inputs: LossInputs) -> Limit:
+        advantages = inputs.advantages
+        ratio = clamped_exp(self.log_ratio(inputs))
+        lowest, highest = 1.0 - self.clip_low, 1.0 + self.clip_high
+        is_above = (advantages > 0) & (ratio > highest)
+        is_below = (advantages < 0) & (ratio < lowest)
+        return Limit(is_above | is_below, advantages * ratio.clamp(lowest, highest))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dapo(PpoClip):
+    """ppo_clip with a wider upper bound, which lets rare tokens grow (arXiv 2503.14476)."""
+
+    clip_high: float = 0.28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gspo(PpoClip):
+    """ppo_clip on the ratio of the sequence, the geometric mean over its members.
+
+    The token form of arXiv 2507.18071: the value is the sequence's, the gradient of a token is
+    ratio·A·∇lp with the token's own advantage.
+    """
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        return inputs.sample_means(inputs.policy_logprobs - inputs.sampling_logprobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cispo(PolicyGradient):
+    """-sg(min(ratio, ratio_cap))·A·lp of arXiv 2506.13585: every token keeps a gradient."""
+
+    ratio_cap: float = 5.0
+
+    def weights(self, log_weights: Tensor) -> Tensor:
+        return clamped_exp(log_weights.clamp(max=math.log(self.ratio_cap)))
+
+    def gain(self, policy_logprobs: Tensor, weights: Tensor) -> Tensor:
+        return weights * policy_logprobs
+
+
+# ---- Losses that drop a token when its probability moved too far: dppo and ipo.
+@dataclass(frozen=True, kw_only=True)
+class Dppo(PolicyGradient):
+    """Drops where Δ passed the threshold in the direction that the advantage wants.
+
+    Binary total-variation trust region of arXiv 2602.04879 with the squared log-ratio term of
+    arXiv 2602.02276: dropped when A > 0 and Δ > threshold, or A ≤ 0 and Δ < -threshold.
+    """
+
+    threshold: float = 0.2
+    kl_coefficient: float = 1e-3
+
+    def limit(self, inputs: LossInputs) -> Limit:
+        shift = _shift(inputs)
+        is_too_far = torch.where(
+            inputs.advantages > 0, shift > self.threshold, shift < -self.threshold
+        )
+        return Limit(is_too_far, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ipo(PolicyGradient):
+    """Drops where |Δ| passed the threshold, whatever the advantage."""
+
+    threshold: float = 0.1
+    kl_coefficient: float = 1e-3
+
+    def limit(self, inputs: LossInputs) -> Limit:
+        return Limit(_shift(inputs).abs() > self.threshold, 0.0)
+
+
+def _shift(inputs: LossInputs) -> Tensor:
+    return inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()
+
+
+# ---- The two fixed components beside rl: cross-entropy, and the policy gradient to a reference.
+_REF_KL_THRESHOLD = 0.2
+_REF_KL_COEFFICIENT = 1e-3
+
+
+def cross_entropy(inputs: LossInputs) -> LossOutput:
+    """-policy logprob on members; the loss weight is applied in step.py."""
+    return LossOutput(torch.where(inputs.mask, -inputs.policy_logprobs, 0.0))
+
+
+def reference_kl(inputs: LossInputs) -> LossOutput:
+    """-1[Δ ≥ -0.2]·sg(reference - policy logprob)·ratio + 1e-3·(ln ratio)² on members."""
+    mask = inputs.mask
+    log_ratio = torch.where(mask, inputs.policy_logprobs - inputs.sampling_logprobs, 0.0)
+    with torch.no_grad():
+        shift = inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()
+        is_kept = mask & (shift >= -_REF_KL_THRESHOLD)
+        pull = inputs.reference_logprobs - inputs.policy_logprobs
+    kept = torch.where(is_kept, log_ratio, 0.0)
+    ratio = carry_gradient(clamped_exp(kept), kept)
+    gain = torch.where(is_kept, pull * ratio, 0.0)
+    return LossOutput(-gain + _REF_KL_COEFFICIENT * log_ratio.square())
+
+
+# ---- Losses of the rl component, by registered name or `module:Class`.
+LOSSES: dict[str, str | type] = {
+    "dppo": Dppo,
+    "ipo": Ipo,
+    "ppo_clip": PpoClip,
+    "dapo": Dapo,
+    "cispo": Cispo,
+    "gspo": Gspo,
+}
+"""Registered losses."""
+
+
+def build_loss(config: LossConfig) -> TokenLoss:
+    """The loss that the config names; ConfigError names options that it does not take, and values
+    out of range."""
+    kind = find_plugin("loss", config.type, LOSSES)
+    refuse(option_problems(("trainer", "loss", "options"), config.type, config.options))
+    with building(f"loss {config.type!r}", config.options):
+        return cast("TokenLoss", kind(**config.options))

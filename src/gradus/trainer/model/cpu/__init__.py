@@ -1,0 +1,1 @@
+"""Forms of a model that serve CPUs only."""
