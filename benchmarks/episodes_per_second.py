@@ -120,7 +120,7 @@ class Bench:
         seat = {"harness": {"id": case.harness}, "runtime": {"type": "subprocess"}}
         config = EnvironmentProcessConfig(
             run_dir=str(self._run_dir(case.name).root),
-            epoch=0,
+            term=0,
             name="bench",
             pool=StaticPoolConfig(num_workers=case.num_workers),
             verifiers={"taskset": {"id": "gradus-reverse-text", "num_tasks": 256}, "agent": seat},

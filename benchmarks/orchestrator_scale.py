@@ -232,8 +232,8 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
     run_dir = RunDirectory(root)
     transport = FilesystemTransport(run_dir)
     trainer = SpoolTrainer(
-        transport.sender(epoch=1, capacity=MAX_LAG + 1),
-        transport.receiver(epoch=1, rank=0),
+        transport.sender(term=1, capacity=MAX_LAG + 1),
+        transport.receiver(term=1, rank=0),
         simulation.max_steps - MAX_LAG - 1,
         simulation.train_seconds,
     )
@@ -246,7 +246,7 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         environment,
         build_grading(config, config.sources[0]),
     )
-    with Journal(run_dir.journal, epoch=1, now=time.time) as journal:
+    with Journal(run_dir.journal, term=1, now=time.time) as journal:
         parts = Parts(
             sources={SOURCE: source},
             policy=ScriptedPolicy(wait=lambda _: asyncio.sleep(simulation.apply_seconds)),

@@ -157,7 +157,7 @@ def build_config(simulation: Simulation, root: Path) -> OrchestratorProcessConfi
     section = {"train": {"env": [{"id": SOURCE}]}, **simulation.settings}
     return OrchestratorProcessConfig(
         run_dir=str(root),
-        epoch=1,
+        term=1,
         model=ModelConfig(name="simulated", max_length_tokens=64),
         max_steps=simulation.max_steps,
         seed=simulation.seed,
@@ -193,7 +193,7 @@ async def play(simulation: Simulation, root: Path) -> SimulatedRun:
     trainer = ScriptedTrainer(max_steps=simulation.max_steps, wait=train)
     monitor = RecordingMonitor()
     path = root / "journal.jsonl"
-    with Journal(path, epoch=1, now=loop.time) as journal:
+    with Journal(path, term=1, now=loop.time) as journal:
         share = SourceShare(SOURCE, 1.0, None)
         grading = build_grading(config, config.sources[0])
         parts = Parts(

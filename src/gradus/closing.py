@@ -9,7 +9,7 @@ from typing import Self
 class Closing(ABC):
     """A context manager for a class that has `close`.
 
-    >>> with Journal(path, epoch=1, now=time.time) as journal:  # doctest: +SKIP
+    >>> with Journal(path, term=1, now=time.time) as journal:  # doctest: +SKIP
     ...     journal.sync()
     """
 

@@ -24,7 +24,7 @@ from gradus.testing.configs import build_run_config
 
 def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:
     config = build_run_config({"orchestrator": {"train": {"env": [source]}}})
-    return resolve_run(config, run_dir=Path("runs/x"), epoch=0).environments[0]
+    return resolve_run(config, run_dir=Path("runs/x"), term=0).environments[0]
 
 
 def test_every_registered_algorithm_is_known_to_the_config() -> None:
@@ -44,7 +44,7 @@ def test_every_registered_loss_is_known_to_the_config() -> None:
 
 
 def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> None:
-    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=0)
+    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), term=0)
     set_by_gradus = set(engine_settings(configs.inference, available_bytes=1))
     quiet = {name for name in set_by_gradus if name.startswith(("disable_", "enable_log"))}
     assert set_by_gradus - quiet <= set(OWNED_ENGINE_ARGS)
@@ -52,7 +52,7 @@ def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> 
 
 
 def test_every_variable_that_the_engine_cannot_keep_is_refused() -> None:
-    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=0)
+    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), term=0)
     names = process_environment(configs.inference, {}, is_cpu=True, num_cores=2)
     user = dict.fromkeys(names, "chosen by the user")
     environment = process_environment(configs.inference, user, is_cpu=True, num_cores=2)

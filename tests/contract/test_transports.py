@@ -34,14 +34,14 @@ def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Transport:
     return KINDS[request.param](tmp_path)
 
 
-def build_batch(step: int, *, epoch: int = 1, ranks: int = 1, seed: int = 0) -> Batch:
+def build_batch(step: int, *, term: int = 1, ranks: int = 1, seed: int = 0) -> Batch:
     parts = [[build_micro_batch([build_sample(seed=seed + r)])] for r in range(ranks)]
-    return Batch(step, epoch, VersionSpan(0, 0), parts)
+    return Batch(step, term, VersionSpan(0, 0), parts)
 
 
 def ends(transport: Transport, *, capacity: int = 2) -> tuple[BatchSender, BatchReceiver]:
-    sender = transport.sender(epoch=1, capacity=capacity)
-    return sender, transport.receiver(epoch=1, rank=0)
+    sender = transport.sender(term=1, capacity=capacity)
+    return sender, transport.receiver(term=1, rank=0)
 
 
 def receive(receiver: BatchReceiver, step: int) -> int:
@@ -58,7 +58,7 @@ async def test_a_batch_arrives_as_it_was_sent(transport: Transport) -> None:
 
 async def test_every_rank_gets_its_own_part(transport: Transport) -> None:
     sender, first = ends(transport)
-    second = transport.receiver(epoch=1, rank=1)
+    second = transport.receiver(term=1, rank=1)
     batch = build_batch(0, ranks=2)
     await sender.send(batch)
     parts = [r.receive(0, timeout_seconds=5).micro_batches[0] for r in (first, second)]
@@ -69,7 +69,7 @@ async def test_a_rank_without_a_part_is_refused(transport: Transport) -> None:
     sender, _ = ends(transport)
     await sender.send(build_batch(0, ranks=1))
     with pytest.raises(ProtocolError, match="parts for 1 ranks, this is rank 3"):
-        transport.receiver(epoch=1, rank=3).receive(0, timeout_seconds=5)
+        transport.receiver(term=1, rank=3).receive(0, timeout_seconds=5)
 
 
 async def test_a_batch_can_be_received_again(transport: Transport) -> None:
@@ -86,7 +86,7 @@ async def test_a_waiting_rank_is_woken_by_the_batch(transport: Transport) -> Non
 
 
 def test_a_missing_batch_ends_with_the_deadline(transport: Transport) -> None:
-    receiver = transport.receiver(epoch=1, rank=0)
+    receiver = transport.receiver(term=1, rank=0)
     with pytest.raises(DeadlineError, match=r"batch 7 .* from the orchestrator in 0.02 s"):
         receiver.receive(7, timeout_seconds=0.02)
 
@@ -107,18 +107,18 @@ async def test_the_same_step_with_other_content_is_refused(transport: Transport)
         await sender.send(build_batch(0, seed=9))
 
 
-async def test_a_batch_of_another_epoch_is_not_sent(transport: Transport) -> None:
+async def test_a_batch_of_another_term_is_not_sent(transport: Transport) -> None:
     sender, _ = ends(transport)
-    with pytest.raises(ProtocolError, match="carries epoch 2, its sender has 1"):
-        await sender.send(build_batch(0, epoch=2))
+    with pytest.raises(ProtocolError, match="carries term 2, its sender has 1"):
+        await sender.send(build_batch(0, term=2))
 
 
-@pytest.mark.parametrize("epoch", [1, 3])
-async def test_a_batch_of_another_epoch_stops_the_trainer(transport: Transport, epoch: int) -> None:
-    receiver = transport.receiver(epoch=2, rank=0)
-    sender = transport.sender(epoch=epoch, capacity=1)
-    await sender.send(build_batch(0, epoch=epoch))
-    with pytest.raises(FencedError, match=f"under epoch {epoch}; this trainer has epoch 2"):
+@pytest.mark.parametrize("term", [1, 3])
+async def test_a_batch_of_another_term_stops_the_trainer(transport: Transport, term: int) -> None:
+    receiver = transport.receiver(term=2, rank=0)
+    sender = transport.sender(term=term, capacity=1)
+    await sender.send(build_batch(0, term=term))
+    with pytest.raises(FencedError, match=f"under term {term}; this trainer has term 2"):
         receiver.receive(0, timeout_seconds=5)
 
 
@@ -158,23 +158,23 @@ async def test_events_reach_the_reader_while_send_waits_for_room(transport: Tran
     await asyncio.wait_for(second, 5)
 
 
-async def test_events_of_an_older_epoch_are_ignored(transport: Transport) -> None:
-    transport.receiver(epoch=1, rank=0).send_event(TrainerDone(0, 1))
-    sender = transport.sender(epoch=2, capacity=1)
-    transport.receiver(epoch=2, rank=0).send_event(TrainerDone(5, 2))
+async def test_events_of_an_older_term_are_ignored(transport: Transport) -> None:
+    transport.receiver(term=1, rank=0).send_event(TrainerDone(0, 1))
+    sender = transport.sender(term=2, capacity=1)
+    transport.receiver(term=2, rank=0).send_event(TrainerDone(5, 2))
     assert await asyncio.wait_for(sender.receive_event(), 5) == TrainerDone(5, 2)
 
 
-async def test_an_event_of_a_newer_epoch_stops_the_orchestrator(transport: Transport) -> None:
+async def test_an_event_of_a_newer_term_stops_the_orchestrator(transport: Transport) -> None:
     sender, _ = ends(transport)
-    transport.receiver(epoch=2, rank=0).send_event(TrainerDone(0, 2))
-    with pytest.raises(FencedError, match="epoch 2, this orchestrator has epoch 1"):
+    transport.receiver(term=2, rank=0).send_event(TrainerDone(0, 2))
+    with pytest.raises(FencedError, match="term 2, this orchestrator has term 1"):
         await asyncio.wait_for(sender.receive_event(), 5)
 
 
-def test_an_event_with_another_epoch_is_not_sent(transport: Transport) -> None:
-    receiver = transport.receiver(epoch=1, rank=0)
-    with pytest.raises(ProtocolError, match="TrainerDone carries epoch 2"):
+def test_an_event_with_another_term_is_not_sent(transport: Transport) -> None:
+    receiver = transport.receiver(term=1, rank=0)
+    with pytest.raises(ProtocolError, match="TrainerDone carries term 2"):
         receiver.send_event(TrainerDone(0, 2))
 
 
@@ -202,4 +202,4 @@ async def test_a_whole_run_of_steps_flows_through_a_full_transport(transport: Tr
 
 def test_a_capacity_of_zero_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lets no batch through"):
-        KINDS["filesystem"](tmp_path).sender(epoch=1, capacity=0)
+        KINDS["filesystem"](tmp_path).sender(term=1, capacity=0)

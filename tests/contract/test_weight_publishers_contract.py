@@ -21,9 +21,9 @@ from gradus.weights.manifest import verify
 Build = Callable[[RunDirectory, int], WeightPublisher]
 
 PUBLISHERS: dict[str, Build] = {
-    "filesystem": lambda run_dir, epoch: FilesystemWeights(run_dir, epoch=epoch, extra_files={}),
-    "broadcast": lambda run_dir, epoch: BroadcastWeights(
-        run_dir, epoch=epoch, extra_files={}, num_receivers=1, device=torch.device("cpu")
+    "filesystem": lambda run_dir, term: FilesystemWeights(run_dir, term=term, extra_files={}),
+    "broadcast": lambda run_dir, term: BroadcastWeights(
+        run_dir, term=term, extra_files={}, num_receivers=1, device=torch.device("cpu")
     ),
 }
 

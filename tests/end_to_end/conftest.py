@@ -32,7 +32,7 @@ def inference_server(
     """
     config = InferenceProcessConfig(
         run_dir=str(tmp_path_factory.mktemp("served-run")),
-        epoch=0,
+        term=0,
         model=ModelConfig(name=str(tiny_model), max_length_tokens=1024),
         seed=0,
         inference=InferenceConfig(kv_cache_gib=0.5, max_num_seqs=64),

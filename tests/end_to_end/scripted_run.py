@@ -51,30 +51,30 @@ class SeededEngine(ScriptedEngine):
         return Reply(tokens, [LOGPROB - source.random() / 8 for _ in tokens])
 
     def _weights(self) -> str:
-        """The digest of the served tensors, whatever version and epoch they have."""
+        """The digest of the served tensors, whatever version and term they have."""
         if not self.applied:
             return "initial"
         files = read_manifest(Path(self.applied[-1].directory)).files
         return files["model.safetensors"].sha256
 
 
-def build_engine(command: str, run_dir: Path, epoch: int) -> ScriptedEngine:
+def build_engine(command: str, run_dir: Path, term: int) -> ScriptedEngine:
     """What serves the run of `gradus <command>`."""
     if command == "rl":
-        return SeededEngine(run_dir=run_dir, epoch=epoch, max_length_tokens=256)
-    return ScriptedEngine(run_dir=run_dir, epoch=epoch, latency_seconds=LATENCY_SECONDS)
+        return SeededEngine(run_dir=run_dir, term=term, max_length_tokens=256)
+    return ScriptedEngine(run_dir=run_dir, term=term, latency_seconds=LATENCY_SECONDS)
 
 
 def with_script(command: str, plan: Callable[..., LaunchPlan]) -> Callable[..., LaunchPlan]:
     """The real plan with this file in the place of the inference server."""
 
     def planned(
-        config: Any, run_dir: RunDirectory, epoch: int, machine: Machine, **options: Any
+        config: Any, run_dir: RunDirectory, term: int, machine: Machine, **options: Any
     ) -> LaunchPlan:
-        whole = plan(config, run_dir, epoch, machine, **options)
+        whole = plan(config, run_dir, term, machine, **options)
         (engine, *environments), *later = whole.stages
         assert engine.name == "inference"
-        chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--epoch", str(epoch))
+        chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--term", str(term))
         scripted = replace(engine, argv=(machine.python, __file__, *chosen))
         return replace(whole, stages=((scripted, *environments), *later))
 
@@ -87,11 +87,11 @@ def serve_engine(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine")
     parser.add_argument("--run-dir", type=Path)
-    parser.add_argument("--epoch", type=int)
+    parser.add_argument("--term", type=int)
     chosen = parser.parse_args(words)
 
     async def run() -> None:
-        await serve(build_engine(chosen.engine, chosen.run_dir, chosen.epoch))
+        await serve(build_engine(chosen.engine, chosen.run_dir, chosen.term))
 
     asyncio.run(run())
 

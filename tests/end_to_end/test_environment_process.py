@@ -36,7 +36,7 @@ def config_of(
     seat = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}}
     return EnvironmentProcessConfig(
         run_dir=str(run_dir),
-        epoch=3,
+        term=3,
         name="source",
         pool=pool,
         verifiers={"taskset": taskset, "agent": seat},
@@ -65,7 +65,7 @@ def test_ready_file_tells_the_addresses_and_the_number_of_tasks(
     shared: RunningEnvironment,
 ) -> None:
     ready = shared.wait_ready()
-    assert (ready["num_tasks"], ready["epoch"], ready["pid"]) == (3, 3, shared.process.pid)
+    assert (ready["num_tasks"], ready["term"], ready["pid"]) == (3, 3, shared.process.pid)
     assert ready["run_address"].startswith("ipc://")
     assert ready["task_address"].startswith("ipc://")
 

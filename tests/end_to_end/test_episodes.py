@@ -63,7 +63,7 @@ def start(
     agent = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}, **seat}
     config = EnvironmentProcessConfig(
         run_dir=str(run_dir),
-        epoch=1,
+        term=1,
         name="e",
         pool=StaticPoolConfig(num_workers=num_workers),
         verifiers={**verifiers, **dict.fromkeys(seats, agent)},

@@ -33,7 +33,7 @@ def start(tmp_path: Path, tiny_model: Path) -> Iterator[Start]:
             run_dir.mkdir()
             config = InferenceProcessConfig(
                 run_dir=str(run_dir),
-                epoch=0,
+                term=0,
                 model=ModelConfig(name=str(model), max_length_tokens=256),
                 seed=0,
                 inference=InferenceConfig(**{"kv_cache_gib": 0.1, **inference}),

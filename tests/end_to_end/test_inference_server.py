@@ -68,7 +68,7 @@ class Client:
         """Status and body of asking for a published version."""
         body = {
             "run_id": self.server.run_id,
-            "epoch": self.server.epoch,
+            "term": self.server.term,
             "version": published.version,
             "directory": str(published.directory),
             "digest": published.digest,
@@ -86,7 +86,7 @@ async def client(inference_server: RunningInference) -> AsyncIterator[Client]:
 def publish(inference_server: RunningInference) -> Callable[[int, Tensors], Published]:
     """Publishes tensors as a version of the server's run."""
     weights = FilesystemWeights(
-        inference_server.run_dir, epoch=inference_server.epoch, extra_files={}, keep_published=3
+        inference_server.run_dir, term=inference_server.term, extra_files={}, keep_published=3
     )
 
     def publish_anew(version: int, tensors: Tensors) -> Published:
@@ -241,7 +241,7 @@ async def test_weights_that_were_broadcast_are_served_without_a_file(client: Cli
     server = client.server
     sender = BroadcastWeights(
         server.run_dir,
-        epoch=server.epoch,
+        term=server.term,
         extra_files={},
         num_receivers=1,
         device=torch.device("cpu"),
@@ -264,7 +264,7 @@ async def test_a_broadcast_of_another_model_is_refused_before_anything_is_sent(
     server = client.server
     sender = BroadcastWeights(
         server.run_dir,
-        epoch=server.epoch,
+        term=server.term,
         extra_files={},
         num_receivers=1,
         device=torch.device("cpu"),
@@ -362,7 +362,7 @@ async def test_stale_owner_older_version_and_foreign_directory_are_refused(
 ) -> None:
     version = (await client.status())["version"] + 1
     published = publish(version, changed_weights(client.server, seed=version))
-    assert (await client.apply(published, epoch=client.server.epoch - 1))[0] == 409
+    assert (await client.apply(published, term=client.server.term - 1))[0] == 409
     assert (await client.apply(published, run_id="another"))[0] == 409
     assert (await client.apply(published, directory=str(client.server.model_dir)))[0] == 403
     assert (await client.apply(published, surprise=1))[0] == 400

@@ -42,7 +42,7 @@ def server(
     """A vLLM server with one adapter slot."""
     config = InferenceProcessConfig(
         run_dir=str(tmp_path_factory.mktemp("adapter-run")),
-        epoch=0,
+        term=0,
         model=ModelConfig(name=str(tiny_model), max_length_tokens=1024),
         seed=0,
         lora_rank=RANK,
@@ -73,7 +73,7 @@ def publish(server: RunningInference, tiny_model: Path) -> Callable[[int, Tensor
     settings = {"r": RANK, "lora_alpha": ALPHA, "target_modules": LEAVES, "peft_type": "LORA"}
     weights = FilesystemWeights(
         server.run_dir,
-        epoch=server.epoch,
+        term=server.term,
         extra_files={
             "adapter_config.json": json.dumps(settings).encode(),
             BASE_FILE: json.dumps({"sha256": model_digest(tiny_model)}).encode(),
@@ -96,7 +96,7 @@ async def ask(server: RunningInference, method: str, path: str, body: Any = None
 async def apply(server: RunningInference, published: Published) -> Any:
     body = {
         "run_id": server.run_id,
-        "epoch": server.epoch,
+        "term": server.term,
         "version": published.version,
         "directory": str(published.directory),
         "digest": published.digest,

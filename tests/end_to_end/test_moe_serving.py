@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInferenc
     model = build_tiny_moe_model(tmp_path_factory.mktemp("model") / "moe")
     config = InferenceProcessConfig(
         run_dir=str(tmp_path_factory.mktemp("moe-run")),
-        epoch=0,
+        term=0,
         model=ModelConfig(name=str(model), max_length_tokens=512),
         seed=0,
         inference=InferenceConfig(kv_cache_gib=0.2, max_num_seqs=8),
@@ -78,10 +78,10 @@ def mismatch(model: Any, tokens: list[int], sampling: torch.Tensor) -> float:
 
 
 async def test_published_experts_are_served(server: RunningInference, policy: Any) -> None:
-    weights = FilesystemWeights(server.run_dir, epoch=server.epoch, extra_files={})
+    weights = FilesystemWeights(server.run_dir, term=server.term, extra_files={})
     published = weights.publish(1, serving_tensors(policy, torch.bfloat16))
     before_tokens, before = await generate(server)
-    change = {"run_id": server.run_id, "epoch": server.epoch, "version": 1}
+    change = {"run_id": server.run_id, "term": server.term, "version": 1}
     change |= {"directory": str(published.directory), "digest": published.digest}
     assert (await post(server, "/gradus/apply", change))["version"] == 1
     tokens, after = await generate(server)

@@ -84,7 +84,7 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
     }
     return OrchestratorProcessConfig(
         run_dir=str(run_dir),
-        epoch=1,
+        term=1,
         # Without a renderer by name: the run finds it from the chat template of the folder.
         model=ModelConfig(name=model, max_length_tokens=256),
         max_steps=MAX_STEPS,
@@ -99,7 +99,7 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
 def environment_config(run_dir: Path, behaviour: str) -> EnvironmentProcessConfig:
     return EnvironmentProcessConfig(
         run_dir=str(run_dir),
-        epoch=1,
+        term=1,
         name="echo",
         pool=StaticPoolConfig(num_workers=1),
         verifiers={
@@ -139,9 +139,9 @@ async def engine_in(
         text = asked if asked_before[asked] % 2 else "no"
         return Reply(tokenizer.encode(text, add_special_tokens=False))
 
-    async with ScriptedEngine(reply=reply, run_dir=run_dir, epoch=1) as engine:
+    async with ScriptedEngine(reply=reply, run_dir=run_dir, term=1) as engine:
         engine.check_weights = None
-        ready = {"base_url": engine.base_url, "pid": os.getpid(), "epoch": 1, "version": 0}
+        ready = {"base_url": engine.base_url, "pid": os.getpid(), "term": 1, "version": 0}
         write_json(RunDirectory(run_dir).ready_file("inference"), ready)
         yield engine
 

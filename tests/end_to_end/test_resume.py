@@ -14,7 +14,7 @@ import pytest
 
 from gradus.orchestrator.records.journal import read_journal
 from gradus.orchestrator.records.journal_check import check_journal
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
@@ -114,7 +114,7 @@ def test_a_run_whose_orchestrator_was_killed_ends_as_an_undisturbed_one(
     printed = finish(process, exit_code=None)
     assert "orchestrator was killed by SIGKILL" in printed
     assert processes_of(run_dir) == []
-    newest = Checkpoints(RunDirectory(run_dir), epoch=0).latest()
+    newest = CheckpointStore(RunDirectory(run_dir), term=0).latest()
     assert newest is not None
     assert newest.manifest.parts == ["trainer", "orchestrator"]
     resumed = finish(scripted_rl("@", config, "--resume"))

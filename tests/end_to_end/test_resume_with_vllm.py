@@ -8,7 +8,7 @@ import pytest
 
 from gradus.orchestrator.records.journal import JournalEvent, read_journal, surviving
 from gradus.orchestrator.records.journal_check import check_journal
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
@@ -72,7 +72,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     printed = finish(process, exit_code=None)
     assert "orchestrator was killed by SIGKILL" in printed
     assert processes_of(run_dir) == []
-    newest = Checkpoints(RunDirectory(run_dir), epoch=0).latest()
+    newest = CheckpointStore(RunDirectory(run_dir), term=0).latest()
     assert newest is not None
     assert newest.manifest.parts == ["trainer", "orchestrator"]
     resumed = finish(start("rl", "@", str(config), "--resume"))

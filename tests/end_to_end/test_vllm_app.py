@@ -30,7 +30,7 @@ def vllm_server() -> ModuleType:
 def config(model: Path, **inference: Any) -> InferenceProcessConfig:
     return InferenceProcessConfig(
         run_dir="runs/demo",
-        epoch=0,
+        term=0,
         model=ModelConfig(name=str(model)),
         seed=0,
         inference=InferenceConfig(**inference),

@@ -22,7 +22,7 @@ from gradus.files import file_digest
 from gradus.run.checkpoints import (
     FORMAT,
     MANIFEST_NAME,
-    Checkpoints,
+    CheckpointStore,
     read_manifest,
     verify_checkpoint,
 )
@@ -45,9 +45,9 @@ def run_dir(tmp_path: Path) -> RunDirectory:
 
 
 def test_what_was_staged_is_found_after_the_commit(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     committed = commit(checkpoints, 10)
-    found = Checkpoints(run_dir, epoch=2).latest()
+    found = CheckpointStore(run_dir, term=2).latest()
     assert found == committed
     assert found is not None
     assert found.step == 10
@@ -56,11 +56,11 @@ def test_what_was_staged_is_found_after_the_commit(run_dir: RunDirectory) -> Non
 
 
 def test_a_run_without_checkpoints_has_no_latest(run_dir: RunDirectory) -> None:
-    assert Checkpoints(run_dir, epoch=1).latest() is None
+    assert CheckpointStore(run_dir, term=1).latest() is None
 
 
 def test_staging_alone_is_never_selected(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     commit(checkpoints, 10)
     stage(checkpoints, 20)
     latest = checkpoints.latest()
@@ -70,7 +70,7 @@ def test_staging_alone_is_never_selected(run_dir: RunDirectory) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_one_part_alone_is_not_committed(run_dir: RunDirectory, part: str) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     folder = stage(checkpoints, 10)
     shutil.rmtree(folder / part)
     with pytest.raises(ProtocolError, match=part):
@@ -79,14 +79,14 @@ def test_one_part_alone_is_not_committed(run_dir: RunDirectory, part: str) -> No
 
 
 def test_a_part_that_nobody_named_is_not_committed(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     (stage(checkpoints, 10) / "stray").mkdir()
     with pytest.raises(ProtocolError, match="stray"):
         checkpoints.commit(10, PARTS)
 
 
 def test_a_missing_part_is_named(run_dir: RunDirectory) -> None:
-    checkpoint = commit(Checkpoints(run_dir, epoch=1), 10)
+    checkpoint = commit(CheckpointStore(run_dir, term=1), 10)
     with pytest.raises(CorruptStateError, match="no part 'critic'"):
         checkpoint.part("critic")
 
@@ -96,18 +96,18 @@ def disk_operations(folder: Path) -> list[str]:
     run_dir = new_run(folder, "count")
     commit_three(run_dir, FaultyFiles())
     files = FaultyFiles()
-    checkpoints = Checkpoints(run_dir, 1, files)
+    checkpoints = CheckpointStore(run_dir, 1, files)
     commit_and_prune(checkpoints)
     return files.operations
 
 
-def commit_and_prune(checkpoints: Checkpoints) -> None:
+def commit_and_prune(checkpoints: CheckpointStore) -> None:
     commit(checkpoints, 40)
     checkpoints.prune(keep_last=2)
 
 
 def commit_three(run_dir: RunDirectory, files: FaultyFiles) -> None:
-    checkpoints = Checkpoints(run_dir, 1, files)
+    checkpoints = CheckpointStore(run_dir, 1, files)
     for step in (10, 20, 30):
         commit(checkpoints, step)
 
@@ -120,11 +120,11 @@ def test_a_crash_at_any_operation_leaves_a_whole_checkpoint(tmp_path: Path, afte
     for at in range(len(operations)):
         run_dir = new_run(tmp_path, f"crash-{at}")
         commit_three(run_dir, FaultyFiles())
-        checkpoints = Checkpoints(run_dir, 1, FaultyFiles(at, after=after))
+        checkpoints = CheckpointStore(run_dir, 1, FaultyFiles(at, after=after))
         with pytest.raises(Crash):
             commit_and_prune(checkpoints)
         is_committed = at > rename or (at == rename and after)
-        survivor = Checkpoints(run_dir, epoch=2)
+        survivor = CheckpointStore(run_dir, term=2)
         latest = survivor.latest()
         assert latest is not None
         assert latest.step == (40 if is_committed else 30), operations[at]
@@ -142,7 +142,7 @@ def test_a_disk_that_fills_up_at_any_operation_keeps_the_old_checkpoints(tmp_pat
     for at in range(operations.index("rename") + 1):
         run_dir = new_run(tmp_path, f"full-{at}")
         commit_three(run_dir, FaultyFiles())
-        checkpoints = Checkpoints(run_dir, 1, FaultyFiles(at, full=True))
+        checkpoints = CheckpointStore(run_dir, 1, FaultyFiles(at, full=True))
         with pytest.raises(StorageError, match="bytes free") as failure:
             commit(checkpoints, 40)
         assert failure.value.exit_code is ExitCode.TRY_AGAIN
@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_at_any_operation_keeps_the_old_checkpoints(tmp_pat
 def test_damage_to_any_file_falls_back_and_says_so(
     run_dir: RunDirectory, caplog: pytest.LogCaptureFixture, name: str, damage: str
 ) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     commit(checkpoints, 10)
     path = commit(checkpoints, 20).folder / name
     content = path.read_bytes()
@@ -171,7 +171,7 @@ def test_damage_to_any_file_falls_back_and_says_so(
         case "missing":
             path.unlink()
     with caplog.at_level(logging.ERROR):
-        latest = Checkpoints(run_dir, epoch=2).latest()
+        latest = CheckpointStore(run_dir, term=2).latest()
     assert latest is not None
     assert latest.step == 10
     assert "checkpoint 20 is not used" in caplog.text
@@ -179,7 +179,7 @@ def test_damage_to_any_file_falls_back_and_says_so(
 
 
 def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(run_dir: RunDirectory) -> None:
-    path = commit(Checkpoints(run_dir, epoch=1), 10).folder / MANIFEST_NAME
+    path = commit(CheckpointStore(run_dir, term=1), 10).folder / MANIFEST_NAME
     content = path.read_bytes()
     for position, bit in itertools.product(range(len(content)), (1, 0x80)):
         flipped = content[position] ^ bit
@@ -191,7 +191,7 @@ def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(run_dir: RunDirecto
 @pytest.mark.parametrize("name", ["trainer/weights.bin", MANIFEST_NAME])
 def test_a_file_that_was_cut_at_any_byte_falls_back(run_dir: RunDirectory, name: str) -> None:
     """Also of a machine that lost power behind the rename, with pages that never were written."""
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     commit(checkpoints, 10)
     path = commit(checkpoints, 20).folder / name
     content = path.read_bytes()
@@ -200,7 +200,7 @@ def test_a_file_that_was_cut_at_any_byte_falls_back(run_dir: RunDirectory, name:
             path.write_bytes(torn)
             with pytest.raises(CorruptStateError):
                 verify_checkpoint(path.parent)
-    latest = Checkpoints(run_dir, epoch=2).latest()
+    latest = CheckpointStore(run_dir, term=2).latest()
     assert latest is not None
     assert latest.step == 10
 
@@ -208,7 +208,7 @@ def test_a_file_that_was_cut_at_any_byte_falls_back(run_dir: RunDirectory, name:
 def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Checkpoints(run_dir, epoch=1)
+    run = CheckpointStore(run_dir, term=1)
     commit(run, 10)
     steps = iter([20, 30])
 
@@ -221,21 +221,21 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
 
     monkeypatch.setattr("gradus.run.checkpoints._HASHING_THREADS", 1)
     monkeypatch.setattr("gradus.run.checkpoints.file_digest", hash_slowly)
-    latest = Checkpoints(run_dir, epoch=0).latest()
+    latest = CheckpointStore(run_dir, term=0).latest()
     assert latest is not None
     assert latest.step == 30
 
 
 def test_no_whole_checkpoint_at_all_ends_the_run(run_dir: RunDirectory) -> None:
-    checkpoint = commit(Checkpoints(run_dir, epoch=1), 10)
+    checkpoint = commit(CheckpointStore(run_dir, term=1), 10)
     (checkpoint.folder / "trainer/weights.bin").write_bytes(b"short")
     with pytest.raises(CorruptStateError, match="none of the 1 checkpoints") as failure:
-        Checkpoints(run_dir, epoch=2).latest()
+        CheckpointStore(run_dir, term=2).latest()
     assert failure.value.exit_code is ExitCode.CORRUPT_STATE
 
 
 def test_a_file_of_another_step_is_noticed(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     old, new = commit(checkpoints, 10), commit(checkpoints, 20)
     shutil.copy(old.folder / "trainer/weights.bin", new.folder / "trainer/weights.bin")
     with pytest.raises(CorruptStateError, match=r"weights\.bin"):
@@ -243,7 +243,7 @@ def test_a_file_of_another_step_is_noticed(run_dir: RunDirectory) -> None:
 
 
 def test_a_checkpoint_under_another_name_is_refused(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     folder = commit(checkpoints, 10).folder
     folder.rename(folder.with_name("step_00000090"))
     with pytest.raises(CorruptStateError, match="holds step 10"):
@@ -252,37 +252,37 @@ def test_a_checkpoint_under_another_name_is_refused(run_dir: RunDirectory) -> No
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     first, second = new_run(tmp_path, "first"), new_run(tmp_path, "second")
-    commit(Checkpoints(first, epoch=1), 10)
+    commit(CheckpointStore(first, term=1), 10)
     shutil.copytree(first.checkpoints, second.checkpoints)
     with pytest.raises(CorruptStateError, match="of run 'first'"):
-        Checkpoints(second, epoch=1).load(10)
+        CheckpointStore(second, term=1).load(10)
 
 
 def test_a_renamed_run_still_finds_its_checkpoints(tmp_path: Path, run_dir: RunDirectory) -> None:
-    commit(Checkpoints(run_dir, epoch=1), 10)
+    commit(CheckpointStore(run_dir, term=1), 10)
     run_dir.root.rename(tmp_path / "renamed")
-    assert Checkpoints(RunDirectory(tmp_path / "renamed"), epoch=2).load(10).step == 10
+    assert CheckpointStore(RunDirectory(tmp_path / "renamed"), term=2).load(10).step == 10
 
 
 def test_a_run_without_marker_is_named_by_its_folder(tmp_path: Path, run_dir: RunDirectory) -> None:
     (run_dir.root / MARKER_NAME).unlink()
-    assert commit(Checkpoints(run_dir, epoch=0), 10).manifest.run_id == "demo"
+    assert commit(CheckpointStore(run_dir, term=0), 10).manifest.run_id == "demo"
 
 
 def test_a_pickle_beside_the_parts_is_never_read(run_dir: RunDirectory, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    checkpoint = commit(Checkpoints(run_dir, epoch=1), 10)
+    checkpoint = commit(CheckpointStore(run_dir, term=1), 10)
     (checkpoint.folder / "trainer/.metadata").write_bytes(
         f"cos\nsystem\n(S'touch {canary}'\ntR.".encode()
     )
     with pytest.raises(CorruptStateError, match=r"trainer/\.metadata"):
-        Checkpoints(run_dir, epoch=1).load(10)
+        CheckpointStore(run_dir, term=1).load(10)
     assert not canary.exists()
 
 
 @pytest.mark.parametrize("name", ["link", "pipe"])
 def test_links_and_pipes_have_no_place_in_a_checkpoint(run_dir: RunDirectory, name: str) -> None:
-    folder = commit(Checkpoints(run_dir, epoch=1), 10).folder
+    folder = commit(CheckpointStore(run_dir, term=1), 10).folder
     path = folder / "trainer/weights.bin"
     path.unlink()
     if name == "link":
@@ -293,50 +293,50 @@ def test_links_and_pipes_have_no_place_in_a_checkpoint(run_dir: RunDirectory, na
         verify_checkpoint(folder)
 
 
-def test_an_owner_with_an_old_epoch_commits_nothing(run_dir: RunDirectory) -> None:
+def test_an_owner_with_an_old_term_commits_nothing(run_dir: RunDirectory) -> None:
     RunLease.take(run_dir).release()
-    old = Checkpoints(run_dir, epoch=1)
+    old = CheckpointStore(run_dir, term=1)
     stage(old, 10)
     RunLease.take(run_dir).release()
     with pytest.raises(FencedError):
         old.commit(10, PARTS)
-    assert Checkpoints(run_dir, epoch=2).latest() is None
+    assert CheckpointStore(run_dir, term=2).latest() is None
 
 
 def test_a_step_that_is_reached_again_does_not_touch_the_old_checkpoint(
     run_dir: RunDirectory,
 ) -> None:
-    old = commit(Checkpoints(run_dir, epoch=1), 20, "old")
-    again = Checkpoints(run_dir, epoch=2)
+    old = commit(CheckpointStore(run_dir, term=1), 20, "old")
+    again = CheckpointStore(run_dir, term=2)
     new = commit(again, 20, "new")
-    assert verify_checkpoint(old.folder).epoch == 1
+    assert verify_checkpoint(old.folder).term == 1
     assert again.latest() == new
-    assert committed_names(run_dir) == ["step_00000020", "step_00000020.epoch_00000002"]
+    assert committed_names(run_dir) == ["step_00000020", "step_00000020.term_00000002"]
     commit(again, 30)
     again.prune(keep_last=2)
-    assert committed_names(run_dir) == ["step_00000020.epoch_00000002", "step_00000030"]
+    assert committed_names(run_dir) == ["step_00000020.term_00000002", "step_00000030"]
 
 
 def test_a_damaged_step_that_is_reached_again_stays_until_the_new_one_verifies(
     run_dir: RunDirectory,
 ) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     commit(checkpoints, 10)
     damaged = commit(checkpoints, 20)
     (damaged.folder / "trainer/weights.bin").write_bytes(b"short")
-    again = Checkpoints(run_dir, epoch=2)
+    again = CheckpointStore(run_dir, term=2)
     commit(again, 20, "again")
     assert damaged.folder.exists()
-    latest = Checkpoints(run_dir, epoch=3).latest()
+    latest = CheckpointStore(run_dir, term=3).latest()
     assert latest is not None
-    assert (latest.step, latest.manifest.epoch) == (20, 2)
+    assert (latest.step, latest.manifest.term) == (20, 2)
     again.prune(keep_last=2)
-    assert committed_names(run_dir) == ["step_00000010", "step_00000020.epoch_00000002"]
+    assert committed_names(run_dir) == ["step_00000010", "step_00000020.term_00000002"]
 
 
-def test_the_same_step_is_not_committed_twice_in_one_epoch(run_dir: RunDirectory) -> None:
-    commit(Checkpoints(run_dir, epoch=1), 10)
-    checkpoints = Checkpoints(run_dir, epoch=2)
+def test_the_same_step_is_not_committed_twice_in_one_term(run_dir: RunDirectory) -> None:
+    commit(CheckpointStore(run_dir, term=1), 10)
+    checkpoints = CheckpointStore(run_dir, term=2)
     commit(checkpoints, 10)
     stage(checkpoints, 10)
     with pytest.raises(StorageError, match="committed already"):
@@ -344,7 +344,7 @@ def test_the_same_step_is_not_committed_twice_in_one_epoch(run_dir: RunDirectory
 
 
 def test_the_newest_and_the_landmarks_are_kept(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     for step in (10, 20, 30, 40, 50, 60):
         commit(checkpoints, step)
     checkpoints.prune(keep_last=2, keep_interval_steps=30)
@@ -355,10 +355,10 @@ def test_the_newest_and_the_landmarks_are_kept(run_dir: RunDirectory) -> None:
 
 
 def test_damaged_checkpoints_do_not_count_as_kept(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     folders = [commit(checkpoints, step).folder for step in (10, 20, 30, 40)]
     (folders[2] / "trainer/weights.bin").write_bytes(b"short")
-    Checkpoints(run_dir, epoch=2).prune(keep_last=2)
+    CheckpointStore(run_dir, term=2).prune(keep_last=2)
     assert committed_names(run_dir) == ["step_00000020", "step_00000030", "step_00000040"]
 
 
@@ -366,19 +366,19 @@ def test_damaged_checkpoints_do_not_count_as_kept(run_dir: RunDirectory) -> None
 def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning(
     run_dir: RunDirectory, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     for step in (10, 20, 30):
         commit(checkpoints, step)
     at = 0 if operation == "rename" else 1
-    Checkpoints(run_dir, 1, FaultyFiles(at, full=True)).prune(keep_last=2)
+    CheckpointStore(run_dir, 1, FaultyFiles(at, full=True)).prune(keep_last=2)
     assert "stays" in caplog.text
-    latest = Checkpoints(run_dir, epoch=2).latest()
+    latest = CheckpointStore(run_dir, term=2).latest()
     assert latest is not None
     assert latest.step == 30
 
 
-def test_stale_staging_of_older_epochs_goes_and_own_stays(run_dir: RunDirectory) -> None:
-    old, new = Checkpoints(run_dir, epoch=1), Checkpoints(run_dir, epoch=2)
+def test_stale_staging_of_older_terms_goes_and_own_stays(run_dir: RunDirectory) -> None:
+    old, new = CheckpointStore(run_dir, term=1), CheckpointStore(run_dir, term=2)
     stage(old, 10)
     own = stage(new, 20)
     new.discard_stale()
@@ -389,12 +389,12 @@ def test_stale_staging_of_older_epochs_goes_and_own_stays(run_dir: RunDirectory)
 
 
 def test_stale_staging_of_a_run_without_checkpoints_is_nothing(run_dir: RunDirectory) -> None:
-    Checkpoints(run_dir, epoch=1).discard_stale()
+    CheckpointStore(run_dir, term=1).discard_stale()
     assert not run_dir.checkpoints.exists()
 
 
 def test_a_step_without_checkpoint_is_refused_with_those_there_are(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     commit(checkpoints, 10)
     with pytest.raises(ConfigError, match=r"no checkpoint of step 15; there are \[10\]"):
         checkpoints.load(15)
@@ -404,11 +404,11 @@ def test_another_format_is_refused_with_its_number(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradus.run.checkpoints.FORMAT", FORMAT + 1)
-    folder = commit(Checkpoints(run_dir, epoch=1), 10).folder
+    folder = commit(CheckpointStore(run_dir, term=1), 10).folder
     monkeypatch.undo()
     with pytest.raises(
         ConfigError, match=f"format {FORMAT + 1}, this version .* reads format {FORMAT}"
     ):
         read_manifest(folder)
     with pytest.raises(ConfigError, match="use the version that wrote it"):
-        Checkpoints(run_dir, epoch=2).latest()
+        CheckpointStore(run_dir, term=2).latest()

@@ -76,7 +76,7 @@ def test_metrics_lose_records_of_a_full_disk_and_go_on_when_there_is_room(
 
 def test_a_journal_that_cannot_be_written_ends_the_run_whole_and_named(small_disk: Path) -> None:
     path = small_disk / "journal.jsonl"
-    with Journal(path, epoch=1, now=time.time) as journal:
+    with Journal(path, term=1, now=time.time) as journal:
         journal.write(JournalEvent.RUN_STARTED)
         fill(small_disk)
         with pytest.raises(StorageError, match=r"journal\.jsonl: No space left.*make room"):

@@ -25,12 +25,12 @@ from gradus.processes.table import read_process
 from gradus.run.lease import (
     MARKER_NAME,
     RunLease,
-    check_epoch,
+    check_term,
     mark_run,
     open_run,
     preview_run,
-    read_epoch,
     read_marker,
+    read_term,
     reopen_run,
     run_path,
 )
@@ -40,7 +40,7 @@ HOLDER = """
 import sys, pathlib
 from gradus.run.lease import open_run
 lease = open_run(pathlib.Path(sys.argv[1]), "demo", kind="rl")
-print(lease.epoch, flush=True)
+print(lease.term, flush=True)
 sys.stdin.read()
 """
 
@@ -68,7 +68,7 @@ def test_a_new_run_gets_a_private_marked_directory(tmp_path: Path) -> None:
     root = tmp_path / "runs" / "demo"
     assert root.stat().st_mode & 0o777 == 0o700
     assert read_json(root / MARKER_NAME)["run_id"] == "demo"
-    assert (lease.run_dir.root, lease.epoch) == (root, 1)
+    assert (lease.run_dir.root, lease.term) == (root, 1)
     lease.release()
 
 
@@ -91,10 +91,10 @@ def test_a_second_live_run_is_refused_with_owner_and_pid(tmp_path: Path) -> None
         close(holder)
 
 
-def test_the_lease_of_a_killed_owner_is_taken_over_with_a_higher_epoch(tmp_path: Path) -> None:
+def test_the_lease_of_a_killed_owner_is_taken_over_with_a_higher_term(tmp_path: Path) -> None:
     close(hold_in_other_process(tmp_path))
     lease = open_run(tmp_path, "demo", kind="rl")
-    assert lease.epoch == 2
+    assert lease.term == 2
     lease.release()
 
 
@@ -105,7 +105,7 @@ def test_two_leases_in_one_process_exclude_each_other(tmp_path: Path) -> None:
     lease.release()
     lease.release()
     again = RunLease.take(RunDirectory(tmp_path))
-    assert again.epoch == 2
+    assert again.term == 2
     again.release()
 
 
@@ -122,28 +122,28 @@ def test_a_living_owner_counts_even_when_its_lock_file_was_deleted(tmp_path: Pat
 def test_a_recycled_pid_is_not_the_owner(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "start_time": 1, "taken_at": 0.0}
-    write_json(run_dir.lease, {"epoch": 4, "owner": owner})
+    write_json(run_dir.lease, {"term": 4, "owner": owner})
     lease = RunLease.take(run_dir)
-    assert lease.epoch == 5
+    assert lease.term == 5
     lease.release()
 
 
-def test_an_older_epoch_is_fenced(tmp_path: Path) -> None:
+def test_an_older_term_is_fenced(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     lease = RunLease.take(run_dir)
     lease.check()
-    write_json(run_dir.lease, {"epoch": 2, "owner": None})
-    with pytest.raises(FencedError, match=r"taken over with epoch 2 .*this process has epoch 1"):
+    write_json(run_dir.lease, {"term": 2, "owner": None})
+    with pytest.raises(FencedError, match=r"taken over with term 2 .*this process has term 1"):
         lease.check()
     lease.release()
-    assert read_epoch(run_dir) == 2, "a fenced owner must not write the lease"
+    assert read_term(run_dir) == 2, "a fenced owner must not write the lease"
 
 
-def test_without_a_lease_every_epoch_passes(tmp_path: Path) -> None:
-    check_epoch(RunDirectory(tmp_path), 0)
+def test_without_a_lease_every_term_passes(tmp_path: Path) -> None:
+    check_term(RunDirectory(tmp_path), 0)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"epoch": 1}', '{"epoch": 1, "owner": {"a": 1}}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"term": 1}', '{"term": 1, "owner": {"a": 1}}'])
 def test_a_lease_that_does_not_parse_is_corrupt(tmp_path: Path, content: str) -> None:
     (tmp_path / "lease.json").write_text(content)
     with pytest.raises(CorruptStateError, match="lease"):
@@ -161,7 +161,7 @@ def test_reusing_a_name_is_refused(tmp_path: Path) -> None:
         open_run(tmp_path, "demo", kind="rl")
 
 
-def test_clean_deletes_the_old_run_and_raises_the_epoch(tmp_path: Path) -> None:
+def test_clean_deletes_the_old_run_and_raises_the_term(tmp_path: Path) -> None:
     first = open_run(tmp_path, "demo", kind="rl")
     first.run_dir.metrics.write_text("{}\n")
     first.run_dir.config.mkdir()
@@ -170,7 +170,7 @@ def test_clean_deletes_the_old_run_and_raises_the_epoch(tmp_path: Path) -> None:
     second = open_run(tmp_path, "demo", clean=True, kind="rl")
     left = {path.name for path in second.run_dir.root.iterdir()}
     assert left == {MARKER_NAME, "lease.json", "lease.lock"}
-    assert second.epoch == 2
+    assert second.term == 2
     second.release()
 
 
@@ -198,15 +198,15 @@ def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
-def test_resume_takes_the_next_epoch_and_leaves_the_content(tmp_path: Path) -> None:
+def test_resume_takes_the_next_term_and_leaves_the_content(tmp_path: Path) -> None:
     first = open_run(tmp_path, "demo", kind="rl")
     first.run_dir.metrics.write_text("{}\n")
     first.release()
     second = reopen_run(tmp_path, "demo", kind="rl")
-    assert second.epoch == first.epoch + 1
-    assert read_epoch(first.run_dir) == first.epoch, "reserved, not yet taken"
+    assert second.term == first.term + 1
+    assert read_term(first.run_dir) == first.term, "reserved, not yet taken"
     second.claim()
-    assert read_epoch(first.run_dir) == second.epoch
+    assert read_term(first.run_dir) == second.term
     assert second.run_dir.metrics.read_text() == "{}\n"
     second.release()
 
@@ -251,7 +251,7 @@ def test_clean_asks_where_the_owner_may_live_on_another_host(tmp_path: Path) -> 
     run.run_dir.metrics.write_text("{}\n")
     run.release()
     owner = {"host": "elsewhere", "pid": 7, "start_time": 1, "taken_at": 0.0}
-    write_json(run.run_dir.lease, {"epoch": 1, "owner": owner})
+    write_json(run.run_dir.lease, {"term": 1, "owner": owner})
     with pytest.raises(RunDirectoryError, match="taken by pid 7 on host elsewhere"):
         open_run(tmp_path, "demo", kind="rl", clean=True)
     assert run.run_dir.metrics.exists()
@@ -262,7 +262,7 @@ def test_clean_asks_where_the_owner_may_live_on_another_host(tmp_path: Path) -> 
     [
         ('{"run_id": "demo", "format": 1}', ConfigError, "another version of gradus"),
         ("[]", CorruptStateError, "does not say which run this is"),
-        ('{"format": 2}', CorruptStateError, "does not say which run this is"),
+        ('{"format": 3}', CorruptStateError, "does not say which run this is"),
         ("\xff", CorruptStateError, "gradus leaves this folder alone"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gradus.run.growing_files import note_sizes, rewind_to_sizes, rewind_to_step
+from gradus.run.growing_files import note_sizes, truncate_to_sizes, truncate_to_step
 from gradus.run.paths import RunDirectory
 
 
@@ -36,7 +36,7 @@ def test_what_came_after_the_checkpoint_is_cut_and_what_came_before_stays(tmp_pa
     add_metrics(run_dir, 2, 3)
     add_episode(run_dir, 2, "later")
     gone = add_episode(run_dir, 3, "later")
-    rewind_to_sizes(run_dir, 2, sizes)
+    truncate_to_sizes(run_dir, 2, sizes)
     assert steps_in(run_dir) == [0, 1]
     assert (old.read_text(), early.read_text()) == ("old\n", "played early\n")
     assert not gone.parent.exists()
@@ -53,7 +53,7 @@ def test_only_files_that_may_still_grow_are_noted(tmp_path: Path) -> None:
 def test_a_file_that_is_shorter_than_noted_stays_as_it_is(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path / "run")
     add_metrics(run_dir, 0)
-    rewind_to_sizes(run_dir, 0, {"metrics.jsonl": 1_000_000})
+    truncate_to_sizes(run_dir, 0, {"metrics.jsonl": 1_000_000})
     assert steps_in(run_dir) == [0]
 
 
@@ -61,7 +61,7 @@ def test_without_noted_sizes_records_are_cut_by_their_step(tmp_path: Path) -> No
     run_dir = RunDirectory(tmp_path / "run")
     add_metrics(run_dir, 0, 1, 2, 3)
     kept, gone = add_episode(run_dir, 1, "a"), add_episode(run_dir, 2, "b")
-    rewind_to_step(run_dir, 2)
+    truncate_to_step(run_dir, 2)
     assert steps_in(run_dir) == [0, 1]
     assert kept.exists()
     assert not gone.exists()
@@ -72,7 +72,7 @@ def test_the_evaluation_of_the_weights_that_a_run_goes_on_from_stays(tmp_path: P
     kept = [add_episode(run_dir, step, "a", kind="eval") for step in (0, 2)]
     run_dir.evaluation(2).write_text("{}")
     gone = [add_episode(run_dir, 2, "a"), add_episode(run_dir, 3, "b", kind="eval")]
-    rewind_to_step(run_dir, 2)
+    truncate_to_step(run_dir, 2)
     assert all(path.exists() for path in (*kept, run_dir.evaluation(2)))
     assert not any(path.exists() for path in gone)
 
@@ -82,14 +82,14 @@ def test_a_run_that_starts_again_begins_with_empty_records(tmp_path: Path) -> No
     add_metrics(run_dir, 0, 1)
     with run_dir.metrics.open("a") as file:
         file.write('{"torn')
-    rewind_to_step(run_dir, 0)
+    truncate_to_step(run_dir, 0)
     assert run_dir.metrics.read_bytes() == b""
 
 
 def test_a_run_directory_without_records_is_left_alone(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
-    rewind_to_step(run_dir, 0)
-    rewind_to_sizes(run_dir, 0, {"metrics.jsonl": 3})
+    truncate_to_step(run_dir, 0)
+    truncate_to_sizes(run_dir, 0, {"metrics.jsonl": 3})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,5 +97,5 @@ def test_folders_that_are_no_steps_are_left_alone(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     other = run_dir.episodes / "notes"
     other.mkdir(parents=True)
-    rewind_to_step(run_dir, 0)
+    truncate_to_step(run_dir, 0)
     assert other.exists()

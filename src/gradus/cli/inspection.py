@@ -85,7 +85,7 @@ def parts_of(config: RunConfig | SftConfig | EvalConfig, machine: Machine) -> li
 
 
 def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
+    configs = resolve_run(config, run_dir=Path(config.output_dir), term=0)
     caller = machine.environment
     evaluation = config.orchestrator.eval
     sources: list[EnvironmentConfig] = [
@@ -106,7 +106,7 @@ def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
 
 
 def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve_sft(config, run_dir=Path(config.output_dir), epoch=0)
+    configs = resolve_sft(config, run_dir=Path(config.output_dir), term=0)
     variables = _trainer(config.env_vars, machine)
     if config.eval is not None:
         yield _model_part(config.model, machine)
@@ -128,7 +128,7 @@ def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
 
 
 def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve_eval(config, run_dir=Path(config.output_dir), epoch=0)
+    configs = resolve_eval(config, run_dir=Path(config.output_dir), term=0)
     if config.base_url is None:
         yield _model_part(config.model, machine)
     else:

@@ -52,7 +52,7 @@ def check_replay(run: str, words: Sequence[str]) -> Replay:
     recorded = open_recorded_run(Path(run).resolve())
     choice = load_replay(one_config(recorded.configs), words)
     num_steps = recorded.check_steps(choice.max_steps)
-    resolve_run(choice.config, run_dir=Path(run), epoch=0)
+    resolve_run(choice.config, run_dir=Path(run), term=0)
     recorded.check_model(choice.config.model.name)
     return Replay(recorded, choice, num_steps, recorded.check_episodes(num_steps))
 

@@ -17,7 +17,7 @@ from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, chec
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import read_json, write_atomically
 from gradus.log import configure_logging, end_quietly
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 
@@ -32,7 +32,7 @@ SUMMARY = (
     "'--inference.host'. A token is made and printed unless you give one."
 )
 _SHORT = {"--port": "--inference.port", "--host": "--inference.host"}
-_STEP = re.compile(r"(?:version|step)_(\d{8})(?:\.epoch_\d{8})?")
+_STEP = re.compile(r"(?:version|step)_(\d{8})(?:\.term_\d{8})?")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _process_config(config: ServeConfig, model: str) -> InferenceProcessConfig:
     )
     return InferenceProcessConfig(
         run_dir="",
-        epoch=0,
+        term=0,
         model=ModelConfig(
             name=model,
             tokenizer=config.tokenizer,
@@ -177,7 +177,7 @@ def _newest(run_dir: RunDirectory) -> Source:
     found = [(_step(path), Source(str(path), name)) for path in versions if _step(path)]
     found += [
         (step, Source(str(path), name, is_checkpoint=True))
-        for step, path in Checkpoints(run_dir, epoch=0).folders()
+        for step, path in CheckpointStore(run_dir, term=0).folders()
     ]
     if found:
         return max(found, key=lambda it: (it[0], not it[1].is_checkpoint))[1]

@@ -67,7 +67,7 @@ def describe_sft(config: SftConfig) -> list[str]:
 
 def _sft_processes(config: SftConfig) -> Iterator[tuple[str, str]]:
     """Each process of a supervised run and what it does."""
-    configs = resolve_sft(config, run_dir=Path(config.output_dir), epoch=0)
+    configs = resolve_sft(config, run_dir=Path(config.output_dir), term=0)
     words = {
         "trainer": f"{_ranks(config.num_processes)}, {config.compute_dtype}, "
         f"{_update_rule(config.optimizer, config.lora)}",
@@ -85,7 +85,7 @@ def _sft_processes(config: SftConfig) -> Iterator[tuple[str, str]]:
 
 def describe_eval(config: EvalConfig) -> list[str]:
     """The plan of an evaluation."""
-    configs = resolve_eval(config, run_dir=Path(config.output_dir), epoch=0)
+    configs = resolve_eval(config, run_dir=Path(config.output_dir), term=0)
     lines = [
         f"evaluation: {', '.join(_tasks(source) for source in configs.evaluator.sources)}",
         f"model: {config.model.name}, "
@@ -105,7 +105,7 @@ def _tasks(source: EvaluationSourceConfig) -> str:
 
 def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Each process and what it does."""
-    configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
+    configs = resolve_run(config, run_dir=Path(config.output_dir), term=0)
     trainer, inference = config.trainer, config.inference
     evaluation = config.orchestrator.eval
     by_process: dict[str, EnvironmentConfig] = {
@@ -130,7 +130,7 @@ def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def _notes(config: RunConfig, *, is_loaded: bool) -> Iterator[str]:
     """What is allowed and seldom meant, and what only the environments can decide."""
-    configs = resolve_run(config, run_dir=Path(config.output_dir), epoch=0)
+    configs = resolve_run(config, run_dir=Path(config.output_dir), term=0)
     for given, source in zip(
         config.orchestrator.train.env, configs.orchestrator.sources, strict=True
     ):

@@ -45,8 +45,8 @@ class TrainerProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory."""
-    epoch: int
-    """Epoch of the run's lease; 0 when started by hand."""
+    term: int
+    """Term of the run's lease; 0 when started by hand."""
     model: ModelConfig
     """Initial weights."""
     max_steps: int
@@ -75,8 +75,8 @@ class InferenceProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory."""
-    epoch: int
-    """Epoch of the run's lease; 0 when started by hand."""
+    term: int
+    """Term of the run's lease; 0 when started by hand."""
     model: ModelConfig
     """Weights of version 0."""
     seed: int
@@ -104,8 +104,8 @@ class EnvironmentProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory."""
-    epoch: int
-    """Epoch of the run's lease; 0 when started by hand."""
+    term: int
+    """Term of the run's lease; 0 when started by hand."""
     name: str
     """Name of the source."""
     pool: PoolConfig
@@ -187,8 +187,8 @@ class EvaluatorProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory."""
-    epoch: int
-    """Epoch of the run's lease."""
+    term: int
+    """Term of the run's lease."""
     model: ModelConfig
     """The evaluated model."""
     base_url: str | None
@@ -210,8 +210,8 @@ class OrchestratorProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory."""
-    epoch: int
-    """Epoch of the run's lease; 0 when started by hand."""
+    term: int
+    """Term of the run's lease; 0 when started by hand."""
     model: ModelConfig
     """For the renderer and the longest sample."""
     max_steps: int
@@ -243,8 +243,8 @@ class ReplayProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory of the replay."""
-    epoch: int
-    """Epoch of the run's lease."""
+    term: int
+    """Term of the run's lease."""
     recorded: str
     """The run directory of the recorded run."""
     num_steps: int
@@ -258,8 +258,8 @@ class SftProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory."""
-    epoch: int
-    """Epoch of the run's lease; 0 when started by hand."""
+    term: int
+    """Term of the run's lease; 0 when started by hand."""
     sft: SftConfig
     """The user's config."""
     resume_step: int | None = None
@@ -271,8 +271,8 @@ class SftEvaluatorProcessConfig(StrictConfig):
 
     run_dir: str
     """The run directory."""
-    epoch: int
-    """Epoch of the run's lease."""
+    term: int
+    """Term of the run's lease."""
     model: ModelConfig
     """Weights of version 0, and the renderer of all versions."""
     max_steps: int

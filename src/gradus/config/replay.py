@@ -125,10 +125,10 @@ def load_replay(recorded: Mapping[str, Any], words: Sequence[str]) -> ReplayChoi
 
 
 def resolve_replay(
-    config: RunConfig, *, run_dir: Path, epoch: int, recorded: Path, num_steps: int
+    config: RunConfig, *, run_dir: Path, term: int, recorded: Path, num_steps: int
 ) -> ReplayConfigs:
     """The processes of a replay; refuses a config whose sections contradict each other."""
-    configs = resolve_run(config, run_dir=run_dir, epoch=epoch)
+    configs = resolve_run(config, run_dir=run_dir, term=term)
     # Nobody would fetch a broadcast.
     trainer = configs.trainer.model_copy(
         update={
@@ -139,7 +139,7 @@ def resolve_replay(
     )
     replayer = ReplayProcessConfig(
         run_dir=str(run_dir),
-        epoch=epoch,
+        term=term,
         recorded=str(recorded),
         num_steps=num_steps,
         orchestrator=configs.orchestrator,

@@ -82,7 +82,7 @@ class ProcessConfigs:
 
 
 def resolve_run(
-    config: RunConfig, *, run_dir: Path, epoch: int, resume_step: int | None = None
+    config: RunConfig, *, run_dir: Path, term: int, resume_step: int | None = None
 ) -> ProcessConfigs:
     """The processes of an RL run; refuses a config whose sections contradict each other.
 
@@ -94,7 +94,7 @@ def resolve_run(
     return ProcessConfigs(
         inference=InferenceProcessConfig(
             run_dir=root,
-            epoch=epoch,
+            term=term,
             model=config.model,
             seed=config.seed,
             lora_rank=_served_rank(config.trainer.lora),
@@ -102,19 +102,19 @@ def resolve_run(
         ),
         environments=(
             *(
-                _train_process(config, source, run_dir=root, epoch=epoch)
+                _train_process(config, source, run_dir=root, term=term)
                 for source in config.orchestrator.train.env
                 if source.address is None
             ),
             *(
-                environment_process_config(source, run_dir=root, epoch=epoch, purpose="eval")
+                environment_process_config(source, run_dir=root, term=term, purpose="eval")
                 for source in _evaluated(config)
                 if source.address is None
             ),
         ),
         trainer=TrainerProcessConfig(
             run_dir=root,
-            epoch=epoch,
+            term=term,
             model=config.model,
             max_steps=config.max_steps,
             seed=config.seed,
@@ -126,7 +126,7 @@ def resolve_run(
             resume_step=resume_step,
         ),
         orchestrator=_orchestrator_process(
-            config, run_dir=root, epoch=epoch, resume_step=resume_step
+            config, run_dir=root, term=term, resume_step=resume_step
         ),
         env_vars={
             "inference": config.inference.env_vars,
@@ -170,7 +170,7 @@ def _name_part(text: str, max_length: int) -> str:
 
 
 def _orchestrator_process(
-    config: RunConfig, *, run_dir: str, epoch: int, resume_step: int | None
+    config: RunConfig, *, run_dir: str, term: int, resume_step: int | None
 ) -> OrchestratorProcessConfig:
     """The orchestrator's config, with complete sources."""
     train = config.orchestrator.train
@@ -184,7 +184,7 @@ def _orchestrator_process(
     )
     return OrchestratorProcessConfig(
         run_dir=run_dir,
-        epoch=epoch,
+        term=term,
         model=config.model,
         max_steps=config.max_steps,
         seed=config.seed,
@@ -268,12 +268,12 @@ def evaluation_source(
 
 
 def environment_process_config(
-    source: EnvironmentConfig, *, run_dir: str, epoch: int, purpose: Purpose
+    source: EnvironmentConfig, *, run_dir: str, term: int, purpose: Purpose
 ) -> EnvironmentProcessConfig:
     """The process that plays a source."""
     return EnvironmentProcessConfig(
         run_dir=run_dir,
-        epoch=epoch,
+        term=term,
         name=source.unique_name,
         pool=source.pool,
         verifiers=verifiers_config(source),
@@ -284,10 +284,10 @@ def environment_process_config(
 
 
 def _train_process(
-    config: RunConfig, source: TrainEnvironmentConfig, *, run_dir: str, epoch: int
+    config: RunConfig, source: TrainEnvironmentConfig, *, run_dir: str, term: int
 ) -> EnvironmentProcessConfig:
     """The process that plays a source that trains, with what learns from it."""
-    process = environment_process_config(source, run_dir=run_dir, epoch=epoch, purpose="train")
+    process = environment_process_config(source, run_dir=run_dir, term=term, purpose="train")
     learning = {"algo": source_algo(config, source), "untrained_agents": untrained_agents(source)}
     learnt: EnvironmentProcessConfig = process.model_copy(update=learning)
     return learnt

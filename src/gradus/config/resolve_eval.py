@@ -56,13 +56,13 @@ class EvalProcessConfigs:
         return {**served, **environments, "evaluator": self.evaluator}
 
 
-def resolve_eval(config: EvalConfig, *, run_dir: Path, epoch: int) -> EvalProcessConfigs:
+def resolve_eval(config: EvalConfig, *, run_dir: Path, term: int) -> EvalProcessConfigs:
     """The processes of an evaluation; refuses a config that contradicts itself."""
     refuse(eval_problems(config))
     root = str(run_dir)
     inference = InferenceProcessConfig(
         run_dir=root,
-        epoch=epoch,
+        term=term,
         model=config.model,
         seed=config.seed,
         inference=config.inference.model_copy(update={"env_vars": {}}),
@@ -71,13 +71,13 @@ def resolve_eval(config: EvalConfig, *, run_dir: Path, epoch: int) -> EvalProces
     return EvalProcessConfigs(
         inference=inference if config.base_url is None else None,
         environments=tuple(
-            _environment(config, source, root, epoch)
+            _environment(config, source, root, term)
             for source in config.env
             if source.address is None
         ),
         evaluator=EvaluatorProcessConfig(
             run_dir=root,
-            epoch=epoch,
+            term=term,
             model=config.model,
             base_url=config.base_url,
             api_key_var=config.api_key_var,
@@ -97,9 +97,9 @@ def resolve_eval(config: EvalConfig, *, run_dir: Path, epoch: int) -> EvalProces
 
 
 def _environment(
-    config: EvalConfig, source: EvalEnvironmentConfig, run_dir: str, epoch: int
+    config: EvalConfig, source: EvalEnvironmentConfig, run_dir: str, term: int
 ) -> EnvironmentProcessConfig:
-    process = environment_process_config(source, run_dir=run_dir, epoch=epoch, purpose="eval")
+    process = environment_process_config(source, run_dir=run_dir, term=term, purpose="eval")
     if config.api_key_var is None:
         return process
     names = sorted({*process.env_var_names, config.api_key_var})

@@ -61,7 +61,7 @@ class SftProcessConfigs:
 
 
 def resolve_sft(
-    config: SftConfig, *, run_dir: Path, epoch: int, resume_step: int | None = None
+    config: SftConfig, *, run_dir: Path, term: int, resume_step: int | None = None
 ) -> SftProcessConfigs:
     """The processes of a supervised run; refuses a config that contradicts itself."""
     refuse([*sft_problems(config), *sft_evaluation_problems(config)])
@@ -69,7 +69,7 @@ def resolve_sft(
     bare_section = None if section is None else _bare_section(section)
     inference = _bare_inference(config.inference)
     sft = config.model_copy(update={"env_vars": {}, "inference": inference, "eval": bare_section})
-    trainer = SftProcessConfig(run_dir=root, epoch=epoch, sft=sft, resume_step=resume_step)
+    trainer = SftProcessConfig(run_dir=root, term=term, sft=sft, resume_step=resume_step)
     own = {"trainer": config.env_vars}
     if section is None:
         return SftProcessConfigs(trainer, env_vars=own)
@@ -82,24 +82,24 @@ def resolve_sft(
 def _evaluation(
     config: SftConfig, section: SftEvalConfig, trainer: SftProcessConfig
 ) -> SftEvaluationConfigs:
-    root, epoch = trainer.run_dir, trainer.epoch
+    root, term = trainer.run_dir, trainer.term
     sampling = merged_sampling(section.sampling, DEFAULT_SAMPLING)
     return SftEvaluationConfigs(
         inference=InferenceProcessConfig(
             run_dir=root,
-            epoch=epoch,
+            term=term,
             model=config.model,
             seed=config.seed,
             inference=_bare_inference(config.inference),
         ),
         environments=tuple(
-            environment_process_config(source, run_dir=root, epoch=epoch, purpose="eval")
+            environment_process_config(source, run_dir=root, term=term, purpose="eval")
             for source in section.env
             if source.address is None
         ),
         evaluator=SftEvaluatorProcessConfig(
             run_dir=root,
-            epoch=epoch,
+            term=term,
             model=config.model,
             max_steps=config.max_steps,
             evaluation_sources=[evaluation_source(source, sampling) for source in section.env],

@@ -244,7 +244,7 @@ class EnvironmentProcess:
             "task_address": task_address,
             "num_tasks": self._tasks.num_tasks,
             "pid": os.getpid(),
-            "epoch": self._config.epoch,
+            "term": self._config.term,
         }
         write_json(run_dir.ready_file(self._config.process), ready)
         log.info(

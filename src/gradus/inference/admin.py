@@ -92,7 +92,7 @@ class WeightAdmin:
     async def apply(self, request: ApplyRequest) -> ApplyResult:
         """Serve the weights that `request` names, and tell what the engine says it serves.
 
-        ApplyRefusal, and the version served before stays: 409 wrong run, stale epoch or older
+        ApplyRefusal, and the version served before stays: 409 wrong run, stale term or older
         version; 403 outside the run's weights; 422 digest mismatch; 500 the engine failed.
         The caller going away does not stop a change that has begun.
         """

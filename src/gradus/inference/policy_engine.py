@@ -60,11 +60,11 @@ class EngineCounters(StatLoggerBase):
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
 
-    def status(self, *, version: int, epoch: int, is_paused: bool) -> EngineStatus:
+    def status(self, *, version: int, term: int, is_paused: bool) -> EngineStatus:
         """What `GET /gradus/status` answers."""
         return EngineStatus(
             version=version,
-            epoch=epoch,
+            term=term,
             running=self.running,
             waiting=self.waiting,
             kv_usage=self.kv_usage,

@@ -16,7 +16,7 @@ from gradus.wire.inference import ApplyRefusal, EngineStatus, decode_apply_reque
 class Counters(Protocol):
     """Load and counters of the engine."""
 
-    def status(self, *, version: int, epoch: int, is_paused: bool) -> EngineStatus:
+    def status(self, *, version: int, term: int, is_paused: bool) -> EngineStatus:
         """Them, together with what is served."""
         ...
 
@@ -59,8 +59,8 @@ class PolicyRoutes:
     async def status(self, _: Request) -> Response:
         """The version, asked from the engine's process; its load and counters."""
         version = int(await self._engine.get_weight_version())
-        epoch, is_paused = self._admin.served.epoch, self._admin.is_paused
-        return _json(self._counters.status(version=version, epoch=epoch, is_paused=is_paused))
+        term, is_paused = self._admin.served.term, self._admin.is_paused
+        return _json(self._counters.status(version=version, term=term, is_paused=is_paused))
 
     async def weights(self, _: Request) -> Response:
         """Digest of every served tensor, one object per worker, and the version they belong to."""

@@ -82,7 +82,7 @@ async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens
         left = config.inference.start_timeout_seconds - (time.monotonic() - began)
         token = run_dir.inference_token.read_text().strip()
         await warm_up(base_url, token, timeout_seconds=max(left, 1.0))
-        ready = {"base_url": base_url, "pid": os.getpid(), "epoch": config.epoch, "version": 0}
+        ready = {"base_url": base_url, "pid": os.getpid(), "term": config.term, "version": 0}
         write_json(run_dir.ready_file("inference"), ready)
         logger.info("serves %s at %s", config.model.name, base_url)
 
@@ -169,7 +169,7 @@ def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop
     run_dir = RunDirectory(Path(config.run_dir))
     initial = find_initial_weights(config.model.name)
     served = ServedPolicy(
-        run_id=run_dir.root.resolve().name, epoch=config.epoch, version=0, digest=None
+        run_id=run_dir.root.resolve().name, term=config.term, version=0, digest=None
     )
     has_adapter = config.lora_rank is not None
     return WeightAdmin(

@@ -68,10 +68,10 @@ def run_eval(
         )
     name = run_name(config, secrets.token_hex(4))
     # What cannot be planned must not cost an old evaluation.
-    resolve_eval(config, run_dir=run_path(Path(config.output_dir), name), epoch=0)
+    resolve_eval(config, run_dir=run_path(Path(config.output_dir), name), term=0)
     lease = opening(Path(config.output_dir), name, kind="eval")
     try:
-        plan = plan_eval(config, lease.run_dir, lease.epoch, Machine.current())
+        plan = plan_eval(config, lease.run_dir, lease.term, Machine.current())
         progress = Progress(sys.stdout, max_steps=0)
         progress.line(f"{'evaluation':<18}{lease.run_dir.root}")
         identity = _identity(lease.run_dir, config, plan, resume=resume)

@@ -39,7 +39,7 @@ from gradus.launch.tail import LineTail, MetricsTail, Record, iter_records
 from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.supervisor import Child, Supervisor, become_subreaper, last_words
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunKind, RunLease, choose_opening, run_path
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch
@@ -63,7 +63,7 @@ class Job:
     launch: LaunchConfig
     columns: tuple[Column, ...]
     plan: Callable[[RunDirectory, int, int | None], LaunchPlan]
-    """Run directory, epoch, step of the checkpoint to go on from → the plan."""
+    """Run directory, term, step of the checkpoint to go on from → the plan."""
     before_start: Callable[[RunLease], None] = lambda _: None
     """Writes what the job leaves in the run directory besides its configs."""
     evaluation_seconds: float = 0.0
@@ -93,8 +93,8 @@ def run_rl(
         max_steps=config.max_steps,
         launch=config.launch,
         columns=RL_COLUMNS,
-        plan=lambda run_dir, epoch, resume_step: plan_rl(
-            config, run_dir, epoch, Machine.current(), resume_step=resume_step
+        plan=lambda run_dir, term, resume_step: plan_rl(
+            config, run_dir, term, Machine.current(), resume_step=resume_step
         ),
         before_start=partial(_note_launch, config),
         saves=config.checkpoint.is_on,
@@ -115,8 +115,8 @@ def run_sft(
         max_steps=config.max_steps,
         launch=config.launch,
         columns=SFT_COLUMNS,
-        plan=lambda run_dir, epoch, resume_step: plan_sft(
-            config, run_dir, epoch, Machine.current(), resume_step=resume_step
+        plan=lambda run_dir, term, resume_step: plan_sft(
+            config, run_dir, term, Machine.current(), resume_step=resume_step
         ),
         saves=config.checkpoint.is_on,
         evaluation_seconds=all_evaluations_seconds(config),
@@ -146,7 +146,7 @@ def run_bench(config: RunConfig) -> int:
         max_steps=bench.warmup_steps + bench.steps,
         launch=config.launch,
         columns=BENCH_COLUMNS,
-        plan=lambda run_dir, epoch, _: plan_bench(config, run_dir, epoch, Machine.current()),
+        plan=lambda run_dir, term, _: plan_bench(config, run_dir, term, Machine.current()),
     )
     return run_job(job, sys.stdout)
 
@@ -166,7 +166,7 @@ def run_job(
     try:
         progress = Progress(stream, max_steps=job.max_steps, columns=job.columns)
         point = find_resume_point(lease, job.max_steps) if resume else None
-        plan = job.plan(lease.run_dir, lease.epoch, point.step if point else None)
+        plan = job.plan(lease.run_dir, lease.term, point.step if point else None)
         progress.line(f"{'run':<18}{lease.run_dir.root}")
         if point is not None:
             progress.lines(_resume_lines(job, lease, plan, point))
@@ -215,7 +215,7 @@ def _prepare(run_dir: RunDirectory) -> None:
 def _note_launch(config: RunConfig, lease: RunLease) -> None:
     """What a replay needs to know of this launch."""
     if config.orchestrator.recording:
-        note_launch(lease.run_dir, lease.epoch, recorded_config(config))
+        note_launch(lease.run_dir, lease.term, recorded_config(config))
 
 
 def _write_tokens(run_dir: RunDirectory) -> None:
@@ -297,7 +297,7 @@ class _Launch:
 
     def _save(self) -> None:
         """Ask the trainer for a checkpoint and wait for it, as long as there is time."""
-        checkpoints = Checkpoints(self._lease.run_dir, self._lease.epoch)
+        checkpoints = CheckpointStore(self._lease.run_dir, self._lease.term)
         before = checkpoints.newest_step()
         write_atomically(self._lease.run_dir.save_request, b"")
         seconds = self._job.launch.save_timeout_seconds
@@ -403,7 +403,7 @@ class _Launch:
         summary = Summary(
             kind=self._job.kind,
             run_dir=str(run_dir.root),
-            epoch=self._lease.epoch,
+            term=self._lease.term,
             outcome=outcome,
             cause=cause,
             max_steps=self._job.max_steps,

@@ -69,13 +69,13 @@ def config_file(run_dir: RunDirectory, process: str) -> Path:
 def plan_rl(
     config: RunConfig,
     run_dir: RunDirectory,
-    epoch: int,
+    term: int,
     machine: Machine,
     *,
     resume_step: int | None = None,
 ) -> LaunchPlan:
     """Inference and the environments together, then the trainer and the orchestrator."""
-    configs = resolve_run(config, run_dir=run_dir.root, epoch=epoch, resume_step=resume_step)
+    configs = resolve_run(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
     caller, own = machine.environment, configs.env_vars
     inference = _spec(
         "inference",
@@ -110,11 +110,9 @@ def plan_rl(
     )
 
 
-def plan_eval(
-    config: EvalConfig, run_dir: RunDirectory, epoch: int, machine: Machine
-) -> LaunchPlan:
+def plan_eval(config: EvalConfig, run_dir: RunDirectory, term: int, machine: Machine) -> LaunchPlan:
     """Inference, unless an endpoint serves, and the environments together; then the evaluator."""
-    configs = resolve_eval(config, run_dir=run_dir.root, epoch=epoch)
+    configs = resolve_eval(config, run_dir=run_dir.root, term=term)
     caller, own = machine.environment, configs.env_vars
     key = config.api_key_var
     # The key reaches the environment workers, which ask the endpoint, and no other process.
@@ -161,13 +159,13 @@ def _environment_spec(
 def plan_sft(
     config: SftConfig,
     run_dir: RunDirectory,
-    epoch: int,
+    term: int,
     machine: Machine,
     *,
     resume_step: int | None = None,
 ) -> LaunchPlan:
     """One trainer process or one group of ranks; what evaluates its versions starts before it."""
-    configs = resolve_sft(config, run_dir=run_dir.root, epoch=epoch, resume_step=resume_step)
+    configs = resolve_sft(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
     caller, own = machine.environment, configs.env_vars
     trainer = _trainer_spec(
         "sft-trainer", own["trainer"], run_dir, machine, num_processes=config.num_processes
@@ -207,11 +205,9 @@ def plan_replay(configs: ReplayConfigs, run_dir: RunDirectory, machine: Machine)
     return LaunchPlan(configs=configs.by_process(), stages=((trainer, replayer),))
 
 
-def plan_bench(
-    config: RunConfig, run_dir: RunDirectory, epoch: int, machine: Machine
-) -> LaunchPlan:
+def plan_bench(config: RunConfig, run_dir: RunDirectory, term: int, machine: Machine) -> LaunchPlan:
     """The trainer of an RL run by itself, on made-up samples."""
-    configs = resolve_run(config, run_dir=run_dir.root, epoch=epoch)
+    configs = resolve_run(config, run_dir=run_dir.root, term=term)
     own, processes = configs.env_vars["trainer"], config.trainer.num_processes
     trainer = _trainer_spec("bench-rank", own, run_dir, machine, num_processes=processes)
     return LaunchPlan(configs={"trainer": configs.trainer}, stages=((trainer,),))

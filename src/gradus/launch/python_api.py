@@ -28,7 +28,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
 from gradus.launch.local import run_rl, run_sft
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory
 
@@ -99,7 +99,7 @@ class LoadedRun:
 
     def checkpoints(self) -> list[RunCheckpoint]:
         """The committed checkpoints, oldest first; their files are not checked here."""
-        found = Checkpoints(RunDirectory(self.path), epoch=0).folders()
+        found = CheckpointStore(RunDirectory(self.path), term=0).folders()
         return [RunCheckpoint(step, folder) for step, folder in found]
 
 

@@ -69,11 +69,11 @@ def launch_replay(job: ReplayJob, *, clean: bool = False, dry_run: bool = False)
     """Train the recorded batches again, to the end; exit codes and errors as in `run_rl`."""
     become_subreaper()
 
-    def plan(run_dir: RunDirectory, epoch: int, _: int | None) -> LaunchPlan:
+    def plan(run_dir: RunDirectory, term: int, _: int | None) -> LaunchPlan:
         configs = resolve_replay(
             job.config,
             run_dir=run_dir.root,
-            epoch=epoch,
+            term=term,
             recorded=job.recorded,
             num_steps=job.num_steps,
         )

@@ -11,8 +11,8 @@ from pathlib import Path
 from gradus.config import SftEvaluatorProcessConfig, StrictConfig, continued_identity, differences
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.run.checkpoints import Checkpoint, Checkpoints
-from gradus.run.growing_files import rewind_to_sizes, rewind_to_step
+from gradus.run.checkpoints import Checkpoint, CheckpointStore
+from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 
@@ -38,7 +38,7 @@ Data may lie elsewhere than before: the trainer compares its digest with that in
 """
 
 _SILENT = re.compile(
-    r"run_dir|epoch|resume_step|(sft\.)?max_steps|(sft\.)?checkpoint\..+|.*\.env_vars(\..+)?"
+    r"run_dir|term|resume_step|(sft\.)?max_steps|(sft\.)?checkpoint\..+|.*\.env_vars(\..+)?"
     r"|sft\.(name|output_dir)|orchestrator\.train\..+"
 )
 """Keys that may change unsaid; what matters of `orchestrator.train` stands in `sources`, too."""
@@ -81,7 +81,7 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     finished_steps = _finished_steps(lease.run_dir)
     if finished_steps is not None and finished_steps >= max_steps:
         return ResumePoint(None, finished_steps)
-    checkpoint = Checkpoints(lease.run_dir, lease.epoch).latest()
+    checkpoint = CheckpointStore(lease.run_dir, lease.term).latest()
     if checkpoint is None and finished_steps is not None:
         raise ConfigError(
             f"{lease.run_dir.root} finished its {finished_steps} steps without a checkpoint, so it "
@@ -142,15 +142,15 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
         if folder.is_dir():
             shutil.rmtree(folder)
     run_dir.summary.unlink(missing_ok=True)
-    Checkpoints(run_dir, lease.epoch).discard_stale()
+    CheckpointStore(run_dir, lease.term).discard_stale()
     if point.checkpoint is None:
-        rewind_to_step(run_dir, 0)
+        truncate_to_step(run_dir, 0)
         return
     sizes = point.checkpoint.folder / SIZES
     if sizes.is_file():
-        rewind_to_sizes(run_dir, point.checkpoint.step, read_json(sizes))
+        truncate_to_sizes(run_dir, point.checkpoint.step, read_json(sizes))
     else:
-        rewind_to_step(run_dir, point.checkpoint.step)
+        truncate_to_step(run_dir, point.checkpoint.step)
 
 
 def _void_versions(run_dir: RunDirectory, point: ResumePoint, keeps_versions: bool) -> list[Path]:

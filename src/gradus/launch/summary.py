@@ -48,7 +48,7 @@ class Summary:
     kind: str
     """`rl`, `sft`, `bench` or `replay`."""
     run_dir: str
-    epoch: int
+    term: int
     outcome: str
     """`done`, `failed` or `interrupted`."""
     cause: str | None
@@ -89,7 +89,7 @@ class Summary:
         return {
             "kind": self.kind,
             "run_dir": self.run_dir,
-            "epoch": self.epoch,
+            "term": self.term,
             "outcome": self.outcome,
             "cause": self.cause,
             "steps": _num_steps(self.records),

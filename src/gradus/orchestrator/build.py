@@ -57,7 +57,7 @@ from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal
 from gradus.orchestrator.records.recording import NoRecording, Recording, open_recording
 from gradus.processes.ready import read_token
-from gradus.run.lease import check_epoch
+from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.transport.base import BatchSender
 from gradus.transport.build import build_sender
@@ -106,11 +106,11 @@ class Parts:
 async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
     """Connect to inference and environments, open the files; all is closed at the end."""
     run_dir = RunDirectory(Path(config.run_dir))
-    check_epoch(run_dir, config.epoch)
+    check_term(run_dir, config.term)
     async with AsyncExitStack() as stack:
         policy = await InferencePool.connect(
             run_dir,
-            epoch=config.epoch,
+            term=config.term,
             apply_timeout_seconds=config.orchestrator.apply_timeout_seconds,
         )
         stack.push_async_callback(policy.close)
@@ -130,11 +130,11 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
         ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1
-        sender = build_sender(run_dir, config.epoch, capacity=capacity)
+        sender = build_sender(run_dir, config.term, capacity=capacity)
         stack.push_async_callback(sender.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
-        journal = stack.enter_context(Journal(run_dir.journal, epoch=config.epoch, now=time.time))
+        journal = stack.enter_context(Journal(run_dir.journal, term=config.term, now=time.time))
         recording = open_recording(config)
         stack.callback(recording.close)
         columns = {source.name: source.state_columns for source in config.sources}
@@ -145,7 +145,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
             monitor=monitor,
             journal=journal,
             episodes=EpisodeWriter(run_dir.episodes, columns),
-            check_lease=partial(check_epoch, run_dir, config.epoch),
+            check_lease=partial(check_term, run_dir, config.term),
             clock=time.monotonic,
             evaluated=evaluated,
             recording=recording,

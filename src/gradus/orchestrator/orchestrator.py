@@ -82,7 +82,7 @@ async def _run(config: OrchestratorProcessConfig) -> None:
     async with open_parts(config) as parts:
         run_dir = RunDirectory(Path(config.run_dir))
         saved = find_saved(config)
-        ready = {"pid": os.getpid(), "epoch": config.epoch}
+        ready = {"pid": os.getpid(), "term": config.term}
         run_dir.evicted.unlink(missing_ok=True)
         write_json(run_dir.ready_file("orchestrator"), ready)
         tune_collector()
@@ -420,8 +420,8 @@ class Orchestrator:
 
     def _pack(self, batch: SampleBatch) -> tuple[Batch, dict[str, str]]:
         """On a thread: it takes up to seconds, in which all loops would stand still."""
-        samples, epoch = batch.samples, self._config.epoch
-        packed = build_batch(samples, step=batch.step, epoch=epoch, layout=self._layout)
+        samples, term = batch.samples, self._config.term
+        packed = build_batch(samples, step=batch.step, term=term, layout=self._layout)
         return packed, digest_samples(samples)
 
     def _abandon_too_old(self) -> None:

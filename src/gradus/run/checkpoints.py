@@ -1,6 +1,6 @@
 """Checkpoints of a whole run: staged in a hidden folder, sealed by digests, committed by a rename.
 
-Every role writes its part into `.step_N.tmp-<epoch>/<part>/`; then one of them commits all parts
+Every role writes its part into `.step_N.tmp-<term>/<part>/`; then one of them commits all parts
 together. Nothing is ever written into a committed folder, so that a crash at any moment leaves the
 committed ones as they were. The manifest seals itself and names every file with size and SHA-256;
 it is checked before anything is read. Files are JSON, msgpack and safetensors: no code can run.
@@ -22,20 +22,20 @@ import msgspec
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
 from gradus.files import DurableFiles, file_digest
 from gradus.log import get_logger
-from gradus.run.lease import check_epoch, read_marker
+from gradus.run.lease import check_term, read_marker
 from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """Raised when an older gradus could not read what this one writes."""
 
 MANIFEST_NAME = "manifest.json"
 MIN_KEPT = 2
 """Newest verified checkpoints that are never deleted."""
 
-_COMMITTED = re.compile(r"step_(\d{8})(?:\.epoch_(\d{8}))?")
-_HIDDEN = re.compile(r"\.step_\d{8}(?:\.epoch_\d{8})?\.(?:tmp|deleted)-(\d+)")
+_COMMITTED = re.compile(r"step_(\d{8})(?:\.term_(\d{8}))?")
+_HIDDEN = re.compile(r"\.step_\d{8}(?:\.term_\d{8})?\.(?:tmp|deleted)-(\d+)")
 _MAX_MANIFEST_BYTES = 16 << 20
 _HASHING_THREADS = 4
 _MAX_LOOKS = 10
@@ -55,8 +55,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     run_id: str
     step: int
     """Updates that the weights contain, which is the policy version."""
-    epoch: int
-    """Epoch of the lease under which it was committed."""
+    term: int
+    """Term of the lease under which it was committed."""
     parts: list[str]
     files: dict[str, FileEntry]
     """By path below the checkpoint's folder; nothing else may lie there."""
@@ -93,34 +93,32 @@ class Checkpoint:
 
 @dataclass(frozen=True, order=True)
 class _Committed:
-    """A committed folder; of two with one step, the later epoch is the newer."""
+    """A committed folder; of two with one step, the later term is the newer."""
 
     step: int
-    epoch: int
+    term: int
     folder: Path
 
 
-class Checkpoints:
+class CheckpointStore:
     """Owns `<run>/checkpoints`: the only code that names, commits, finds and deletes checkpoints.
 
-    >>> checkpoints = Checkpoints(run_dir, epoch=1)  # doctest: +SKIP
+    >>> checkpoints = CheckpointStore(run_dir, term=1)  # doctest: +SKIP
     >>> (checkpoints.staging(10) / "trainer").mkdir()  # doctest: +SKIP
     >>> checkpoints.commit(10, ["trainer"]).step  # doctest: +SKIP
     10
     """
 
-    def __init__(
-        self, run_dir: RunDirectory, epoch: int, files: DurableFiles | None = None
-    ) -> None:
+    def __init__(self, run_dir: RunDirectory, term: int, files: DurableFiles | None = None) -> None:
         self.run_dir = run_dir
         self._root = run_dir.checkpoints
-        self._epoch = epoch
+        self._term = term
         self._files = files or DurableFiles()
         self._verified: set[Path] = set()
 
     def staging(self, step: int) -> Path:
         """The folder in which checkpoint `step` is put together; it exists afterwards."""
-        folder = self._root / f".step_{step:08d}.tmp-{self._epoch}"
+        folder = self._root / f".step_{step:08d}.tmp-{self._term}"
         self._files.make_folder(folder)
         return folder
 
@@ -129,9 +127,9 @@ class Checkpoints:
 
         Refuses a missing part (ProtocolError), a newer owner of the run (FencedError) and a disk
         that fails (StorageError); the committed checkpoints are then as they were. A step that was
-        committed under an older epoch stays until `prune` sees both.
+        committed under an older term stays until `prune` sees both.
         """
-        check_epoch(self.run_dir, self._epoch)
+        check_term(self.run_dir, self._term)
         staging = self.staging(step)
         self._refuse_incomplete(staging, parts)
         paths = list(_regular_files(staging))
@@ -141,13 +139,13 @@ class Checkpoints:
             format=FORMAT,
             run_id=self._run_id(),
             step=step,
-            epoch=self._epoch,
+            term=self._term,
             parts=list(parts),
             files=_entries(staging, paths),
         )
         self._files.write(staging / MANIFEST_NAME, _seal(manifest))
         self._files.sync(staging)
-        check_epoch(self.run_dir, self._epoch)
+        check_term(self.run_dir, self._term)
         target = self._free_name(step)
         self._files.rename(staging, target)
         self._files.sync(self._root)
@@ -230,15 +228,15 @@ class Checkpoints:
 
     def discard(self, step: int) -> None:
         """Delete what was staged of checkpoint `step`, after a part of it failed."""
-        self._delete_hidden(self._root / f".step_{step:08d}.tmp-{self._epoch}")
+        self._delete_hidden(self._root / f".step_{step:08d}.tmp-{self._term}")
 
     def discard_stale(self) -> None:
-        """Delete what older epochs staged or began to delete, and never finished."""
+        """Delete what older terms staged or began to delete, and never finished."""
         if not self._root.is_dir():
             return
         for path in self._root.iterdir():
             match = _HIDDEN.fullmatch(path.name)
-            if match and int(match[1]) < self._epoch and not path.is_symlink():
+            if match and int(match[1]) < self._term and not path.is_symlink():
                 self._delete_hidden(path)
 
     def _committed(self) -> list[_Committed]:
@@ -291,15 +289,15 @@ class Checkpoints:
         (staging / MANIFEST_NAME).unlink(missing_ok=True)
 
     def _free_name(self, step: int) -> Path:
-        """`step_N`, or with the epoch behind it when an older epoch committed that step."""
-        for name in (f"step_{step:08d}", f"step_{step:08d}.epoch_{self._epoch:08d}"):
+        """`step_N`, or with the term behind it when an older term committed that step."""
+        for name in (f"step_{step:08d}", f"step_{step:08d}.term_{self._term:08d}"):
             if not (self._root / name).exists():
                 return self._root / name
-        raise StorageError(f"checkpoint {step} was committed already under epoch {self._epoch}")
+        raise StorageError(f"checkpoint {step} was committed already under term {self._term}")
 
     def _delete(self, folder: Path) -> None:
         """Take the name away first: half a checkpoint must not look like a damaged one."""
-        hidden = folder.with_name(f".{folder.name}.deleted-{self._epoch}")
+        hidden = folder.with_name(f".{folder.name}.deleted-{self._term}")
         try:
             self._files.rename(folder, hidden)
         except StorageError as error:

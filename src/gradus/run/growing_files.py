@@ -28,7 +28,7 @@ def note_sizes(run_dir: RunDirectory, step: int) -> dict[str, int]:
     return {str(path.relative_to(run_dir.root)): path.stat().st_size for path in sorted(files)}
 
 
-def rewind_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) -> None:
+def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) -> None:
     """Cut every file back to its noted size; of steps from `step` on, the others go."""
     files = [run_dir.metrics] if run_dir.metrics.is_file() else []
     for folder in _step_folders(run_dir, step):
@@ -44,7 +44,7 @@ def rewind_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) 
             folder.rmdir()
 
 
-def rewind_to_step(run_dir: RunDirectory, step: int) -> None:
+def truncate_to_step(run_dir: RunDirectory, step: int) -> None:
     """Without noted sizes: cut the records of `step` and later steps, and their episodes.
 
     The evaluation of version `step` stays: it is of the weights that the run goes on from.

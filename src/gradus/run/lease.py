@@ -1,8 +1,8 @@
-"""The lease makes one process the only writer of a run directory, fenced by an epoch.
+"""The lease makes one process the only writer of a run directory, fenced by a term.
 
-Whoever takes the lease raises the epoch. Every message, temporary name and admin call carries it,
-and `check_epoch` refuses one that is older than the lease file says. A lock on `lease.lock` tells a
-living owner from a dead one on this host; the epoch also fences where locks do not reach.
+Whoever takes the lease raises the term. Every message, temporary name and admin call carries it,
+and `check_term` refuses one that is older than the lease file says. A lock on `lease.lock` tells a
+living owner from a dead one on this host; the term also fences where locks do not reach.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MARKER_NAME = ".gradus-run"
 LEFTOVERS_SECONDS = 7.0
 """Time for processes of a killed launcher to end by themselves before `clean` kills them."""
 
-MARKER_FORMAT = 2
+MARKER_FORMAT = 3
 
 RunKind = Literal["rl", "sft", "eval", "replay", "bench"]
 """What made a run directory; no command writes into one that another kind made."""
@@ -89,18 +89,18 @@ class RunLease:
     """The right to write into one run directory; held until `release` or the end of the process.
 
     >>> lease = RunLease.take(RunDirectory(Path("runs/demo")))  # doctest: +SKIP
-    >>> lease.epoch  # doctest: +SKIP
+    >>> lease.term  # doctest: +SKIP
     1
     """
 
-    def __init__(self, run_dir: RunDirectory, epoch: int, lock: int) -> None:
+    def __init__(self, run_dir: RunDirectory, term: int, lock: int) -> None:
         self.run_dir = run_dir
-        self.epoch = epoch
+        self.term = term
         self._lock = lock
 
     @classmethod
     def take(cls, run_dir: RunDirectory) -> RunLease:
-        """Become the writer with a higher epoch than any before.
+        """Become the writer with a higher term than any before.
 
         Refuses with RunDirectoryError, naming owner and pid, while another process holds the lease.
         """
@@ -120,7 +120,7 @@ class RunLease:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _refuse_in_use(run_dir)
-            return cls(run_dir, read_epoch(run_dir) + 1, lock)
+            return cls(run_dir, read_term(run_dir) + 1, lock)
         except BlockingIOError:
             os.close(lock)
             raise _in_use(run_dir, _read_lease(run_dir)[1]) from None
@@ -129,37 +129,37 @@ class RunLease:
             raise
 
     def claim(self) -> None:
-        """Write owner and epoch down, which fences every earlier owner."""
-        _write_lease(self.run_dir, self.epoch, Owner.current())
+        """Write owner and term down, which fences every earlier owner."""
+        _write_lease(self.run_dir, self.term, Owner.current())
 
     def check(self) -> None:
         """FencedError when a newer owner holds the run directory."""
-        check_epoch(self.run_dir, self.epoch)
+        check_term(self.run_dir, self.term)
 
     def release(self) -> None:
-        """Let the next one take the lease; the epoch stays. Twice is harmless."""
+        """Let the next one take the lease; the term stays. Twice is harmless."""
         if self._lock < 0:
             return
-        if read_epoch(self.run_dir) == self.epoch:
-            _write_lease(self.run_dir, self.epoch, None)
+        if read_term(self.run_dir) == self.term:
+            _write_lease(self.run_dir, self.term, None)
         os.close(self._lock)
         self._lock = -1
 
 
-def read_epoch(run_dir: RunDirectory) -> int:
-    """The epoch of the run's lease; 0 when nobody ever took it."""
+def read_term(run_dir: RunDirectory) -> int:
+    """The term of the run's lease; 0 when nobody ever took it."""
     return _read_lease(run_dir)[0]
 
 
-def check_epoch(run_dir: RunDirectory, epoch: int) -> None:
-    """FencedError when the lease says a higher epoch than `epoch`."""
+def check_term(run_dir: RunDirectory, term: int) -> None:
+    """FencedError when the lease says a higher term than `term`."""
     current, owner = _read_lease(run_dir)
-    if current <= epoch:
+    if current <= term:
         return
     holder = f"by {owner.describe()}" if owner else "and was released since"
     raise FencedError(
-        f"run directory {run_dir.root} was taken over with epoch {current} {holder}; "
-        f"this process has epoch {epoch} and must stop"
+        f"run directory {run_dir.root} was taken over with term {current} {holder}; "
+        f"this process has term {term} and must stop"
     )
 
 
@@ -208,7 +208,7 @@ def preview_run(output_dir: Path, name: str, *, kind: RunKind, resume: bool = Fa
         _refuse_to_resume(run_dir, kind)
     else:
         _refuse_to_replace(run_dir, kind, clean=False)
-    return RunLease(run_dir, read_epoch(run_dir) + 1, lock=-1)
+    return RunLease(run_dir, read_term(run_dir) + 1, lock=-1)
 
 
 def choose_opening(*, resume: bool, clean: bool, dry_run: bool) -> Opening:
@@ -409,13 +409,13 @@ def _read_lease(run_dir: RunDirectory) -> tuple[int, Owner | None]:
         return 0, None
     try:
         owner = value["owner"]
-        return int(value["epoch"]), None if owner is None else Owner(**owner)
+        return int(value["term"]), None if owner is None else Owner(**owner)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(f"{run_dir.lease} is not a lease ({error}); delete it") from error
 
 
-def _write_lease(run_dir: RunDirectory, epoch: int, owner: Owner | None) -> None:
-    write_json(run_dir.lease, {"epoch": epoch, "owner": None if owner is None else vars(owner)})
+def _write_lease(run_dir: RunDirectory, term: int, owner: Owner | None) -> None:
+    write_json(run_dir.lease, {"term": term, "owner": None if owner is None else vars(owner)})
 
 
 def _in_use(run_dir: RunDirectory, owner: Owner | None) -> RunDirectoryError:

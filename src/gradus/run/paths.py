@@ -102,7 +102,7 @@ class RunDirectory:
 
     @property
     def lease(self) -> Path:
-        """Owner and epoch of the run directory."""
+        """Owner and term of the run directory."""
         return self.root / "lease.json"
 
     @property

@@ -1,4 +1,4 @@
-"""What a run keeps so that it can be repeated: `replay/epoch_N/`, one folder for each launch.
+"""What a run keeps so that it can be repeated: `replay/term_N/`, one folder for each launch.
 
     run.json      the config, and the versions of gradus and of the libraries that decide numbers
     model.json    SHA-256 of each file of the initial weights
@@ -29,7 +29,7 @@ from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import file_digest, read_json, write_json
 from gradus.run.paths import RunDirectory
 
-FORMAT = 2
+FORMAT = 3
 """Raised when an older gradus could not replay what this one records."""
 
 LIBRARIES = ("numpy", "torch", "transformers", "verifiers")
@@ -40,7 +40,7 @@ MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
 
 _HEADER = struct.Struct("<IIH")
 """Bytes of the body, CRC-32 of id and body, bytes of the id."""
-_EPOCH = re.compile(r"epoch_(\d{8})")
+_TERM = re.compile(r"term_(\d{8})")
 _HASHING_THREADS = 4
 
 
@@ -48,16 +48,16 @@ _HASHING_THREADS = 4
 class LaunchRecord:
     """The folder of one launch.
 
-    >>> LaunchRecord(RunDirectory(Path("runs/demo")), epoch=1).episodes.name
+    >>> LaunchRecord(RunDirectory(Path("runs/demo")), term=1).episodes.name
     'episodes.bin'
     """
 
     run_dir: RunDirectory
-    epoch: int
+    term: int
 
     @property
     def root(self) -> Path:
-        return self.run_dir.replay / f"epoch_{self.epoch:08d}"
+        return self.run_dir.replay / f"term_{self.term:08d}"
 
     @property
     def run(self) -> Path:
@@ -79,14 +79,14 @@ class LaunchRecord:
 class RecordedLaunch:
     """What `run.json` says."""
 
-    epoch: int
+    term: int
     config: dict[str, Any]
     """The user's config, without environment variables."""
     libraries: dict[str, str]
     """Version of each of LIBRARIES that was installed."""
 
 
-def note_launch(run_dir: RunDirectory, epoch: int, config: Mapping[str, Any]) -> None:
+def note_launch(run_dir: RunDirectory, term: int, config: Mapping[str, Any]) -> None:
     """Write `run.json` of a launch that begins; `config` must hold no secret."""
     value = {
         "format": FORMAT,
@@ -94,12 +94,12 @@ def note_launch(run_dir: RunDirectory, epoch: int, config: Mapping[str, Any]) ->
         "libraries": installed_libraries(),
         "config": config,
     }
-    write_json(LaunchRecord(run_dir, epoch).run, value)
+    write_json(LaunchRecord(run_dir, term).run, value)
 
 
-def read_launch(run_dir: RunDirectory, epoch: int) -> RecordedLaunch:
+def read_launch(run_dir: RunDirectory, term: int) -> RecordedLaunch:
     """What `run.json` of a launch says; ConfigError when another gradus wrote it."""
-    path = LaunchRecord(run_dir, epoch).run
+    path = LaunchRecord(run_dir, term).run
     try:
         value = read_json(path)
         written = (value["format"], value["gradus"])
@@ -109,21 +109,21 @@ def read_launch(run_dir: RunDirectory, epoch: int) -> RecordedLaunch:
                 f"{gradus.__version__} with format {FORMAT}; replay the run with the version that "
                 "recorded it"
             )
-        return RecordedLaunch(epoch, dict(value["config"]), dict(value["libraries"]))
+        return RecordedLaunch(term, dict(value["config"]), dict(value["libraries"]))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is missing, so the config of launch {epoch} is not known; the run was not "
+            f"{path} is missing, so the config of launch {term} is not known; the run was not "
             "recorded (orchestrator.recording), or its records were deleted"
         ) from None
     except (KeyError, TypeError) as error:
         raise CorruptStateError(f"{path} does not describe a launch ({error!r})") from error
 
 
-def recorded_epochs(run_dir: RunDirectory) -> list[int]:
-    """Epochs of the launches that have a folder."""
+def recorded_terms(run_dir: RunDirectory) -> list[int]:
+    """Terms of the launches that have a folder."""
     if not run_dir.replay.is_dir():
         return []
-    matches = (_EPOCH.fullmatch(path.name) for path in run_dir.replay.iterdir())
+    matches = (_TERM.fullmatch(path.name) for path in run_dir.replay.iterdir())
     return sorted(int(match[1]) for match in matches if match)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradus.files import DurableFiles, storage_error
-from gradus.run.checkpoints import Checkpoint, Checkpoints
+from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 
@@ -68,7 +68,7 @@ def new_run(folder: Path, name: str = "demo") -> RunDirectory:
     return run_dir
 
 
-def stage(checkpoints: Checkpoints, step: int, text: str = "") -> Path:
+def stage(checkpoints: CheckpointStore, step: int, text: str = "") -> Path:
     """Both parts of checkpoint `step`, with contents that depend on step and `text`."""
     folder = checkpoints.staging(step)
     for part in PARTS:
@@ -77,7 +77,7 @@ def stage(checkpoints: Checkpoints, step: int, text: str = "") -> Path:
     return folder
 
 
-def commit(checkpoints: Checkpoints, step: int, text: str = "") -> Checkpoint:
+def commit(checkpoints: CheckpointStore, step: int, text: str = "") -> Checkpoint:
     """A committed checkpoint of `step`."""
     stage(checkpoints, step, text)
     return checkpoints.commit(step, PARTS)

@@ -76,7 +76,7 @@ class ScriptedEngine:
         reply: Callable[[list[int]], Reply] = reply_from_prompt,
         latency_seconds: float = 0.0,
         run_dir: Path | None = None,
-        epoch: int = 0,
+        term: int = 0,
         data_token: str = "data-token",
         admin_token: str = "admin-token",
         max_length_tokens: int = 2048,
@@ -97,7 +97,7 @@ class ScriptedEngine:
         self.data_token = self._read_token("inference_token", data_token)
         self.admin_token = self._read_token("admin_token", admin_token)
         run_id = "run" if run_dir is None else run_dir.name
-        self.served = ServedPolicy(run_id=run_id, epoch=epoch, version=0, digest=None)
+        self.served = ServedPolicy(run_id=run_id, term=term, version=0, digest=None)
         self._faults: dict[str, list[Fault]] = {}
         self._open = asyncio.Event()
         self._open.set()
@@ -318,7 +318,7 @@ class ScriptedEngine:
         version = self.version if self.reported_version is None else self.reported_version
         status = EngineStatus(
             version=version,
-            epoch=self.served.epoch,
+            term=self.served.term,
             running=self._running,
             waiting=0,
             kv_usage=min(1.0, self._running / 256),
@@ -371,7 +371,7 @@ async def serve(engine: ScriptedEngine, *, port: int = 0) -> None:
     try:
         if engine.run_dir is not None:
             ready = {"base_url": engine.base_url, "pid": os.getpid()}
-            ready |= {"epoch": engine.served.epoch, "version": engine.version}
+            ready |= {"term": engine.served.term, "version": engine.version}
             write_json(engine.run_dir.ready_file("inference"), ready)
         await stopped.wait()
     finally:
@@ -382,7 +382,7 @@ def main(arguments: list[str] | None = None) -> None:
     """`python -m gradus.testing.engine --run-dir DIR`: tokens are read from DIR/secrets."""
     parser = argparse.ArgumentParser(description="A scripted engine in the inference role.")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--epoch", type=int, default=0)
+    parser.add_argument("--term", type=int, default=0)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-seconds", type=float, default=0.0)
     parser.add_argument("--max-length-tokens", type=int, default=2048)
@@ -399,7 +399,7 @@ def main(arguments: list[str] | None = None) -> None:
             reply=reply,
             latency_seconds=chosen.latency_seconds,
             run_dir=chosen.run_dir,
-            epoch=chosen.epoch,
+            term=chosen.term,
             max_length_tokens=chosen.max_length_tokens,
         )
         await serve(engine, port=chosen.port)

@@ -34,7 +34,7 @@ class RunningInference(RunningProcess):
         write_atomically(self.run_dir.inference_token, self.data_token.encode(), mode=0o600)
         write_atomically(self.run_dir.admin_token, self.admin_token.encode(), mode=0o600)
         self.lease = RunLease.take(self.run_dir)
-        config = config.model_copy(update={"epoch": self.lease.epoch})
+        config = config.model_copy(update={"term": self.lease.term})
         file = self.run_dir.config / "inference.json"
         write_atomically(file, config.model_dump_json().encode())
         role = ["-m", "gradus.cli.main", "inference", "@", str(file)]
@@ -46,9 +46,9 @@ class RunningInference(RunningProcess):
         )
 
     @property
-    def epoch(self) -> int:
-        """Epoch of the run's lease, which the server was started with."""
-        return self.lease.epoch
+    def term(self) -> int:
+        """Term of the run's lease, which the server was started with."""
+        return self.lease.term
 
     @property
     def run_id(self) -> str:

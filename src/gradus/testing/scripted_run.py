@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from verifiers.v1.episode import WireEpisode
 
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.testing.episodes import build_episode
 from gradus.wire.events import (
     BatchReceived,
@@ -160,7 +160,7 @@ class ScriptedPolicy:
         """An engine that has answered everything, unless `load` says otherwise."""
         status = EngineStatus(
             version=self.version,
-            epoch=1,
+            term=1,
             running=0,
             waiting=0,
             kv_usage=0.0,
@@ -185,17 +185,17 @@ class ScriptedTrainer:
         self,
         *,
         max_steps: int,
-        epoch: int = 1,
+        term: int = 1,
         wait: Callable[[int], Awaitable[None]] = at_once,
         is_published_first: bool = False,
         first_step: int = 0,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: CheckpointStore | None = None,
         checkpoint_interval: int = 1,
     ) -> None:
         """With `checkpoints` it stages its part; a resume begins at `first_step`."""
         self.batches: list[Batch] = []
         self._max_steps = max_steps
-        self._epoch = epoch
+        self._term = term
         self._wait = wait
         self._is_published_first = is_published_first
         self._first_step = first_step
@@ -211,19 +211,19 @@ class ScriptedTrainer:
         for step in range(self._first_step, self._max_steps):
             batch = await self._arrived.get()
             assert batch.step == step, f"batch {batch.step} came instead of {step}"
-            self._events.put_nowait(BatchReceived(step, self._epoch))
+            self._events.put_nowait(BatchReceived(step, self._term))
             await self._wait(step)
             finished = StepFinished(
-                step, self._epoch, {"loss/total/mean": float(step)}, self._is_saved(step + 1)
+                step, self._term, {"loss/total/mean": float(step)}, self._is_saved(step + 1)
             )
             both: list[Event] = [finished, self._published(step + 1)]
             for event in reversed(both) if self._is_published_first else both:
                 self._events.put_nowait(event)
             self._stage(step + 1)
-        self._events.put_nowait(TrainerDone(self._max_steps - 1, self._epoch))
+        self._events.put_nowait(TrainerDone(self._max_steps - 1, self._term))
 
     def _published(self, version: int) -> PolicyPublished:
-        return PolicyPublished(version, self._epoch, f"version_{version}", "digest")
+        return PolicyPublished(version, self._term, f"version_{version}", "digest")
 
     def _is_saved(self, version: int) -> bool:
         is_due = version % self._interval == 0 or version == self._max_steps
@@ -235,7 +235,7 @@ class ScriptedTrainer:
         part = self._checkpoints.staging(version) / "trainer"
         part.mkdir()
         (part / "weights").write_text(str(version))
-        self._events.put_nowait(CheckpointStaged(version, self._epoch))
+        self._events.put_nowait(CheckpointStaged(version, self._term))
 
     def say(self, event: Event) -> None:
         """Send any event, also one that makes no sense."""

@@ -26,13 +26,13 @@ class BatchStream:
         receiver: BatchReceiver,
         world: World,
         *,
-        epoch: int,
+        term: int,
         vocabulary: int,
         timeout_seconds: float,
     ) -> None:
         self._receiver = receiver
         self._world = world
-        self._epoch = epoch
+        self._term = term
         self._vocabulary = vocabulary
         self._timeout_seconds = timeout_seconds
 
@@ -46,7 +46,7 @@ class BatchStream:
         updates = batch.updates()
         self._check_alike(step, [len(update) for update in updates])
         if self._world.is_first:
-            self._receiver.send_event(BatchReceived(step=step, epoch=self._epoch))
+            self._receiver.send_event(BatchReceived(step=step, term=self._term))
         return updates
 
     def _check(self, batch: RankBatch, step: int) -> None:

@@ -116,7 +116,7 @@ def _measure(
     optimizer = PolicyOptimizer(policy, trainer.optimizer, world=world, **limits)
     if world.is_first:
         ready_file = run_directory(config.run_dir).ready_file("trainer")
-        write_json(ready_file, {"pid": os.getpid(), "epoch": config.epoch})
+        write_json(ready_file, {"pid": os.getpid(), "term": config.term})
     longest = bench.sample_tokens or config.model.max_length_tokens
     records = []
     for number in range(steps):

@@ -42,7 +42,7 @@ class EvaluatedVersions:
     settings: SftEvalConfig
     max_steps: int
     run_dir: RunDirectory
-    epoch: int
+    term: int
     world: World
     publisher: PolicyPublisher
     version_bytes: int
@@ -67,14 +67,14 @@ class EvaluatedVersions:
         weights = evaluator = None
         if world.is_first:
             weights = FilesystemWeights(
-                run_dir, epoch=config.epoch, extra_files=files, keep_published=None
+                run_dir, term=config.term, extra_files=files, keep_published=None
             )
-            evaluator = build_receiver(run_dir, config.epoch, rank=0)
+            evaluator = build_receiver(run_dir, config.term, rank=0)
         return cls(
             settings=settings,
             max_steps=config.sft.max_steps,
             run_dir=run_dir,
-            epoch=config.epoch,
+            term=config.term,
             world=world,
             publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights),
             version_bytes=sum(it.numel() for it in model.parameters()) * dtype.itemsize,
@@ -98,7 +98,7 @@ class EvaluatedVersions:
         self.evaluator.send_event(
             PolicyPublished(
                 version=published.version,
-                epoch=self.epoch,
+                term=self.term,
                 directory=str(published.directory),
                 digest=published.digest,
             )
@@ -117,7 +117,7 @@ class EvaluatedVersions:
     def finish(self) -> None:
         """Tell the evaluator that no version comes any more."""
         if self.evaluator is not None:
-            self.evaluator.send_event(TrainerDone(step=self.max_steps - 1, epoch=self.epoch))
+            self.evaluator.send_event(TrainerDone(step=self.max_steps - 1, term=self.term))
             self.evaluator.close()
 
     def _wait_for_room(self, version: int) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from gradus.config import LoraConfig, ModelConfig, ServedLoraConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, HubError
 from gradus.log import get_logger
-from gradus.run.checkpoints import Checkpoint, Checkpoints
+from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.training_state import (
@@ -84,9 +84,9 @@ def _find(source: Path) -> Checkpoint:
     """The verified checkpoint that `source` means."""
     if source.parent.name == "checkpoints":
         run_dir = RunDirectory(source.parent.parent)
-        return Checkpoints(run_dir, epoch=0).load_folder(source)
+        return CheckpointStore(run_dir, term=0).load_folder(source)
     run_dir = RunDirectory(source)
-    checkpoint = Checkpoints(run_dir, epoch=0).latest()
+    checkpoint = CheckpointStore(run_dir, term=0).latest()
     if checkpoint is None:
         raise ConfigError(f"{source} holds no checkpoints; {_instead_of_checkpoints(run_dir)}")
     return checkpoint

@@ -21,7 +21,7 @@ from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.console import SFT_COLUMNS, ConsoleMonitor
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
 from gradus.trainer.checkpoint.training_state import PART, TrainingState, build_origin
@@ -182,7 +182,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         meter=WorkMeter.build(model, world, dtype, sft.peak_teraflops),
     )
     if world.is_first:
-        write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})
+        write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "term": config.term})
     logger.info("%d conversations, %d ranks on %s", len(conversations), world.size, world.device)
     _train_steps(config, trainer)
     publisher = PolicyPublisher(model, world, dtype=dtype, weights=None)
@@ -226,7 +226,7 @@ def _build_saver(
     run_dir = run_directory(config.run_dir)
     settings = config.sft.checkpoint
     check_space(state, run_dir, settings)
-    checkpoints = Checkpoints(run_dir, config.epoch)
+    checkpoints = CheckpointStore(run_dir, config.term)
     if state.world.is_first:
         checkpoints.discard_stale()
     digest = stream.digest()

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from gradus.config import TrainerProcessConfig
 from gradus.files import write_json
 from gradus.log import get_logger
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batch_stream import BatchStream
 from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
@@ -65,7 +65,7 @@ class Trainer:
     """One rank of the trainer; owns the order of a step and nothing else."""
 
     world: World
-    epoch: int
+    term: int
     receiver: BatchReceiver
     stream: BatchStream
     gradients: GradientStep
@@ -139,7 +139,7 @@ class Trainer:
         }
         self._announce(published)
         self.receiver.send_event(
-            StepFinished(step=step, epoch=self.epoch, metrics=metrics, is_saved=is_saved)
+            StepFinished(step=step, term=self.term, metrics=metrics, is_saved=is_saved)
         )
 
     def checkpoint(self, version: int, *, is_due: bool) -> None:
@@ -150,7 +150,7 @@ class Trainer:
         self.receiver.send_event(
             PolicyPublished(
                 version=published.version,
-                epoch=self.epoch,
+                term=self.term,
                 directory=str(published.directory),
                 digest=published.digest,
             )
@@ -177,7 +177,7 @@ def run(config: TrainerProcessConfig) -> None:
     trainer = config.trainer
     with join_world(deterministic=trainer.deterministic, parallel=trainer.parallel) as world:
         torch.manual_seed(config.seed)
-        receiver = build_receiver(run_directory(config.run_dir), config.epoch, world.data_rank)
+        receiver = build_receiver(run_directory(config.run_dir), config.term, world.data_rank)
         try:
             _train(config, world, receiver)
         finally:
@@ -220,12 +220,12 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
     state = TrainingState(policy, optimizer, world, origin)
     trainer = Trainer(
         world=world,
-        epoch=config.epoch,
+        term=config.term,
         receiver=receiver,
         stream=BatchStream(
             receiver,
             world,
-            epoch=config.epoch,
+            term=config.term,
             vocabulary=vocabulary_size(model),
             timeout_seconds=config.trainer.receive_timeout_seconds,
         ),
@@ -244,7 +244,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
         meter=WorkMeter.build(model, world, dtype, config.trainer.peak_teraflops),
     )
     if world.is_first:
-        write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "epoch": config.epoch})
+        write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "term": config.term})
     logger.info("trainer is ready: %d ranks on %s", world.size, world.device.type)
     with trainer.saver:
         _train_steps(config, trainer)
@@ -253,7 +253,7 @@ def _train(config: TrainerProcessConfig, world: World, receiver: BatchReceiver) 
         trainer.publisher.save_adapter(run_dir.adapter, adapter)
     trainer.publisher.finish()
     if world.is_first:
-        receiver.send_event(TrainerDone(step=config.end_step - 1, epoch=config.epoch))
+        receiver.send_event(TrainerDone(step=config.end_step - 1, term=config.term))
 
 
 def _train_steps(config: TrainerProcessConfig, trainer: Trainer) -> None:
@@ -273,11 +273,11 @@ def _build_saver(
     check_space(state, run_dir, config.checkpoint)
 
     def announce(step: int) -> None:
-        receiver.send_event(CheckpointStaged(step=step, epoch=config.epoch))
+        receiver.send_event(CheckpointStaged(step=step, term=config.term))
 
     return CheckpointSaver(
         state=state,
-        checkpoints=Checkpoints(run_dir, config.epoch),
+        checkpoints=CheckpointStore(run_dir, config.term),
         config=config.checkpoint,
         max_steps=config.max_steps,
         handover=Handover(announce=announce),
@@ -308,7 +308,7 @@ def _build_weights(
     if config.trainer.weight_transfer == "broadcast":
         return BroadcastWeights(
             run_dir,
-            epoch=config.epoch,
+            term=config.term,
             extra_files=files,
             num_receivers=config.num_inference_workers,
             device=world.device,
@@ -318,7 +318,7 @@ def _build_weights(
     stem = ADAPTER_STEM if _serves_adapter(config) else "model"
     return FilesystemWeights(
         run_dir,
-        epoch=config.epoch,
+        term=config.term,
         extra_files=files,
         keep_published=config.trainer.keep_published,
         write=partial(write_tensors, stem=stem),

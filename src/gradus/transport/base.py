@@ -17,7 +17,7 @@ class BatchSender(Protocol):
         ...
 
     async def receive_event(self) -> Event:
-        """The trainer's next event, in order, each exactly once per epoch."""
+        """The trainer's next event, in order, each exactly once per term."""
         ...
 
     async def close(self) -> None:
@@ -30,7 +30,7 @@ class BatchReceiver(Protocol):
 
     def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
         """This rank's part of batch `step`; DeadlineError after `timeout_seconds`,
-        FencedError when the batch was written under another epoch."""
+        FencedError when the batch was written under another term."""
         ...
 
     def send_event(self, event: Event) -> None:
@@ -46,13 +46,13 @@ class Transport(Protocol):
     """One way to carry batches; makes both ends.
 
     >>> transport = FilesystemTransport(run_dir)  # doctest: +SKIP
-    >>> receiver = transport.receiver(epoch=1, rank=0)  # doctest: +SKIP
+    >>> receiver = transport.receiver(term=1, rank=0)  # doctest: +SKIP
     """
 
-    def sender(self, *, epoch: int, capacity: int) -> BatchSender:
+    def sender(self, *, term: int, capacity: int) -> BatchSender:
         """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged."""
         ...
 
-    def receiver(self, *, epoch: int, rank: int) -> BatchReceiver:
+    def receiver(self, *, term: int, rank: int) -> BatchReceiver:
         """The end of data-parallel rank `rank`."""
         ...

@@ -14,17 +14,17 @@ TRANSPORTS: dict[str, str | type] = {"filesystem": FilesystemTransport}
 
 
 def build_sender(
-    run_dir: RunDirectory, epoch: int, *, capacity: int = 2, type: str = "filesystem"
+    run_dir: RunDirectory, term: int, *, capacity: int = 2, type: str = "filesystem"
 ) -> BatchSender:
     """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged."""
-    return _build(run_dir, type).sender(epoch=epoch, capacity=capacity)
+    return _build(run_dir, type).sender(term=term, capacity=capacity)
 
 
 def build_receiver(
-    run_dir: RunDirectory, epoch: int, rank: int, *, type: str = "filesystem"
+    run_dir: RunDirectory, term: int, rank: int, *, type: str = "filesystem"
 ) -> BatchReceiver:
     """The end of data-parallel rank `rank`."""
-    return _build(run_dir, type).receiver(epoch=epoch, rank=rank)
+    return _build(run_dir, type).receiver(term=term, rank=rank)
 
 
 def _build(run_dir: RunDirectory, name: str) -> Transport:

@@ -3,14 +3,14 @@
 Layout below `run_dir.spool`:
 
     batch_00000003/rank_0.msgpack   one rank's part
-    batch_00000003/manifest.json    epoch, size and SHA-256 of each part; appears whole
+    batch_00000003/manifest.json    term, size and SHA-256 of each part; appears whole
     batch_00000003/received         empty; the trainer acknowledged the batch
     events/0000000007.msgpack       the trainer's eighth event
     events/0000000006.done          the orchestrator asked for more after this one
 
 A reader is woken by `watch.py` and looks with `listdir`, which a network file system answers
 freshly.
-An orchestrator that starts again in the same epoch gets the last event that it may not have
+An orchestrator that starts again in the same term gets the last event that it may not have
 handled once more; everything before it stays handled.
 """
 
@@ -29,7 +29,7 @@ import msgspec
 from gradus.errors import CorruptStateError, DeadlineError, FencedError, ProtocolError
 from gradus.files import FULL_DISK_ERRORS, storage_error
 from gradus.log import get_logger
-from gradus.run.lease import check_epoch
+from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.transport.base import BatchReceiver, BatchSender
 from gradus.transport.ledger import SendLedger
@@ -57,7 +57,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
-    epoch: int
+    term: int
     parts: list[_Part]
 
 
@@ -83,13 +83,13 @@ class FilesystemTransport:
         """Folder of batch `step`; sorts by step."""
         return f"batch_{step:08d}"
 
-    def sender(self, *, epoch: int, capacity: int) -> BatchSender:
+    def sender(self, *, term: int, capacity: int) -> BatchSender:
         """The orchestrator's end."""
-        return _Sender(self.run_dir, SendLedger(epoch=epoch, capacity=capacity))
+        return _Sender(self.run_dir, SendLedger(term=term, capacity=capacity))
 
-    def receiver(self, *, epoch: int, rank: int) -> BatchReceiver:
+    def receiver(self, *, term: int, rank: int) -> BatchReceiver:
         """The end of rank `rank`."""
-        return _Receiver(self.run_dir, epoch, rank)
+        return _Receiver(self.run_dir, term, rank)
 
 
 class _Sender:
@@ -115,7 +115,7 @@ class _Sender:
             while not self._ledger.has_room:
                 await self._watch.wait_async()
                 self._look_for_events()
-            check_epoch(self._run_dir, self._ledger.epoch)
+            check_term(self._run_dir, self._ledger.term)
             await self._write_when_there_is_room(manifest, parts)
             self._ledger.note_sent(batch.step, digest)
 
@@ -147,17 +147,17 @@ class _Sender:
         self._watch.close()
 
     def _adopt_spool(self) -> None:
-        """Take over the batches of this epoch that lie in the spool; drop those of older ones."""
+        """Take over the batches of this term that lie in the spool; drop those of older ones."""
         for torn in self._run_dir.spool.glob(".batch_*"):
             shutil.rmtree(torn)
         for folder in sorted(self._run_dir.spool.glob("batch_*")):
             manifest = _read_manifest(folder)
-            if manifest.epoch > self._ledger.epoch:
+            if manifest.term > self._ledger.term:
                 raise FencedError(
-                    f"{folder} was written under epoch {manifest.epoch}; this process has epoch "
-                    f"{self._ledger.epoch} and must stop"
+                    f"{folder} was written under term {manifest.term}; this process has term "
+                    f"{self._ledger.term} and must stop"
                 )
-            if manifest.epoch < self._ledger.epoch:
+            if manifest.term < self._ledger.term:
                 _remove_batch(folder)
                 continue
             digest = _sha256(msgspec.json.encode(manifest))
@@ -167,7 +167,7 @@ class _Sender:
     def _write(self, manifest: _Manifest, parts: list[bytes]) -> None:
         spool = self._run_dir.spool
         folder = spool / FilesystemTransport.name_of_batch(manifest.step)
-        temporary = spool / f".{folder.name}.tmp-{manifest.epoch}"
+        temporary = spool / f".{folder.name}.tmp-{manifest.term}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
             temporary.mkdir()
@@ -186,7 +186,7 @@ class _Sender:
         while (name := f"{self._next_sequence:010d}.msgpack") in names:
             event = _read_event(self._events / name, self._next_sequence)
             self._ledger.note_event(event)
-            if event.epoch == self._ledger.epoch:
+            if event.term == self._ledger.term:
                 self._arrived.append((self._next_sequence, event))
                 self._settle(event)
             self._next_sequence += 1
@@ -220,9 +220,9 @@ class _Sender:
 
 
 class _Receiver:
-    def __init__(self, run_dir: RunDirectory, epoch: int, rank: int) -> None:
+    def __init__(self, run_dir: RunDirectory, term: int, rank: int) -> None:
         self._run_dir = run_dir
-        self._epoch = epoch
+        self._term = term
         self._rank = rank
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ class _Receiver:
         deadline = time.monotonic() + timeout_seconds
         while name not in os.listdir(self._run_dir.spool):
             if time.monotonic() >= deadline:
-                check_epoch(self._run_dir, self._epoch)
+                check_term(self._run_dir, self._term)
                 raise DeadlineError(
                     f"batch {step} did not come from the orchestrator in {timeout_seconds:g} s; "
                     f"see its log in {self._run_dir.logs}"
@@ -243,16 +243,16 @@ class _Receiver:
         return self._read(self._run_dir.spool / name, step)
 
     def send_event(self, event: Event) -> None:
-        if event.epoch != self._epoch:
+        if event.term != self._term:
             raise ProtocolError(
-                f"event {type(event).__name__} carries epoch {event.epoch}, "
-                f"its sender has {self._epoch}"
+                f"event {type(event).__name__} carries term {event.term}, "
+                f"its sender has {self._term}"
             )
-        check_epoch(self._run_dir, self._epoch)
+        check_term(self._run_dir, self._term)
         raw = encode(event)
         envelope = _Envelope(self._next_sequence, _sha256(raw), raw)
         path = self._events / f"{self._next_sequence:010d}.msgpack"
-        temporary = path.with_name(f".{path.name}.tmp-{self._epoch}")
+        temporary = path.with_name(f".{path.name}.tmp-{self._term}")
         _write_durably(temporary, encode(envelope))
         temporary.rename(path)
         _sync_directory(self._events)
@@ -263,10 +263,10 @@ class _Receiver:
 
     def _read(self, folder: Path, step: int) -> RankBatch:
         manifest = _read_manifest(folder)
-        if manifest.epoch != self._epoch:
+        if manifest.term != self._term:
             raise FencedError(
-                f"{folder} was written under epoch {manifest.epoch}; this trainer has epoch "
-                f"{self._epoch} and must stop"
+                f"{folder} was written under term {manifest.term}; this trainer has term "
+                f"{self._term} and must stop"
             )
         if self._rank >= len(manifest.parts):
             raise ProtocolError(
@@ -278,10 +278,10 @@ class _Receiver:
         if _describe(raw) != expected:
             raise CorruptStateError(f"{path} does not have the size and digest of its manifest")
         batch = decode_rank_batch(raw)
-        if (batch.step, batch.epoch, batch.rank) != (step, self._epoch, self._rank):
+        if (batch.step, batch.term, batch.rank) != (step, self._term, self._rank):
             raise ProtocolError(
-                f"{path} holds step {batch.step}, epoch {batch.epoch}, rank {batch.rank}; "
-                f"expected {step}, {self._epoch}, {self._rank}"
+                f"{path} holds step {batch.step}, term {batch.term}, rank {batch.rank}; "
+                f"expected {step}, {self._term}, {self._rank}"
             )
         return batch
 
@@ -289,7 +289,7 @@ class _Receiver:
 def _encode_parts(batch: Batch) -> tuple[_Manifest, list[bytes]]:
     """One part per rank, and what the manifest says of them."""
     parts = [encode(part) for part in split_by_rank(batch)]
-    return _Manifest(batch.step, batch.epoch, [_describe(part) for part in parts]), parts
+    return _Manifest(batch.step, batch.term, [_describe(part) for part in parts]), parts
 
 
 def _read_manifest(folder: Path) -> _Manifest:

@@ -10,16 +10,16 @@ from gradus.wire.micro_batch import Batch
 class SendLedger:
     """Counts the batches between send and acknowledgement; refuses what breaks the numbering.
 
-    >>> ledger = SendLedger(epoch=1, capacity=1)
+    >>> ledger = SendLedger(term=1, capacity=1)
     >>> ledger.note_sent(0, "digest")
     >>> ledger.has_room
     False
     """
 
-    def __init__(self, *, epoch: int, capacity: int) -> None:
+    def __init__(self, *, term: int, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"capacity = {capacity} lets no batch through; use at least 1")
-        self.epoch = epoch
+        self.term = term
         self.capacity = capacity
         self.last_finished = -1
         self._last_received = -1
@@ -32,10 +32,10 @@ class SendLedger:
         return len(self._unacknowledged) < self.capacity
 
     def is_resend(self, batch: Batch, digest: str) -> bool:
-        """True when `batch` was sent before; refuses another epoch and another content."""
-        if batch.epoch != self.epoch:
+        """True when `batch` was sent before; refuses another term and another content."""
+        if batch.term != self.term:
             raise ProtocolError(
-                f"batch {batch.step} carries epoch {batch.epoch}, its sender has {self.epoch}"
+                f"batch {batch.step} carries term {batch.term}, its sender has {self.term}"
             )
         known = self._digests.get(batch.step)
         if known is not None and known != digest:
@@ -54,13 +54,13 @@ class SendLedger:
             self._unacknowledged.add(step)
 
     def note_event(self, event: Event) -> None:
-        """Learn from an event of the trainer; FencedError when a newer epoch sent it."""
-        if event.epoch > self.epoch:
+        """Learn from an event of the trainer; FencedError when a newer term sent it."""
+        if event.term > self.term:
             raise FencedError(
-                f"the trainer answers to epoch {event.epoch}, this orchestrator has epoch "
-                f"{self.epoch} and must stop"
+                f"the trainer answers to term {event.term}, this orchestrator has term "
+                f"{self.term} and must stop"
             )
-        if event.epoch < self.epoch:
+        if event.term < self.term:
             return  # Of a dead launch, whose steps this one does again.
         if isinstance(event, BatchReceived):
             self._last_received = max(self._last_received, event.step)

@@ -20,7 +20,7 @@ class MemoryTransport:
     """Holds batches and events as bytes, so both ends see exactly what a file would hold.
 
     >>> transport = MemoryTransport()
-    >>> receiver = transport.receiver(epoch=1, rank=0)
+    >>> receiver = transport.receiver(term=1, rank=0)
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class MemoryTransport:
         self._events: deque[bytes] = deque()
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
-    def sender(self, *, epoch: int, capacity: int) -> BatchSender:
+    def sender(self, *, term: int, capacity: int) -> BatchSender:
         """The orchestrator's end; call it inside the running event loop."""
-        return _Sender(self, SendLedger(epoch=epoch, capacity=capacity))
+        return _Sender(self, SendLedger(term=term, capacity=capacity))
 
-    def receiver(self, *, epoch: int, rank: int) -> BatchReceiver:
+    def receiver(self, *, term: int, rank: int) -> BatchReceiver:
         """The end of rank `rank`."""
-        return _Receiver(self, epoch, rank)
+        return _Receiver(self, term, rank)
 
     def listen(self) -> asyncio.Event:
         """An event that is set, in the caller's loop, whenever the trainer says something."""
@@ -46,7 +46,7 @@ class MemoryTransport:
     def put_batch(self, batch: Batch, parts: list[bytes]) -> None:
         """Offer a batch to the ranks."""
         with self._changed:
-            self._batches[batch.step] = (batch.epoch, parts)
+            self._batches[batch.step] = (batch.term, parts)
             self._changed.notify_all()
 
     def forget_batches_before(self, step: int) -> None:
@@ -56,7 +56,7 @@ class MemoryTransport:
                 del self._batches[old]
 
     def take_batch(self, step: int, timeout_seconds: float) -> tuple[int, list[bytes]]:
-        """Epoch and parts of batch `step`; DeadlineError when it does not come."""
+        """Term and parts of batch `step`; DeadlineError when it does not come."""
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
             while step not in self._batches:
@@ -108,7 +108,7 @@ class _Sender:
         for raw in self._transport.take_events():
             event = decode_event(raw)
             self._ledger.note_event(event)
-            if event.epoch == self._ledger.epoch:
+            if event.term == self._ledger.term:
                 self._arrived.append(event)
             if isinstance(event, StepFinished):
                 self._transport.forget_batches_before(event.step)
@@ -120,17 +120,17 @@ class _Sender:
 
 
 class _Receiver:
-    def __init__(self, transport: MemoryTransport, epoch: int, rank: int) -> None:
+    def __init__(self, transport: MemoryTransport, term: int, rank: int) -> None:
         self._transport = transport
-        self._epoch = epoch
+        self._term = term
         self._rank = rank
 
     def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
-        epoch, parts = self._transport.take_batch(step, timeout_seconds)
-        if epoch != self._epoch:
+        term, parts = self._transport.take_batch(step, timeout_seconds)
+        if term != self._term:
             raise FencedError(
-                f"batch {step} was written under epoch {epoch}; this trainer has epoch "
-                f"{self._epoch} and must stop"
+                f"batch {step} was written under term {term}; this trainer has term "
+                f"{self._term} and must stop"
             )
         if self._rank >= len(parts):
             raise ProtocolError(
@@ -139,10 +139,10 @@ class _Receiver:
         return decode_rank_batch(parts[self._rank])
 
     def send_event(self, event: Event) -> None:
-        if event.epoch != self._epoch:
+        if event.term != self._term:
             raise ProtocolError(
-                f"event {type(event).__name__} carries epoch {event.epoch}, "
-                f"its sender has {self._epoch}"
+                f"event {type(event).__name__} carries term {event.term}, "
+                f"its sender has {self._term}"
             )
         self._transport.put_event(encode(event))
 

@@ -29,7 +29,7 @@ class WeightPublisher(Protocol):
         ...
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
-        """Make `version` available, whole or not at all; FencedError under a newer epoch."""
+        """Make `version` available, whole or not at all; FencedError under a newer term."""
         ...
 
     def drain(self) -> None:

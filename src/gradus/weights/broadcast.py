@@ -78,7 +78,7 @@ class WeightStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BroadcastWeights:
     """The trainer's end: owns copies of the versions that were not fetched yet, and one thread.
 
-    >>> weights = BroadcastWeights(run_dir, epoch=1, extra_files={}, num_receivers=1)
+    >>> weights = BroadcastWeights(run_dir, term=1, extra_files={}, num_receivers=1)
     ... # doctest: +SKIP
     >>> weights.publish(1, [("w", torch.zeros(2))])  # doctest: +SKIP
     """
@@ -87,7 +87,7 @@ class BroadcastWeights:
         self,
         run_dir: RunDirectory,
         *,
-        epoch: int,
+        term: int,
         extra_files: Mapping[str, bytes],
         num_receivers: int,
         device: torch.device,
@@ -107,12 +107,12 @@ class BroadcastWeights:
         self._is_closed = False
         self._files = FilesystemWeights(
             run_dir,
-            epoch=epoch,
+            term=term,
             extra_files=extra_files,
             keep_published=keep_published,
             write=self._write,
         )
-        self._meeting = (run_dir.weights / f".meeting-{epoch}").absolute()
+        self._meeting = (run_dir.weights / f".meeting-{term}").absolute()
         self._meeting.unlink(missing_ok=True)
         self._version = 0
         self._thread: threading.Thread | None = None

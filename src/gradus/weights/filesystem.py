@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradus.errors import CorruptStateError, RunDirectoryError
 from gradus.files import DISK_ERRORS, file_digest, storage_error, write_when_there_is_room
-from gradus.run.lease import check_epoch
+from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.weights.base import Published
 from gradus.weights.manifest import (
@@ -47,7 +47,7 @@ _TEMPORARY_NAME = re.compile(r"\..+\.tmp-(\d+)")
 class FilesystemWeights:
     """Owns `<run_dir>/weights`: publishes versions and keeps the newest few.
 
-    >>> weights = FilesystemWeights(run_dir, epoch=1, extra_files={})  # doctest: +SKIP
+    >>> weights = FilesystemWeights(run_dir, term=1, extra_files={})  # doctest: +SKIP
     >>> weights.publish(1, [("w", torch.zeros(2))]).directory.name  # doctest: +SKIP
     'version_00000001'
     """
@@ -56,24 +56,24 @@ class FilesystemWeights:
         self,
         run_dir: RunDirectory,
         *,
-        epoch: int,
+        term: int,
         extra_files: Mapping[str, bytes],
         keep_published: int | None = 2,
         write: Write | None = None,
     ) -> None:
         """`write` puts the tensors of a version into its directory; `write_tensors` by default.
 
-        With `keep_published` None somebody else deletes versions, also those of older epochs.
+        With `keep_published` None somebody else deletes versions, also those of older terms.
         """
         self._run_dir = run_dir
-        self._epoch = epoch
+        self._term = term
         self._extra_files = dict(extra_files)
         self._keep_published = keep_published
         self._write = write or write_tensors
         run_dir.weights.mkdir(parents=True, exist_ok=True)
-        _delete_abandoned(run_dir.weights, epoch)
+        _delete_abandoned(run_dir.weights, term)
         if keep_published is not None:
-            _delete_void(run_dir.weights, epoch)
+            _delete_void(run_dir.weights, term)
 
     def wait_for_room(self) -> None:
         """A disk that is full is waited for while a version is written."""
@@ -83,15 +83,15 @@ class FilesystemWeights:
 
         FencedError when a newer owner took the run, StorageError when the disk does not take it.
         """
-        check_epoch(self._run_dir, self._epoch)
+        check_term(self._run_dir, self._term)
         target = self._run_dir.version(version)
-        temporary = target.with_name(f".{target.name}.tmp-{self._epoch}")
+        temporary = target.with_name(f".{target.name}.tmp-{self._term}")
         shutil.rmtree(temporary, ignore_errors=True)
         with _disk_errors_named(temporary):
             temporary.mkdir()
             files = self._write(temporary, tensors)
-            digest = _seal_version(temporary, version, self._epoch, files, self._extra_files)
-        check_epoch(self._run_dir, self._epoch)
+            digest = _seal_version(temporary, version, self._term, files, self._extra_files)
+        check_term(self._run_dir, self._term)
         _put_in_place(temporary, target)
         self._forget_old(version)
         return Published(version=version, directory=target, digest=digest)
@@ -201,14 +201,14 @@ def _in_shards(
 
 
 def _seal_version(
-    directory: Path, version: int, epoch: int, files: list[Path], extra_files: Mapping[str, bytes]
+    directory: Path, version: int, term: int, files: list[Path], extra_files: Mapping[str, bytes]
 ) -> str:
     """Complete `directory`, durable to the last byte; gives the digest of its manifest."""
     for name, content in extra_files.items():
         path = directory / name
         write_patiently(path, partial(_write_bytes, path, content))
         files.append(path)
-    manifest = build_manifest(version, epoch, {path.name: file_entry(path) for path in files})
+    manifest = build_manifest(version, term, {path.name: file_entry(path) for path in files})
     seal = directory / MANIFEST_NAME
     write_patiently(seal, partial(_write_bytes, seal, manifest.encode()))
     # In threads: the disk joins syncs that wait at the same time.
@@ -221,32 +221,32 @@ def _seal_version(
 def _put_in_place(temporary: Path, target: Path) -> None:
     if target.exists():
         raise RunDirectoryError(
-            f"{target} exists already; a version is published once. Resume under a new epoch or "
+            f"{target} exists already; a version is published once. Resume under a new term or "
             "delete the run's weights"
         )
     temporary.rename(target)
     _sync(target.parent)
 
 
-def _delete_abandoned(weights: Path, epoch: int) -> None:
-    """Delete what an owner with an older or the same epoch began and did not finish."""
+def _delete_abandoned(weights: Path, term: int) -> None:
+    """Delete what an owner with an older or the same term began and did not finish."""
     for path in weights.iterdir():
         match = _TEMPORARY_NAME.fullmatch(path.name)
-        if match and int(match[1]) <= epoch and path.is_dir() and not path.is_symlink():
+        if match and int(match[1]) <= term and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
 
 
-def _delete_void(weights: Path, epoch: int) -> None:
-    """Delete what older epochs published: a resumed run starts again from a checkpoint.
+def _delete_void(weights: Path, term: int) -> None:
+    """Delete what older terms published: a resumed run starts again from a checkpoint.
 
-    No engine of this epoch serves those versions, and this epoch will publish others of the same
+    No engine of this term serves those versions, and this term will publish others of the same
     numbers.
     """
     for path in weights.iterdir():
         if not _VERSION_NAME.fullmatch(path.name) or path.is_symlink():
             continue
         try:
-            is_void = read_manifest(path).epoch < epoch
+            is_void = read_manifest(path).term < term
         except CorruptStateError:
             is_void = True
         if is_void:

@@ -32,7 +32,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The files of one version; written last, so its digest stands for all of them."""
 
     version: int
-    epoch: int
+    term: int
     files: dict[str, FileEntry]
     """By plain file name; nothing else may lie in the directory."""
 
@@ -46,11 +46,11 @@ def manifest_digest(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.encode()).hexdigest()
 
 
-def build_manifest(version: int, epoch: int, entries: Mapping[str, FileEntry]) -> Manifest:
+def build_manifest(version: int, term: int, entries: Mapping[str, FileEntry]) -> Manifest:
     """A manifest of the files named in `entries`."""
     for name in entries:
         _refuse_unsafe_name(name)
-    return Manifest(version=version, epoch=epoch, files=dict(entries))
+    return Manifest(version=version, term=term, files=dict(entries))
 
 
 def verify(directory: Path, digest: str) -> Manifest:

@@ -76,6 +76,6 @@ def decode_rank_batch(data: bytes) -> RankBatch:
 def split_by_rank(batch: Batch) -> list[RankBatch]:
     """The parts of a batch, one per rank, in rank order."""
     return [
-        RankBatch(batch.step, batch.epoch, rank, batch.versions, micro_batches, batch.update_sizes)
+        RankBatch(batch.step, batch.term, rank, batch.versions, micro_batches, batch.update_sizes)
         for rank, micro_batches in enumerate(batch.ranks)
     ]

@@ -9,14 +9,14 @@ class BatchReceived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields
     """Every rank holds batch `step`; the spool may forget it once it is also trained."""
 
     step: int
-    epoch: int
+    term: int
 
 
 class StepFinished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Step `step` was trained; `metrics` are reduced over all ranks."""
 
     step: int
-    epoch: int
+    term: int
     metrics: dict[str, float]
     is_saved: bool = False
     """Whether the trainer saves the version that the step made; the orchestrator then does too."""
@@ -26,7 +26,7 @@ class PolicyPublished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fiel
     """Version `version` lies complete in `directory`; `digest` is that of its manifest."""
 
     version: int
-    epoch: int
+    term: int
     directory: str
     digest: str
 
@@ -35,14 +35,14 @@ class CheckpointStaged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fie
     """The trainer's part of checkpoint `step` (= updates applied) lies complete in staging."""
 
     step: int
-    epoch: int
+    term: int
 
 
 class TrainerDone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The trainer applied all its steps and leaves."""
 
     step: int
-    epoch: int
+    term: int
 
 
 Event = BatchReceived | StepFinished | PolicyPublished | CheckpointStaged | TrainerDone

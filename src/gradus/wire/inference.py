@@ -32,7 +32,7 @@ class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /gradus/apply`: serve these weights."""
 
     run_id: str
-    epoch: int
+    term: int
     version: int
     directory: str
     digest: str
@@ -53,7 +53,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """Answer of `GET /gradus/status`; counters run from the start of the server."""
 
     version: int
-    epoch: int
+    term: int
     running: int
     waiting: int
     kv_usage: float
@@ -82,13 +82,13 @@ class ApplyRefusal(Exception):
 class ServedPolicy(msgspec.Struct, frozen=True):
     """What a server serves for whom; decides which change may follow. Pure.
 
-    >>> served = ServedPolicy(run_id="demo", epoch=1, version=0, digest=None)
+    >>> served = ServedPolicy(run_id="demo", term=1, version=0, digest=None)
     >>> served.is_current(ApplyRequest("demo", 1, 1, "weights/version_00000001", "ab"))
     False
     """
 
     run_id: str
-    epoch: int
+    term: int
     version: int
     digest: str | None
     """Of the served version's manifest; None for the weights that the server started with."""
@@ -103,13 +103,11 @@ class ServedPolicy(msgspec.Struct, frozen=True):
             raise ApplyRefusal(
                 409, f"this server serves run {self.run_id!r}, not {request.run_id!r}"
             )
-        if request.epoch < self.epoch:
-            raise ApplyRefusal(
-                409, f"epoch {request.epoch} is stale; epoch {self.epoch} owns the run"
-            )
+        if request.term < self.term:
+            raise ApplyRefusal(409, f"term {request.term} is stale; term {self.term} owns the run")
         if request.version < 0:
             raise ApplyRefusal(400, f"version {request.version} is negative")
-        if request.epoch > self.epoch or self.is_current(request):
+        if request.term > self.term or self.is_current(request):
             return
         if request.version < self.version:
             raise ApplyRefusal(
@@ -122,7 +120,7 @@ class ServedPolicy(msgspec.Struct, frozen=True):
 
     def after(self, request: ApplyRequest) -> ServedPolicy:
         """What is served once `request` is applied."""
-        return ServedPolicy(self.run_id, request.epoch, request.version, request.digest)
+        return ServedPolicy(self.run_id, request.term, request.version, request.digest)
 
 
 def decode_apply_request(body: bytes) -> ApplyRequest:

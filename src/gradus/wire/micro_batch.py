@@ -76,8 +76,8 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     step: int
     """Version that this batch trains; also its sequence number in the transport."""
-    epoch: int
-    """Epoch of the writer's lease on the run directory."""
+    term: int
+    """Term of the writer's lease on the run directory."""
     versions: VersionSpan
     ranks: list[list[MicroBatch]]
     """`ranks[r]` are the micro batches of data-parallel rank r, in order."""
@@ -90,7 +90,7 @@ class RankBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one data-parallel rank reads of a batch."""
 
     step: int
-    epoch: int
+    term: int
     rank: int
     versions: VersionSpan
     micro_batches: list[MicroBatch]

@@ -250,11 +250,11 @@ def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[s
 
 def role_configs() -> dict[str, StrictConfig]:
     """Subcommand → a config as the launcher writes it."""
-    run = resolve_run(build_run_config(), run_dir=Path("runs/x"), epoch=4)
+    run = resolve_run(build_run_config(), run_dir=Path("runs/x"), term=4)
     env = [{"id": "gradus-reverse-text"}]
     evaluation = EvalConfig.model_validate({"model": {"name": "someone/tiny"}, "env": env})
     config = build_sft_config({"eval": {"env": env}})
-    sft = resolve_sft(config, run_dir=Path("runs/x"), epoch=4)
+    sft = resolve_sft(config, run_dir=Path("runs/x"), term=4)
     assert sft.evaluation is not None
     return {
         "inference": run.inference,
@@ -264,11 +264,11 @@ def role_configs() -> dict[str, StrictConfig]:
         "sft-evaluator": sft.evaluation.evaluator,
         "bench-rank": run.trainer,
         "orchestrator": run.orchestrator,
-        "evaluator": resolve_eval(evaluation, run_dir=Path("runs/x"), epoch=4).evaluator,
+        "evaluator": resolve_eval(evaluation, run_dir=Path("runs/x"), term=4).evaluator,
         "replayer": resolve_replay(
             build_run_config(),
             run_dir=Path("runs/x"),
-            epoch=4,
+            term=4,
             recorded=Path("runs/demo"),
             num_steps=2,
         ).replayer,

@@ -24,7 +24,7 @@ from gradus.testing.configs import build_run_config
 
 def write_journal(run_dir: RunDirectory) -> None:
     """One group of one episode, trained in one batch."""
-    with Journal(run_dir.journal, epoch=1, now=lambda: 0.0) as journal:
+    with Journal(run_dir.journal, term=1, now=lambda: 0.0) as journal:
         journal.write(JournalEvent.RUN_STARTED, version=0)
         journal.write(
             JournalEvent.GROUP_OPENED,

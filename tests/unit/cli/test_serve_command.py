@@ -11,7 +11,7 @@ from gradus.cli.main import main
 from gradus.cli.serve import Source, find_source, read_token
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import write_json
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit, new_run
 
@@ -35,7 +35,7 @@ def make_run(
     for version in versions:
         make_model(run_dir.version(version))
     for step in checkpoints:
-        commit(Checkpoints(run_dir, 0), step)
+        commit(CheckpointStore(run_dir, 0), step)
     if has_model:
         make_model(run_dir.model)
     if is_done:

@@ -114,7 +114,7 @@ def test_no_name_leaves_the_output_folder(run: str, source: str, model: str) -> 
     name = run_name(config, "0123abcd")
     root = Path("/runs") / name
     assert root.resolve().parent == Path("/runs")
-    for process in resolve_run(config, run_dir=root, epoch=0).by_process():
+    for process in resolve_run(config, run_dir=root, term=0).by_process():
         assert RunDirectory(root).ready_file(process).resolve().parent == root / "ready"
 
 

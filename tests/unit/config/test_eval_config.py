@@ -21,7 +21,7 @@ def build_eval_config(**changes: Any) -> EvalConfig:
 
 
 def resolve(config: EvalConfig) -> Any:
-    return resolve_eval(config, run_dir=Path("runs/x"), epoch=2)
+    return resolve_eval(config, run_dir=Path("runs/x"), term=2)
 
 
 def test_a_model_directory_is_served_for_the_time_of_the_evaluation() -> None:

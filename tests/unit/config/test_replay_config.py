@@ -152,26 +152,26 @@ def test_more_steps_change_a_schedule_that_counts_them() -> None:
 def test_a_replay_is_the_trainer_and_one_more_process(tmp_path: Path) -> None:
     config = build_run_config({"checkpoint": {"interval_steps": 2}})
     configs = resolve_replay(
-        config, run_dir=tmp_path, epoch=4, recorded=Path("/runs/demo"), num_steps=7
+        config, run_dir=tmp_path, term=4, recorded=Path("/runs/demo"), num_steps=7
     )
     assert list(configs.by_process()) == ["trainer", "replayer"]
     assert (configs.trainer.end_step, configs.trainer.max_steps) == (7, 20)
     assert configs.trainer.checkpoint.interval_steps is None
     assert configs.trainer.resume_step is None
     replayer = configs.replayer
-    assert (replayer.recorded, replayer.epoch, replayer.num_steps) == ("/runs/demo", 4, 7)
+    assert (replayer.recorded, replayer.term, replayer.num_steps) == ("/runs/demo", 4, 7)
     assert replayer.orchestrator.micro_batch_tokens == configs.trainer.trainer.micro_batch_tokens
 
 
 def test_a_replay_writes_weights_that_the_run_broadcast(tmp_path: Path) -> None:
     config = build_run_config({"trainer": {"weight_transfer": "broadcast"}})
-    configs = resolve_replay(config, run_dir=tmp_path, epoch=1, recorded=tmp_path, num_steps=2)
+    configs = resolve_replay(config, run_dir=tmp_path, term=1, recorded=tmp_path, num_steps=2)
     assert configs.trainer.trainer.weight_transfer == "filesystem"
 
 
 def test_training_ends_with_the_run_unless_told_otherwise(tmp_path: Path) -> None:
     configs = resolve_replay(
-        build_run_config(), run_dir=tmp_path, epoch=1, recorded=tmp_path, num_steps=20
+        build_run_config(), run_dir=tmp_path, term=1, recorded=tmp_path, num_steps=20
     )
     assert configs.trainer.model_copy(update={"num_steps": None}).end_step == 20
 

@@ -27,7 +27,7 @@ RUN_DIR = Path("runs/demo")
 
 
 def resolve(changes: dict[str, Any] | None = None) -> ProcessConfigs:
-    return resolve_run(build_run_config(changes), run_dir=RUN_DIR, epoch=3)
+    return resolve_run(build_run_config(changes), run_dir=RUN_DIR, term=3)
 
 
 def with_env(*sources: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -56,10 +56,10 @@ def test_processes_stand_in_starting_order() -> None:
     ]
 
 
-def test_every_process_knows_the_run_directory_and_the_epoch() -> None:
+def test_every_process_knows_the_run_directory_and_the_term() -> None:
     for config in resolve().by_process().values():
         assert config.model_dump()["run_dir"] == "runs/demo"
-        assert config.model_dump()["epoch"] == 3
+        assert config.model_dump()["term"] == 3
 
 
 def test_shared_values_reach_every_process_that_needs_them() -> None:
@@ -237,8 +237,8 @@ def test_a_long_name_is_cut_to_a_valid_one() -> None:
 
 def test_supervised_run_keeps_its_config_and_drops_variables() -> None:
     config = build_sft_config({"env_vars": {"MY_KEY": "canary"}, "max_steps": 5})
-    process = resolve_sft(config, run_dir=RUN_DIR, epoch=2).trainer
-    assert (process.sft.max_steps, process.epoch, process.run_dir) == (5, 2, "runs/demo")
+    process = resolve_sft(config, run_dir=RUN_DIR, term=2).trainer
+    assert (process.sft.max_steps, process.term, process.run_dir) == (5, 2, "runs/demo")
     assert process.sft.env_vars == {}
 
 
@@ -249,7 +249,7 @@ def test_supervised_run_is_named_after_data_and_model() -> None:
 
 def test_supervised_run_with_contradictions_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot hold the longest sample"):
-        resolve_sft(build_sft_config({"micro_batch_tokens": 8}), run_dir=RUN_DIR, epoch=0)
+        resolve_sft(build_sft_config({"micro_batch_tokens": 8}), run_dir=RUN_DIR, term=0)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_inference_makes_room_for_adapters_that_are_served_as_such(
     lora: dict[str, Any] | None, rank: int | None
 ) -> None:
     config = build_run_config({"trainer": {"lora": lora}})
-    assert resolve_run(config, run_dir=RUN_DIR, epoch=1).inference.lora_rank == rank
+    assert resolve_run(config, run_dir=RUN_DIR, term=1).inference.lora_rank == rank
 
 
 def test_a_source_that_the_policy_never_plays_is_frozen() -> None:
@@ -299,7 +299,7 @@ def resolve_evaluated(**changes: Any) -> Any:
     train = {"sampling": {"temperature": 0.7, "max_completion_tokens": 64}}
     orchestrator = {"train": train, "eval": EVALUATED | changes.pop("eval", {}), **changes}
     config = build_run_config({"orchestrator": orchestrator})
-    return resolve_run(config, run_dir=Path("runs/x"), epoch=1)
+    return resolve_run(config, run_dir=Path("runs/x"), term=1)
 
 
 def test_an_evaluated_environment_has_a_process_of_its_own_beside_the_same_train_source() -> None:
@@ -347,7 +347,7 @@ def test_a_judge_and_roles_of_other_models_do_not_train_unless_asked(
     agents: dict[str, Any], untrained: list[str]
 ) -> None:
     values = {"orchestrator": {"train": {"env": [{"id": "a", "agents": agents}]}}}
-    configs = resolve_run(build_run_config(values), run_dir=Path("runs/x"), epoch=0)
+    configs = resolve_run(build_run_config(values), run_dir=Path("runs/x"), term=0)
     assert configs.orchestrator.sources[0].untrained_agents == untrained
 
 
@@ -356,7 +356,7 @@ def test_the_environment_process_knows_what_learns_from_its_episodes() -> None:
     measured = {"interval_steps": 1, "env": [{"id": "gradus-reverse-text", "num_tasks": 2}]}
     train = {"env": [{"id": "gradus-reverse-text"}, judged]}
     config = build_run_config({"orchestrator": {"train": train, "eval": measured}})
-    plain, debate, evaluated = resolve_run(config, run_dir=Path("r"), epoch=1).environments
+    plain, debate, evaluated = resolve_run(config, run_dir=Path("r"), term=1).environments
     assert plain.algo == config.orchestrator.train.algo
     assert debate.algo is not None
     assert (debate.algo.type, debate.untrained_agents) == ("rae", ["judge"])

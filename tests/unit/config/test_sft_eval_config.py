@@ -21,7 +21,7 @@ def build_config(changes: dict[str, Any] | None = None, **section: Any) -> SftCo
 
 
 def resolve(config: SftConfig, **changes: Any) -> SftProcessConfigs:
-    return resolve_sft(config, run_dir=Path("runs/x"), epoch=2, **changes)
+    return resolve_sft(config, run_dir=Path("runs/x"), term=2, **changes)
 
 
 def evaluator_of(config: SftConfig, **changes: Any) -> SftEvaluatorProcessConfig:
@@ -59,7 +59,7 @@ def test_the_evaluator_knows_all_it_needs_and_inherits_sampling() -> None:
     (source,) = evaluator.evaluation_sources
     sampling = source.sampling
     assert (source.num_tasks, sampling.temperature, sampling.max_completion_tokens) == (3, 0.0, 9)
-    assert (evaluator.max_steps, evaluator.resume_step, evaluator.epoch) == (100, 4, 2)
+    assert (evaluator.max_steps, evaluator.resume_step, evaluator.term) == (100, 4, 2)
     assert evaluator.eval.interval_steps == 7
 
 

@@ -20,7 +20,7 @@ TWO = {"first": True, "second": True}
 def config_of(algorithm: str | None, **changes: Any) -> EnvironmentProcessConfig:
     return EnvironmentProcessConfig(
         run_dir=str(Path("run")),
-        epoch=1,
+        term=1,
         name="game",
         pool=StaticPoolConfig(num_workers=1),
         verifiers={},

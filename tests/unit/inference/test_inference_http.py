@@ -53,15 +53,15 @@ class FakeEngine:
 
 
 class FakeCounters:
-    def status(self, *, version: int, epoch: int, is_paused: bool) -> EngineStatus:
-        return EngineStatus(version, epoch, 2, 1, 0.25, 0, 30, 40, is_paused)
+    def status(self, *, version: int, term: int, is_paused: bool) -> EngineStatus:
+        return EngineStatus(version, term, 2, 1, 0.25, 0, 30, 40, is_paused)
 
 
 def build_app(weights: Path) -> Guard:
     app, engine = FastAPI(), FakeEngine()
     admin = WeightAdmin(
         engine,
-        served=ServedPolicy(run_id="demo", epoch=1, version=0, digest=None),
+        served=ServedPolicy(run_id="demo", term=1, version=0, digest=None),
         initial_weights=None,
         weights_root=weights,
         verify=lambda directory, digest: None,
@@ -95,7 +95,7 @@ async def test_status_tells_the_engines_version_and_its_load(tmp_path: Path) -> 
     async def talk(session: aiohttp.ClientSession) -> None:
         async with session.get("/gradus/status", headers=bearer(DATA)) as response:
             status = await response.json()
-        assert (status["version"], status["epoch"], status["running"]) == (0, 1, 2)
+        assert (status["version"], status["term"], status["running"]) == (0, 1, 2)
         assert (status["kv_usage"], status["generated_tokens"]) == (0.25, 40)
 
     await serve(build_app(tmp_path), talk)
@@ -103,7 +103,7 @@ async def test_status_tells_the_engines_version_and_its_load(tmp_path: Path) -> 
 
 async def test_apply_changes_the_version_and_refusals_carry_their_status(tmp_path: Path) -> None:
     directory = tmp_path / "version_1"
-    body = {"run_id": "demo", "epoch": 1, "version": 1, "directory": str(directory), "digest": "x"}
+    body = {"run_id": "demo", "term": 1, "version": 1, "directory": str(directory), "digest": "x"}
 
     async def talk(session: aiohttp.ClientSession) -> None:
         async def apply(**changes: Any) -> tuple[int, Any]:
@@ -112,7 +112,7 @@ async def test_apply_changes_the_version_and_refusals_carry_their_status(tmp_pat
                 return response.status, await response.json()
 
         assert (await apply())[1]["version"] == 1
-        assert (await apply(epoch=0))[0] == 409
+        assert (await apply(term=0))[0] == 409
         code, answer = await apply(directory="/etc")
         assert (code, answer["error"]["code"]) == (403, 403)
         assert (await apply(unknown=1))[0] == 400

@@ -15,7 +15,7 @@ from gradus.inference.settings import GIB, engine_settings, process_environment
 def config(model: str = "org/name", **inference: Any) -> InferenceProcessConfig:
     return InferenceProcessConfig(
         run_dir="runs/demo",
-        epoch=1,
+        term=1,
         model=ModelConfig(name=model, max_length_tokens=640),
         seed=11,
         inference=InferenceConfig(**inference),

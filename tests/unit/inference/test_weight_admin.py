@@ -13,7 +13,7 @@ from gradus.errors import CorruptStateError
 from gradus.inference.admin import WeightAdmin
 from gradus.wire.inference import ApplyRefusal, ApplyRequest, ServedPolicy
 
-RUN, EPOCH = "demo", 3
+RUN, TERM = "demo", 3
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Setup:
         directory.mkdir(parents=True, exist_ok=True)
         fields: dict[str, object] = {
             "run_id": RUN,
-            "epoch": EPOCH,
+            "term": TERM,
             "version": version,
             "directory": str(directory),
             "digest": f"digest-{version}",
@@ -97,7 +97,7 @@ def build(tmp_path: Path) -> Build:
         engine, broken, weights = FakeEngine(), [], tmp_path / RUN / "weights"
         admin = WeightAdmin(
             engine,
-            served=ServedPolicy(run_id=RUN, epoch=EPOCH, version=0, digest=None),
+            served=ServedPolicy(run_id=RUN, term=TERM, version=0, digest=None),
             initial_weights=None if initial is None else tmp_path / initial,
             weights_root=weights,
             verify=verify,
@@ -120,7 +120,7 @@ async def test_a_change_pauses_loads_tells_the_version_and_resumes(build: Build)
     result = await setup.admin.apply(setup.request(1))
     assert setup.engine.calls == ["pause", "load version_1", "set 1", "resume"]
     assert (result.version, setup.engine.is_paused, setup.admin.is_paused) == (1, False, False)
-    assert setup.admin.served == ServedPolicy(RUN, EPOCH, 1, "digest-1")
+    assert setup.admin.served == ServedPolicy(RUN, TERM, 1, "digest-1")
 
 
 async def test_the_same_change_twice_touches_the_engine_once(build: Build) -> None:
@@ -144,7 +144,7 @@ async def test_two_changes_at_once_are_made_one_after_the_other(build: Build) ->
     ("changes", "status"),
     [
         ({"run_id": "another"}, 409),
-        ({"epoch": EPOCH - 1}, 409),
+        ({"term": TERM - 1}, 409),
         ({"version": -1}, 400),
         ({"directory": "/etc"}, 403),
         ({"directory": ""}, 403),
@@ -183,7 +183,7 @@ async def test_corrupt_weights_are_refused_without_a_pause(build: Build) -> None
     assert setup.engine.calls == []
 
 
-async def test_versions_of_one_epoch_never_go_back(build: Build) -> None:
+async def test_versions_of_one_term_never_go_back(build: Build) -> None:
     setup = build()
     await setup.admin.apply(setup.request(5))
     assert (await refusal(setup, setup.request(4))).status == 409
@@ -194,16 +194,16 @@ async def test_versions_of_one_epoch_never_go_back(build: Build) -> None:
 async def test_a_newer_owner_may_go_back_and_shuts_the_older_out(build: Build) -> None:
     setup = build()
     await setup.admin.apply(setup.request(5))
-    await setup.admin.apply(setup.request(2, epoch=EPOCH + 1))
-    assert setup.admin.served == ServedPolicy(RUN, EPOCH + 1, 2, "digest-2")
+    await setup.admin.apply(setup.request(2, term=TERM + 1))
+    assert setup.admin.served == ServedPolicy(RUN, TERM + 1, 2, "digest-2")
     assert (await refusal(setup, setup.request(6))).status == 409
 
 
 async def test_a_newer_owner_that_confirms_the_served_version_takes_over(build: Build) -> None:
     setup = build()
     await setup.admin.apply(setup.request(5))
-    await setup.admin.apply(setup.request(5, epoch=EPOCH + 1))
-    assert setup.admin.served.epoch == EPOCH + 1
+    await setup.admin.apply(setup.request(5, term=TERM + 1))
+    assert setup.admin.served.term == TERM + 1
     assert setup.engine.calls.count("pause") == 1
 
 

@@ -87,7 +87,7 @@ def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
         max_steps=3,
         launch=LaunchConfig(ready_timeout_seconds=20.0, stop_timeout_seconds=2.0),
         columns=RL_COLUMNS,
-        plan=lambda run_dir, epoch, resume_step: build_plan(run_dir, chosen),
+        plan=lambda run_dir, term, resume_step: build_plan(run_dir, chosen),
     )
 
 
@@ -165,7 +165,7 @@ def test_a_run_that_serves_nothing_has_no_tokens(tmp_path: Path) -> None:
     job = replace(
         build_job(tmp_path),
         kind="sft",
-        plan=lambda run_dir, epoch, resume_step: build_plan(run_dir, {"trainer": PLAY}),
+        plan=lambda run_dir, term, resume_step: build_plan(run_dir, {"trainer": PLAY}),
     )
     run_job(job, io.StringIO())
     assert not (tmp_path / "demo" / "secrets").exists()
@@ -285,7 +285,7 @@ def test_a_second_run_of_the_same_name_needs_clean(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="already holds a run"):
         run_job(build_job(tmp_path), io.StringIO())
     assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
-    assert read_json(tmp_path / "demo" / "summary.json")["epoch"] > 1
+    assert read_json(tmp_path / "demo" / "summary.json")["term"] > 1
 
 
 def test_a_run_whose_directory_is_in_use_starts_nothing(tmp_path: Path) -> None:
@@ -301,11 +301,11 @@ def test_a_launch_that_lost_its_lease_stops(
 ) -> None:
     monkeypatch.setattr("gradus.launch.local._LEASE_SECONDS", 0.0)
     take_over = (
-        "(run_dir / 'lease.json').write_text(json.dumps({'epoch': 9, 'owner': None})); "
+        "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
         "ready(); signal.pause()"
     )
     job = build_job(tmp_path, {"orchestrator": take_over, "trainer": WAIT})
-    with pytest.raises(RunDirectoryError, match="taken over with epoch 9") as caught:
+    with pytest.raises(RunDirectoryError, match="taken over with term 9") as caught:
         run_job(job, io.StringIO())
     assert caught.value.exit_code is ExitCode.TRY_AGAIN
 
@@ -362,7 +362,7 @@ def test_kill_of_the_launcher_leaves_no_process_and_the_next_run_starts(tmp_path
     launcher.communicate()
     wait_until(lambda: living(pids) == [], what="the end of the roles")
     assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
-    assert read_json(tmp_path / "demo" / "lease.json")["epoch"] == 2
+    assert read_json(tmp_path / "demo" / "lease.json")["term"] == 2
 
 
 def test_clean_ends_what_a_killed_launcher_left_running(

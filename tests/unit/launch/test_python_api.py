@@ -16,7 +16,7 @@ import pytest
 import gradus
 from gradus.errors import ConfigError, GradusError, RunDirectoryError
 from gradus.files import write_json
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit, new_run
 from gradus.testing.configs import build_run_values
@@ -77,7 +77,7 @@ def test_frames_have_a_column_for_each_key(run_dir: RunDirectory) -> None:
 
 
 def test_checkpoints_come_with_their_folders(run_dir: RunDirectory) -> None:
-    checkpoints = Checkpoints(run_dir, epoch=1)
+    checkpoints = CheckpointStore(run_dir, term=1)
     folders = [commit(checkpoints, step).folder for step in (2, 4)]
     found = gradus.load_run(run_dir.root).checkpoints()
     assert [(checkpoint.step, checkpoint.path) for checkpoint in found] == list(

@@ -23,7 +23,7 @@ from gradus.launch.replay import (
 )
 from gradus.run.lease import RunLease, open_run
 from gradus.run.paths import RunDirectory
-from gradus.run.recording import read_launch, recorded_epochs
+from gradus.run.recording import read_launch, recorded_terms
 from gradus.testing.configs import build_run_config
 
 MACHINE = Machine(python="/bin/python", num_cores=8, environment={"PATH": "/bin"})
@@ -48,7 +48,7 @@ def test_the_configs_of_a_replay_can_be_loaded_by_both_processes(tmp_path: Path)
     configs = replay.resolve_replay(
         build_run_config({}),
         run_dir=tmp_path,
-        epoch=1,
+        term=1,
         recorded=tmp_path / "demo",
         num_steps=3,
     ).by_process()
@@ -74,7 +74,7 @@ def test_a_replay_never_lies_in_its_run_nor_around_it(
 def test_the_ranks_of_the_run_train_its_replay(tmp_path: Path) -> None:
     config = build_run_config({"trainer": {"num_processes": 2, "env_vars": {"MINE": "1"}}})
     configs = replay.resolve_replay(
-        config, run_dir=tmp_path, epoch=1, recorded=tmp_path, num_steps=3
+        config, run_dir=tmp_path, term=1, recorded=tmp_path, num_steps=3
     )
     ((trainer, replayer),) = plan_replay(configs, RunDirectory(tmp_path), MACHINE).stages
     assert "--nproc-per-node=2" in trainer.argv
@@ -97,7 +97,7 @@ def test_a_launch_notes_its_config_for_a_replay(tmp_path: Path) -> None:
     lease = open_run(tmp_path, "demo", kind="rl")
     try:
         _note_launch(build_run_config({"orchestrator": {"recording": False}}), lease)
-        assert recorded_epochs(lease.run_dir) == []
+        assert recorded_terms(lease.run_dir) == []
         _note_launch(build_run_config(), lease)
         assert read_launch(lease.run_dir, 1).config["max_steps"] == 20
     finally:

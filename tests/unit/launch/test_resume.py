@@ -31,7 +31,7 @@ from gradus.launch.resume import (
 )
 from gradus.monitor.console import RL_COLUMNS
 from gradus.processes.supervisor import ProcessSpec
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, open_run, reopen_run
 from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit
@@ -49,7 +49,7 @@ with open(run_dir / "metrics.jsonl", "a") as file:
 
 @pytest.fixture
 def lease(tmp_path: Path) -> Any:
-    """A run directory with a lease of its second epoch."""
+    """A run directory with a lease of its second term."""
     open_run(tmp_path, "demo", kind="rl").release()
     taken = reopen_run(tmp_path, "demo", kind="rl")
     taken.claim()
@@ -58,7 +58,7 @@ def lease(tmp_path: Path) -> Any:
 
 
 def commit_checkpoint(lease: RunLease, step: int) -> Path:
-    return commit(Checkpoints(lease.run_dir, lease.epoch), step).folder
+    return commit(CheckpointStore(lease.run_dir, lease.term), step).folder
 
 
 def finish(lease: RunLease, steps: int) -> None:
@@ -129,7 +129,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused(lease: RunLease) -> Non
 
 
 def configs(changes: dict[str, Any] | None = None) -> dict[str, StrictConfig]:
-    return resolve_run(build_run_config(changes), run_dir=Path("r"), epoch=1).by_process()
+    return resolve_run(build_run_config(changes), run_dir=Path("r"), term=1).by_process()
 
 
 def write_configs(run_dir: RunDirectory) -> None:
@@ -194,7 +194,7 @@ def test_differences_name_list_members_by_their_name() -> None:
 def test_what_dead_processes_left_is_cleared_and_the_rest_stays(lease: RunLease) -> None:
     run_dir = lease.run_dir
     commit_checkpoint(lease, 2)
-    Checkpoints(run_dir, 1).staging(4)
+    CheckpointStore(run_dir, 1).staging(4)
     for folder in (run_dir.ready, run_dir.spool, run_dir.weights, run_dir.logs):
         folder.mkdir()
         (folder / "file").write_text("x")
@@ -223,7 +223,7 @@ def test_versions_that_wait_for_their_evaluation_survive_the_steps_that_made_the
 
 
 def job_in(root: Path, *, max_steps: int = 4) -> Job:
-    def plan(run_dir: RunDirectory, epoch: int, resume_step: int | None) -> LaunchPlan:
+    def plan(run_dir: RunDirectory, term: int, resume_step: int | None) -> LaunchPlan:
         argv = (sys.executable, "-c", PLAYER, str(run_dir.root), str(resume_step or 0))
         log, ready = log_file(run_dir, "orchestrator"), run_dir.ready_file("orchestrator")
         return LaunchPlan({}, ((ProcessSpec("orchestrator", argv, {}, log, ready, True),),))
@@ -234,7 +234,7 @@ def job_in(root: Path, *, max_steps: int = 4) -> Job:
 def test_a_resumed_launch_shows_only_new_steps_and_sums_up_all(tmp_path: Path) -> None:
     run_job(job_in(tmp_path), io.StringIO())
     run_dir = RunDirectory(tmp_path / "demo")
-    commit(Checkpoints(run_dir, 1), 2)
+    commit(CheckpointStore(run_dir, 1), 2)
     run_dir.summary.unlink()
     stream = io.StringIO()
     assert run_job(job_in(tmp_path), stream, resume=True) == 0
@@ -245,7 +245,7 @@ def test_a_resumed_launch_shows_only_new_steps_and_sums_up_all(tmp_path: Path) -
     steps = [json.loads(line)["step"] for line in run_dir.metrics.read_text().splitlines()]
     assert steps == [0, 1, 2, 3]
     summary = read_json(run_dir.summary)
-    assert (summary["steps"], summary["reward_first"], summary["epoch"]) == (4, 0.0, 2)
+    assert (summary["steps"], summary["reward_first"], summary["term"]) == (4, 0.0, 2)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_dry_resume_says_where_it_would_go_on_and_clears_nothing(tmp_path: Pat
 
 def sft_configs(**data: Any) -> dict[str, StrictConfig]:
     config = SftConfig(model=ModelConfig(name="tiny"), data=SftDataConfig(**data))
-    return resolve_sft(config, run_dir=Path("r"), epoch=1).by_process()
+    return resolve_sft(config, run_dir=Path("r"), term=1).by_process()
 
 
 def test_data_that_moved_is_told_and_left_to_its_digest(lease: RunLease) -> None:

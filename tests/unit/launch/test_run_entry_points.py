@@ -59,7 +59,7 @@ def test_the_configs_of_an_rl_run_can_be_loaded_by_every_process(tmp_path: Path)
     configs = process_configs(plan_rl(rl_config(tmp_path), run_dir, 1, Machine.current()))
     assert set(configs) == {"inference", "env_reverse-text", "trainer", "orchestrator"}
     loaded = OrchestratorProcessConfig(**configs["orchestrator"])
-    assert (loaded.run_dir, loaded.epoch) == (str(tmp_path / "demo"), 1)
+    assert (loaded.run_dir, loaded.term) == (str(tmp_path / "demo"), 1)
 
 
 def test_a_dry_run_shows_the_processes_of_each_stage(
@@ -78,7 +78,7 @@ def test_the_configs_of_a_supervised_run_can_be_loaded_by_every_process(tmp_path
     assert set(configs) == {"inference", "eval_reverse-text", "trainer", "evaluator"}
     assert SftProcessConfig(**configs["trainer"]).sft.data.path == "words.jsonl"
     loaded = SftEvaluatorProcessConfig(**configs["evaluator"])
-    assert (loaded.max_steps, loaded.epoch) == (100, 1)
+    assert (loaded.max_steps, loaded.term) == (100, 1)
 
 
 def test_all_evaluations_may_wait_for_the_end_of_training(tmp_path: Path) -> None:

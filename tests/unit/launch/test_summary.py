@@ -12,7 +12,7 @@ def build_summary(records: list[Record], **changes: object) -> Summary:
     values: dict[str, object] = {
         "kind": "rl",
         "run_dir": "runs/demo",
-        "epoch": 1,
+        "term": 1,
         "outcome": "done",
         "cause": None,
         "max_steps": 5,

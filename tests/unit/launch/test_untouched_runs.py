@@ -28,7 +28,7 @@ from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirect
 from gradus.files import write_json
 from gradus.launch import evaluation, local, replay
 from gradus.launch.replay import ReplayJob, launch_replay
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunKind, RunLease, open_run
 from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit
@@ -193,7 +193,7 @@ def test_a_resume_with_settings_that_the_checkpoint_refuses_changes_nothing(
     tmp_path: Path, model: Path, is_dry: bool
 ) -> None:
     root = make_run(tmp_path / "runs", "rl")
-    commit(Checkpoints(RunDirectory(root), 1), 2)
+    commit(CheckpointStore(RunDirectory(root), 1), 2)
     write_json(root / "config" / "trainer.json", {"seed": 1})
     write_json(root / "config" / "orchestrator.json", {"seed": 1})
     before = snapshot(tmp_path)
@@ -207,7 +207,7 @@ def test_a_resume_without_a_whole_checkpoint_changes_nothing(
     tmp_path: Path, model: Path, is_dry: bool
 ) -> None:
     root = make_run(tmp_path / "runs", "rl")
-    folder = commit(Checkpoints(RunDirectory(root), 1), 2).folder
+    folder = commit(CheckpointStore(RunDirectory(root), 1), 2).folder
     (folder / "trainer" / "weights.bin").write_bytes(b"x")
     before = snapshot(tmp_path)
     with pytest.raises(CorruptStateError):
@@ -218,7 +218,7 @@ def test_a_resume_without_a_whole_checkpoint_changes_nothing(
 def begun_evaluation(runs: Path, model: Path, config: EvalConfig) -> Path:
     """The folder of an evaluation whose identity is noted."""
     root = make_run(runs, "eval")
-    resolved = resolve_eval(config, run_dir=root, epoch=1).evaluator.identity
+    resolved = resolve_eval(config, run_dir=root, term=1).evaluator.identity
     digests = evaluation.digest_files(model, evaluation.MODEL_FILES)
     write_json(root / "evaluation.json", resolved | {"files": digests})
     return root
@@ -256,7 +256,7 @@ def test_a_supervised_run_whose_versions_were_evaluated_otherwise_is_left_as_it_
     config = build_sft(tmp_path / "runs", model)
     section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
     config = config.model_copy(update={"eval": section})
-    evaluation_of = resolve_sft(config, run_dir=root, epoch=1).evaluation
+    evaluation_of = resolve_sft(config, run_dir=root, term=1).evaluation
     assert evaluation_of is not None
     identity = evaluation_of.evaluator.identity
     write_json(root / "evaluation.json", identity | {"model": {"name": "other"}})
@@ -323,7 +323,7 @@ def test_a_damaged_file_of_a_run_is_refused_in_words_or_not_read(
     tmp_path: Path, model: Path, command: RunKind, name: str
 ) -> None:
     root = make_run(tmp_path / "runs", command)
-    commit(Checkpoints(RunDirectory(root), 1), 2)
+    commit(CheckpointStore(RunDirectory(root), 1), 2)
     write_json(root / "pids.json", {"launch": "1.1", "processes": []})
     write_json(root / "config" / "orchestrator.json", {})
     launch = launches(tmp_path / "runs", model)[command]

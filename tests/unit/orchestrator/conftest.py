@@ -62,7 +62,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
     section = {"train": {"env": [{"id": name} for name in names]}, "groups_per_batch": 2}
     return OrchestratorProcessConfig(
         run_dir=str(root),
-        epoch=1,
+        term=1,
         model=ModelConfig(name="tiny", renderer="qwen3", max_length_tokens=64),
         max_steps=max_steps,
         seed=0,
@@ -118,7 +118,7 @@ class Rig:
 
     def build(self, saved: SavedOrchestrator | None = None) -> tuple[Orchestrator, Journal]:
         ticks = itertools.count()
-        journal = Journal(self.root / "journal.jsonl", epoch=1, now=lambda: 0.0)
+        journal = Journal(self.root / "journal.jsonl", term=1, now=lambda: 0.0)
         sources = {
             source.name: Source(
                 SourceShare(source.name, source.ratio, 100, source.curriculum),

@@ -38,7 +38,7 @@ def test_every_sample_trains_in_exactly_one_update(
 ) -> None:
     samples = samples_of(group_sizes)
     layout = Layout(num_ranks, max_tokens=30, num_updates=num_updates)
-    batch = build_batch(samples, step=3, epoch=1, layout=layout)
+    batch = build_batch(samples, step=3, term=1, layout=layout)
     updates = [rank.updates() for rank in split_by_rank(batch)]
     assert len({len(of_rank) for of_rank in updates}) == 1
     trained = []
@@ -58,7 +58,7 @@ def test_the_parts_differ_by_one_group_at_most_and_keep_groups_whole() -> None:
 
 def test_one_update_is_the_batch_as_it_always_was() -> None:
     samples = samples_of([2, 2])
-    batch = build_batch(samples, step=0, epoch=1, layout=Layout(1, max_tokens=30))
+    batch = build_batch(samples, step=0, term=1, layout=Layout(1, max_tokens=30))
     assert batch.update_sizes == []
     [rank] = split_by_rank(batch)
     assert rank.updates() == [rank.micro_batches]
@@ -67,7 +67,7 @@ def test_one_update_is_the_batch_as_it_always_was() -> None:
 @pytest.mark.parametrize("sizes", [[1, 2], [0, 2], [3], [-1, 3]])
 def test_updates_that_do_not_fit_the_micro_batches_are_refused(sizes: list[int]) -> None:
     layout = Layout(1, max_tokens=30, num_updates=2)
-    batch = build_batch(samples_of([1, 1]), step=0, epoch=1, layout=layout)
+    batch = build_batch(samples_of([1, 1]), step=0, term=1, layout=layout)
     odd = RankBatch(0, 1, 0, VersionSpan(0, 0), batch.ranks[0], sizes)
     with pytest.raises(ProtocolError, match="do not add up"):
         odd.updates()

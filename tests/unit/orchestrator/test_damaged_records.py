@@ -30,9 +30,9 @@ FILES = (
     "journal.jsonl",
     MARKER_NAME,
     "metrics.jsonl",
-    "replay/epoch_00000001/run.json",
-    "replay/epoch_00000001/model.json",
-    "replay/epoch_00000001/episodes.bin",
+    "replay/term_00000001/run.json",
+    "replay/term_00000001/model.json",
+    "replay/term_00000001/episodes.bin",
 )
 
 
@@ -46,7 +46,7 @@ async def rig(build_rig: Any, tmp_path: Path) -> Any:
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"initial")
-    record = LaunchRecord(RunDirectory(rig.root), epoch=1)
+    record = LaunchRecord(RunDirectory(rig.root), term=1)
     recording = EpisodeRecording(record, ModelConfig(name=str(model)))
     rig.recording = recording
     mark_run(RunDirectory(rig.root), "rl", run_id="run")
@@ -102,7 +102,7 @@ async def read_all(rig: Any, root: Path) -> None:
     recorded.check_episodes(steps)
     recorded.changed_libraries()
     read_learned(root / "metrics.jsonl")
-    with RecordedEpisodes(recorded.run_dir, recorded.decisions.epochs) as episodes:
+    with RecordedEpisodes(recorded.run_dir, recorded.decisions.terms) as episodes:
         maker = BatchMaker(rig.config, episodes)
         async for _ in maker.make(recorded.decisions.first(steps)):
             pass

@@ -72,7 +72,7 @@ def write_group(journal: Journal, group: GradedGroup) -> None:
 
 def write_decisions(path: Path, decisions: list[Decision]) -> list[dict[str, Any]]:
     """As an orchestrator would: a batch is shipped some lines after it was cut."""
-    with Journal(path, epoch=1, now=lambda: 0.0) as journal:
+    with Journal(path, term=1, now=lambda: 0.0) as journal:
         journal.write(JournalEvent.RUN_STARTED, version=0)
         for decision in decisions:
             if isinstance(decision, GradedGroup):
@@ -117,7 +117,7 @@ def test_only_what_the_first_steps_need_is_given(tmp_path: Path) -> None:
     decisions = read_decisions(two_batches(tmp_path))
     assert [type(it).__name__ for it in decisions.first(1)] == ["GradedGroup"] * 2 + ["CutBatch"]
     assert decisions.first(2) == decisions.order
-    assert decisions.epochs == (1,)
+    assert decisions.terms == (1,)
 
 
 def test_a_batch_that_was_sent_and_not_trained_is_told_apart(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_a_launch_that_only_trained_what_was_cut_before_counts(tmp_path: Path) -
     records = two_batches(tmp_path)
     assert records[-2]["event"] == "batch_shipped"
     resumed = {"event": "run_resumed", "lines": len(records) - 2, "reopened": [], "cut_off": []}
-    again = [line | {"epoch": 2} for line in records[-2:]]
-    decisions = read_decisions([*records, resumed | {"epoch": 2, "step": 1}, *again])
-    assert (decisions.epochs, decisions.num_trained) == ((1, 2), 2)
+    again = [line | {"term": 2} for line in records[-2:]]
+    decisions = read_decisions([*records, resumed | {"term": 2, "step": 1}, *again])
+    assert (decisions.terms, decisions.num_trained) == ((1, 2), 2)
 
 
 def test_a_run_is_finished_when_its_journal_says_so(tmp_path: Path) -> None:
     records = two_batches(tmp_path)
-    end = {"event": "run_ended", "epoch": 1, "step": 1}
+    end = {"event": "run_ended", "term": 1, "step": 1}
     assert read_decisions([*records, end]).is_finished
 
 

@@ -315,7 +315,7 @@ async def test_an_environment_that_says_it_cannot_play_ends_the_watch(servers: S
 def test_an_environment_is_found_by_its_ready_file(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     ready = {"run_address": "ipc:///a/run", "task_address": "ipc:///a/tasks", "num_tasks": 1}
-    write_json(run_dir.ready_file("env_words"), ready | {"pid": 7, "epoch": 1})
+    write_json(run_dir.ready_file("env_words"), ready | {"pid": 7, "term": 1})
     found = find_environment(run_dir, build_source())
     assert found == EnvironmentAddress("ipc:///a/run", "ipc:///a/tasks", 7)
 

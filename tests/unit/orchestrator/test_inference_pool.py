@@ -34,7 +34,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[ScriptedEngine]:
     run_dir.secrets.mkdir(parents=True)
     run_dir.admin_token.write_text("admin\n")
     run_dir.inference_token.write_text("data\n")
-    async with ScriptedEngine(run_dir=root, epoch=1) as engine:
+    async with ScriptedEngine(run_dir=root, term=1) as engine:
         engine.check_weights = None
         write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 1})
         yield engine
@@ -47,9 +47,9 @@ def published(engine: ScriptedEngine, version: int) -> PolicyPublished:
     return PolicyPublished(version, 1, str(directory), f"digest-{version}")
 
 
-async def connect(engine: ScriptedEngine, *, epoch: int = 1, seconds: float = 10.0) -> Any:
+async def connect(engine: ScriptedEngine, *, term: int = 1, seconds: float = 10.0) -> Any:
     assert engine.run_dir is not None
-    return await InferencePool.connect(engine.run_dir, epoch=epoch, apply_timeout_seconds=seconds)
+    return await InferencePool.connect(engine.run_dir, term=term, apply_timeout_seconds=seconds)
 
 
 async def test_a_published_version_goes_live_and_the_engine_confirms_it(
@@ -127,16 +127,16 @@ async def test_weights_that_were_damaged_on_the_way_are_named_and_the_old_versio
     await pool.close()
 
 
-async def test_a_stale_epoch_is_fenced(engine: ScriptedEngine) -> None:
-    pool = await connect(engine, epoch=0)
-    with pytest.raises(FencedError, match="epoch 1 owns the run"):
+async def test_a_stale_term_is_fenced(engine: ScriptedEngine) -> None:
+    pool = await connect(engine, term=0)
+    with pytest.raises(FencedError, match="term 1 owns the run"):
         await pool.apply(published(engine, 1))
     await pool.close()
 
 
 async def test_a_run_without_an_inference_server_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="'inference' is not ready"):
-        await InferencePool.connect(RunDirectory(tmp_path), epoch=1, apply_timeout_seconds=1.0)
+        await InferencePool.connect(RunDirectory(tmp_path), term=1, apply_timeout_seconds=1.0)
 
 
 async def test_a_run_without_tokens_says_who_makes_them(engine: ScriptedEngine) -> None:

@@ -99,20 +99,20 @@ def test_giving_up_keeps_the_reason_of_failures() -> None:
     assert group.dropped == {"g0.0": "abandoned", "g0.1": "error:A", "g0.2": "abandoned"}
 
 
-def test_the_journal_carries_time_epoch_and_fields(tmp_path: Path) -> None:
+def test_the_journal_carries_time_term_and_fields(tmp_path: Path) -> None:
     path = tmp_path / "run" / "journal.jsonl"
     ticks = itertools.count(10)
-    with Journal(path, epoch=4, now=lambda: float(next(ticks))) as journal:
+    with Journal(path, term=4, now=lambda: float(next(ticks))) as journal:
         journal.write(JournalEvent.GROUP_OPENED, group="g0", key=7)
         journal.write(JournalEvent.RUN_ENDED, step=1)
     assert read_journal(path) == [
-        {"event": "group_opened", "time": 10.0, "epoch": 4, "group": "g0", "key": 7},
-        {"event": "run_ended", "time": 11.0, "epoch": 4, "step": 1},
+        {"event": "group_opened", "time": 10.0, "term": 4, "group": "g0", "key": 7},
+        {"event": "run_ended", "time": 11.0, "term": 4, "step": 1},
     ]
 
 
 def test_a_line_is_on_disk_before_the_next_decision(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", epoch=1, now=lambda: 0.0)
+    journal = Journal(tmp_path / "journal.jsonl", term=1, now=lambda: 0.0)
     journal.write(JournalEvent.RUN_STARTED)
     assert len(read_journal(tmp_path / "journal.jsonl")) == 1
     journal.close()
@@ -124,7 +124,7 @@ def test_a_torn_last_line_is_no_event_and_goes_when_the_journal_opens_again(
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b'{"event":"run_started"}\n{"event":"gro')
     assert len(read_journal(path)) == 1
-    with Journal(path, epoch=2, now=lambda: 0.0) as journal:
+    with Journal(path, term=2, now=lambda: 0.0) as journal:
         journal.write(JournalEvent.RUN_STARTED)
     assert [line["event"] for line in read_journal(path)] == ["run_started", "run_started"]
 

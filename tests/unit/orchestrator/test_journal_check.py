@@ -14,7 +14,7 @@ Line = dict[str, Any]
 
 
 def line(event: str, **fields: Any) -> Line:
-    return {"event": event, "epoch": 1, "time": 0.0, **fields}
+    return {"event": event, "term": 1, "time": 0.0, **fields}
 
 
 def group(name: str = "g000000", *, outcome: str = "finished") -> list[Line]:

@@ -40,7 +40,7 @@ from gradus.orchestrator.resume.checkpoint import (
     load_pieces,
     take_states,
 )
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import FaultyFiles, new_run
 from gradus.testing.episodes import build_episode, build_trace
@@ -86,9 +86,9 @@ async def snapshot_of(step: int) -> Snapshot:
 def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
     """A writer in a run of nine steps with a checkpoint every two."""
     run_dir = new_run(tmp_path)
-    with Journal(run_dir.journal, epoch=0, now=lambda: 0.0) as journal:
+    with Journal(run_dir.journal, term=0, now=lambda: 0.0) as journal:
         config = CheckpointConfig(interval_steps=2, max_failed_saves=2)
-        yield CheckpointWriter(Checkpoints(run_dir, 0), config, journal=journal)
+        yield CheckpointWriter(CheckpointStore(run_dir, 0), config, journal=journal)
 
 
 def stage_trainer(writer: CheckpointWriter, step: int) -> None:
@@ -156,7 +156,7 @@ async def test_both_parts_are_committed_together(tmp_path: Path, writer: Checkpo
     stage_trainer(writer, 2)
     writer.take(2, await snapshot_of(2))
     await writer.commit(writer.staged(2))
-    checkpoint = Checkpoints(run_dir, 1).latest()
+    checkpoint = CheckpointStore(run_dir, 1).latest()
     assert checkpoint is not None
     assert checkpoint.manifest.parts == ["trainer", "orchestrator"]
     assert load_orchestrator(checkpoint).state == state_of(2)

@@ -28,21 +28,21 @@ def test_a_run_without_inference_ends_with_what_to_start_first(build_rig: Any) -
         run(build_rig().config)
 
 
-def test_an_older_epoch_touches_nothing(build_rig: Any) -> None:
+def test_an_older_term_touches_nothing(build_rig: Any) -> None:
     rig = build_rig()
-    write_json(RunDirectory(rig.root).lease, {"epoch": 2, "owner": None})
-    with pytest.raises(FencedError, match="epoch 2"):
+    write_json(RunDirectory(rig.root).lease, {"term": 2, "owner": None})
+    with pytest.raises(FencedError, match="term 2"):
         run(rig.config)
     assert not RunDirectory(rig.root).journal.exists()
 
 
-async def connected(root: Path, epoch: int = 1) -> ScriptedEngine:
+async def connected(root: Path, term: int = 1) -> ScriptedEngine:
     """An engine in the inference role of the run in `root`."""
     run_dir = RunDirectory(root)
     run_dir.secrets.mkdir(parents=True)
     run_dir.admin_token.write_text("admin")
     run_dir.inference_token.write_text("data")
-    engine = ScriptedEngine(run_dir=root, epoch=epoch)
+    engine = ScriptedEngine(run_dir=root, term=term)
     await engine.start()
     write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 1})
     return engine

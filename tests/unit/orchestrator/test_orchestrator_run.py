@@ -533,7 +533,7 @@ async def test_a_step_is_recorded_before_the_next_batch_is_played(
 
 async def test_a_lost_lease_ends_the_run_before_the_next_batch(build_rig: Any) -> None:
     def fenced() -> None:
-        raise FencedError("epoch 2 owns the run")
+        raise FencedError("term 2 owns the run")
 
     rig = build_rig()
     rig.check_lease = fenced

@@ -35,7 +35,7 @@ def played(number: int, *, reward: float = 1.0) -> PlayedEpisode:
 
 
 def record_in(root: Path) -> LaunchRecord:
-    return LaunchRecord(RunDirectory(root), epoch=1)
+    return LaunchRecord(RunDirectory(root), term=1)
 
 
 def read_all(record: LaunchRecord) -> list[PlayedEpisode]:

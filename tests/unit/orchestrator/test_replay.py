@@ -59,7 +59,7 @@ async def rig(build_rig: Any, tmp_path: Path) -> Any:
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"initial")
-    record = LaunchRecord(RunDirectory(rig.root), epoch=1)
+    record = LaunchRecord(RunDirectory(rig.root), term=1)
     config = rig.config.model_copy(
         update={"model": rig.config.model.model_copy(update={"name": str(model)})}
     )
@@ -91,7 +91,7 @@ async def replay(rig: Any, trainer: ScriptedTrainer, **changes: Any) -> tuple[Co
     recorded = open_recorded_run(rig.root)
     config = ReplayProcessConfig(
         run_dir=str(rig.root.parent / "again"),
-        epoch=1,
+        term=1,
         recorded=str(rig.root),
         num_steps=changes.get("num_steps", STEPS),
         orchestrator=changes.get("orchestrator", rig.config),

@@ -36,8 +36,8 @@ from gradus.orchestrator.replay.batches import BatchMaker
 from gradus.orchestrator.replay.journal_reader import read_decisions
 from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
 from gradus.orchestrator.resume.checkpoint import find_saved
-from gradus.run.checkpoints import Checkpoints
-from gradus.run.growing_files import rewind_to_sizes, rewind_to_step
+from gradus.run.checkpoints import CheckpointStore
+from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord
@@ -164,23 +164,23 @@ class Lives:
 
     async def live(self, *, death: Death | None, turns: int) -> bool:
         """Start or resume; False when it died."""
-        epoch = len(self.trainers) + 1
-        write_json(self.run_dir.lease, {"epoch": epoch, "owner": None})
-        checkpoints = Checkpoints(self.run_dir, epoch)
+        term = len(self.trainers) + 1
+        write_json(self.run_dir.lease, {"term": term, "owner": None})
+        checkpoints = CheckpointStore(self.run_dir, term)
         latest = checkpoints.latest()
         checkpoints.discard_stale()
         if latest is None:
-            rewind_to_step(self.run_dir, 0)
+            truncate_to_step(self.run_dir, 0)
         else:
             sizes = read_json(latest.part("orchestrator") / "sizes.json")
-            rewind_to_sizes(self.run_dir, latest.step, sizes)
+            truncate_to_sizes(self.run_dir, latest.step, sizes)
         step = latest.step if latest else None
-        config = self.config.model_copy(update={"epoch": epoch, "resume_step": step})
+        config = self.config.model_copy(update={"term": term, "resume_step": step})
         trainer = ScriptedTrainer(
             max_steps=config.max_steps,
-            epoch=epoch,
-            wait=self._trainer_wait(epoch, turns),
-            is_published_first=bool(epoch % 2),
+            term=term,
+            wait=self._trainer_wait(term, turns),
+            is_published_first=bool(term % 2),
             first_step=step or 0,
             checkpoints=checkpoints,
             checkpoint_interval=config.checkpoint.interval_steps,
@@ -188,12 +188,12 @@ class Lives:
         self.trainers.append(trainer)
         return await self._run(config, trainer, death, turns)
 
-    def _trainer_wait(self, epoch: int, turns: int) -> Any:
+    def _trainer_wait(self, term: int, turns: int) -> Any:
         """Every second step is so slow that the checkpoint before it is committed meanwhile.
 
         The other steps are quick: their snapshots find groups that are played and that wait.
         """
-        wait = random_wait(f"train {epoch}", min(turns, 20))
+        wait = random_wait(f"train {term}", min(turns, 20))
 
         async def train(step: int) -> None:
             await wait(step if step % 2 else 0)
@@ -215,9 +215,9 @@ class Lives:
     ) -> bool:
         ticks = itertools.count()
         monitor = JsonlMonitor(self.run_dir.metrics, clock=lambda: 0.0)
-        with MortalJournal(self.run_dir.journal, epoch=config.epoch, now=lambda: 0.0) as journal:
+        with MortalJournal(self.run_dir.journal, term=config.term, now=lambda: 0.0) as journal:
             journal.death = death
-            environment = SeededEnvironment(self, wait=random_wait(f"play {config.epoch}", turns))
+            environment = SeededEnvironment(self, wait=random_wait(f"play {config.term}", turns))
             sources = {
                 source.name: Source(
                     SourceShare(source.name, source.ratio, NUM_TASKS, source.curriculum),
@@ -230,7 +230,7 @@ class Lives:
             }
             parts = Parts(
                 sources=sources,
-                policy=ScriptedPolicy(wait=random_wait(f"apply {config.epoch}", turns)),
+                policy=ScriptedPolicy(wait=random_wait(f"apply {config.term}", turns)),
                 sender=trainer,
                 monitor=monitor,
                 journal=journal,
@@ -238,7 +238,7 @@ class Lives:
                 check_lease=lambda: None,
                 clock=lambda: float(next(ticks)),
                 evaluated=[],
-                recording=EpisodeRecording(LaunchRecord(self.run_dir, config.epoch), config.model),
+                recording=EpisodeRecording(LaunchRecord(self.run_dir, config.term), config.model),
             )
             training = asyncio.create_task(trainer.train())
             try:
@@ -445,10 +445,10 @@ async def assert_repeated(lives: Lives) -> None:
     decisions = read_decisions(lives.journal)
     assert decisions.is_finished
     layout = Layout(lives.config.data_parallel_size, lives.config.micro_batch_tokens)
-    with RecordedEpisodes(lives.run_dir, decisions.epochs, check=True) as episodes:
+    with RecordedEpisodes(lives.run_dir, decisions.terms, check=True) as episodes:
         maker = BatchMaker(lives.config, episodes)
         again = [
-            build_batch(batch.samples, step=batch.step, epoch=1, layout=layout)
+            build_batch(batch.samples, step=batch.step, term=1, layout=layout)
             async for batch in maker.make(decisions.order)
         ]
     pairs = zip(lives.batches(), again, strict=True)

@@ -59,21 +59,21 @@ def test_a_batch_spans_the_versions_of_its_samples_on_every_rank() -> None:
         build_sample(seed=0, versions=VersionSpan(1, 2)),
         build_sample(seed=1, versions=VersionSpan(2, 3)),
     ]
-    batch = build_batch(samples, step=3, epoch=7, layout=Layout(num_ranks=2, max_tokens=64))
-    assert (batch.step, batch.epoch, batch.versions) == (3, 7, VersionSpan(1, 3))
+    batch = build_batch(samples, step=3, term=7, layout=Layout(num_ranks=2, max_tokens=64))
+    assert (batch.step, batch.term, batch.versions) == (3, 7, VersionSpan(1, 3))
     assert [len(rank) for rank in batch.ranks] == [1, 1]
 
 
 def test_an_empty_batch_is_never_built() -> None:
     with pytest.raises(EmptyBatchError):
-        build_batch([], step=0, epoch=1, layout=Layout(1, 64))
+        build_batch([], step=0, term=1, layout=Layout(1, 64))
 
 
 def test_a_number_that_is_not_finite_is_stopped_before_it_is_packed() -> None:
     sample = build_sample()
     spoiled = replace(sample, advantages=np.full(len(sample), np.nan, np.float32))
     with pytest.raises(ProtocolError, match="advantages holds a value that is not finite"):
-        build_batch([spoiled], step=0, epoch=1, layout=Layout(1, 64))
+        build_batch([spoiled], step=0, term=1, layout=Layout(1, 64))
 
 
 def test_the_rate_holds_the_next_start_back_until_its_time() -> None:

@@ -51,7 +51,7 @@ class Rig:
     settings: dict[str, Any] = field(default_factory=dict)
     max_steps: int = 5
     resume_step: int | None = None
-    epoch: int = 1
+    term: int = 1
 
     @property
     def run_dir(self) -> RunDirectory:
@@ -70,16 +70,16 @@ class Rig:
         for version in versions:
             folder = self.run_dir.version(version)
             folder.mkdir(parents=True, exist_ok=True)
-            event = PolicyPublished(version, self.epoch, str(folder), "digest")
+            event = PolicyPublished(version, self.term, str(folder), "digest")
             self.events.waiting.put_nowait(event)
         if is_done:
-            self.events.waiting.put_nowait(TrainerDone(self.max_steps - 1, self.epoch))
+            self.events.waiting.put_nowait(TrainerDone(self.max_steps - 1, self.term))
 
     def config(self) -> SftEvaluatorProcessConfig:
         section = {"env": [{"id": "words"}], "interval_steps": 2, **self.settings}
         return SftEvaluatorProcessConfig(
             run_dir=str(self.root),
-            epoch=self.epoch,
+            term=self.term,
             model=ModelConfig(name="tiny", renderer="qwen3"),
             max_steps=self.max_steps,
             evaluation_sources=[],
@@ -170,7 +170,7 @@ async def test_versions_that_come_during_an_evaluation_wait_their_turn(rig: Rig)
 async def test_a_measured_version_is_not_played_again_after_a_restart(rig: Rig) -> None:
     rig.publish(2, is_done=True)
     await rig.play()
-    again = Rig(rig.root, resume_step=2, epoch=2)
+    again = Rig(rig.root, resume_step=2, term=2)
     again.publish(2, 4)
     await again.play()
     assert [call.version for call in again.environment.calls] == [4] * 4
@@ -248,10 +248,10 @@ async def test_an_engine_with_another_version_ends_the_run(rig: Rig) -> None:
 
 async def test_a_newer_owner_of_the_run_keeps_the_last_word(rig: Rig) -> None:
     async def take_over(_: int) -> None:
-        write_json(rig.run_dir.lease, {"epoch": 2, "owner": None})
+        write_json(rig.run_dir.lease, {"term": 2, "owner": None})
 
     rig.environment = ScriptedEnvironment(wait=take_over)
-    with pytest.raises(FencedError, match="epoch 2"):
+    with pytest.raises(FencedError, match="term 2"):
         await rig.play()
     assert not rig.run_dir.evaluation(0).exists()
 

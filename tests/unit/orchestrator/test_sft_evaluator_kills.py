@@ -21,7 +21,7 @@ from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.file import read_standings
 from gradus.orchestrator.evaluation.measurement import Measurement
 from gradus.orchestrator.evaluation.sft_evaluator import SftEvaluator
-from gradus.run.growing_files import rewind_to_step
+from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
@@ -77,17 +77,17 @@ class Run:
 
     run_dir: RunDirectory
     checkpoint: int = 0
-    epoch: int = 0
+    term: int = 0
     played: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Version and task → episodes that are on disk and must not be played again."""
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
 
     def resume(self) -> None:
         """What the launcher and the trainer do before the first step."""
-        self.epoch += 1
+        self.term += 1
         self.events = asyncio.Queue()
         self.played = self.on_disk()
-        rewind_to_step(self.run_dir, self.checkpoint)
+        truncate_to_step(self.run_dir, self.checkpoint)
         for version in DUE[1:]:
             folder = self.run_dir.version(version)
             if version > self.checkpoint:
@@ -116,7 +116,7 @@ class Run:
             if step + 1 in DUE:
                 self.publish(step + 1)
         if end == MAX_STEPS:
-            self.events.put_nowait(TrainerDone(MAX_STEPS - 1, self.epoch))
+            self.events.put_nowait(TrainerDone(MAX_STEPS - 1, self.term))
 
     def publish(self, version: int) -> None:
         self.run_dir.version(version).mkdir(parents=True)
@@ -124,7 +124,7 @@ class Run:
 
     def announce(self, version: int) -> None:
         folder = str(self.run_dir.version(version))
-        self.events.put_nowait(PolicyPublished(version, self.epoch, folder, "digest"))
+        self.events.put_nowait(PolicyPublished(version, self.term, folder, "digest"))
 
     async def receive_event(self) -> Event:
         """What a trainer that was killed has not said never comes."""
@@ -143,7 +143,7 @@ class Run:
         environment = ScriptedEnvironment(play=play)
         config = SftEvaluatorProcessConfig(
             run_dir=str(self.run_dir.root),
-            epoch=self.epoch,
+            term=self.term,
             model=ModelConfig(name="tiny"),
             max_steps=MAX_STEPS,
             evaluation_sources=[],

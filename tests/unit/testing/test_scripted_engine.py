@@ -231,7 +231,7 @@ def publish(run_dir: RunDirectory, version: int) -> dict[str, Any]:
     manifest = build_manifest(version, 1, entries)
     (directory / "manifest.json").write_bytes(manifest.encode())
     digest = manifest_digest(manifest)
-    body = {"run_id": run_dir.root.name, "epoch": 1, "version": version}
+    body = {"run_id": run_dir.root.name, "term": 1, "version": version}
     return body | {"directory": str(directory), "digest": digest}
 
 
@@ -248,7 +248,7 @@ async def test_apply_checks_counts_and_tells_the_version(run_dir: RunDirectory) 
     body = publish(run_dir, 1)
     headers = {"Authorization": "Bearer " + "a" * 64}
     async with (
-        ScriptedEngine(run_dir=run_dir.root, epoch=1) as engine,
+        ScriptedEngine(run_dir=run_dir.root, term=1) as engine,
         aiohttp.ClientSession(engine.base_url, headers=headers) as session,
     ):
 
@@ -256,7 +256,7 @@ async def test_apply_checks_counts_and_tells_the_version(run_dir: RunDirectory) 
             async with session.post("/gradus/apply", json=body | changes) as response:
                 return response.status
 
-        assert await apply(epoch=0) == 409
+        assert await apply(term=0) == 409
         assert await apply(run_id="other") == 409
         assert await apply(directory="/etc") == 403
         assert await apply(digest="0" * 64) == 422
@@ -291,12 +291,12 @@ async def test_bad_generate_requests_get_400(
 
 def test_as_a_process_it_stands_in_for_the_inference_role(run_dir: RunDirectory) -> None:
     command = [sys.executable, "-m", "gradus.testing.engine", "--run-dir", str(run_dir.root)]
-    process = subprocess.Popen([*command, "--epoch", "4"])
+    process = subprocess.Popen([*command, "--term", "4"])
     try:
         ready = run_dir.ready_file("inference")
         wait_until(lambda: ready.exists() or process.poll() is not None)
         told = json.loads(ready.read_text())
-        assert (told["pid"], told["epoch"], told["version"]) == (process.pid, 4, 0)
+        assert (told["pid"], told["term"], told["version"]) == (process.pid, 4, 0)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     finally:

@@ -22,7 +22,7 @@ from gradus.run.recording import (
     note_launch,
     read_body,
     read_launch,
-    recorded_epochs,
+    recorded_terms,
     weights_digest,
 )
 
@@ -40,7 +40,7 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def test_episodes_come_back_as_they_were_written(tmp_path: Path) -> None:
-    path = tmp_path / "epoch" / "episodes.bin"
+    path = tmp_path / "term" / "episodes.bin"
     write(path, b"first", b"", bytes(range(256)))
     assert read(path) == {
         "g000000.0": b"first",
@@ -85,13 +85,13 @@ def test_a_launch_tells_its_config_and_its_libraries(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     note_launch(run_dir, 3, {"max_steps": 2})
     launch = read_launch(run_dir, 3)
-    assert (launch.epoch, launch.config) == (3, {"max_steps": 2})
+    assert (launch.term, launch.config) == (3, {"max_steps": 2})
     assert "numpy" in launch.libraries
-    assert recorded_epochs(run_dir) == [3]
+    assert recorded_terms(run_dir) == [3]
 
 
-def test_a_run_without_records_has_no_epochs(tmp_path: Path) -> None:
-    assert recorded_epochs(RunDirectory(tmp_path)) == []
+def test_a_run_without_records_has_no_terms(tmp_path: Path) -> None:
+    assert recorded_terms(RunDirectory(tmp_path)) == []
 
 
 def test_a_launch_that_was_not_recorded_is_refused(tmp_path: Path) -> None:
@@ -124,19 +124,19 @@ def test_files_are_digested_by_name(tmp_path: Path) -> None:
     assert len(set(digests.values())) == 3
 
 
-def version(folder: Path, *, epoch: int, tensors: str, config: str = "c") -> Path:
+def version(folder: Path, *, term: int, tensors: str, config: str = "c") -> Path:
     files = {
         "model.safetensors": {"sha256": tensors, "bytes": 1},
         "config.json": {"sha256": config, "bytes": 1},
     }
-    write_json(folder / "manifest.json", {"version": 1, "epoch": epoch, "files": files})
+    write_json(folder / "manifest.json", {"version": 1, "term": term, "files": files})
     return folder
 
 
 def test_the_digest_of_weights_is_that_of_their_tensors_alone(tmp_path: Path) -> None:
-    first = weights_digest(version(tmp_path / "a", epoch=1, tensors="x"))
-    assert first == weights_digest(version(tmp_path / "b", epoch=2, tensors="x", config="d"))
-    assert first != weights_digest(version(tmp_path / "c", epoch=1, tensors="y"))
+    first = weights_digest(version(tmp_path / "a", term=1, tensors="x"))
+    assert first == weights_digest(version(tmp_path / "b", term=2, tensors="x", config="d"))
+    assert first != weights_digest(version(tmp_path / "c", term=1, tensors="y"))
 
 
 def test_a_version_without_a_manifest_has_no_digest(tmp_path: Path) -> None:
@@ -145,5 +145,5 @@ def test_a_version_without_a_manifest_has_no_digest(tmp_path: Path) -> None:
 
 def test_weights_that_were_broadcast_have_no_digest(tmp_path: Path) -> None:
     files = {"stream.json": {"sha256": "x", "bytes": 1}}
-    write_json(tmp_path / "manifest.json", {"version": 1, "epoch": 1, "files": files})
+    write_json(tmp_path / "manifest.json", {"version": 1, "term": 1, "files": files})
     assert weights_digest(tmp_path) is None

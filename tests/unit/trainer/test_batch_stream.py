@@ -44,13 +44,13 @@ def rank_batch(*micro_batches: MicroBatch, step: int = 0, rank: int = 0) -> Rank
 
 
 def build_stream(receiver: ListReceiver, world: World) -> BatchStream:
-    return BatchStream(receiver, world, epoch=1, vocabulary=32, timeout_seconds=1.0)
+    return BatchStream(receiver, world, term=1, vocabulary=32, timeout_seconds=1.0)
 
 
 def test_a_good_batch_is_given_and_acknowledged(world: World) -> None:
     receiver = ListReceiver(rank_batch(build_micro_batch()))
     assert len(build_stream(receiver, world).receive(0)) == 1
-    assert receiver.events == [BatchReceived(step=0, epoch=1)]
+    assert receiver.events == [BatchReceived(step=0, term=1)]
 
 
 def test_a_batch_that_does_not_come_is_a_deadline(world: World) -> None:

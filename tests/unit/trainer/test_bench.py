@@ -22,7 +22,7 @@ def build_config(root: Path, model: Path, **trainer: Any) -> TrainerProcessConfi
     bench = BenchConfig(steps=2, warmup_steps=1, samples_per_step=3, sample_tokens=20)
     return TrainerProcessConfig(
         run_dir=str(root),
-        epoch=0,
+        term=0,
         model=ModelConfig(name=str(model)),
         max_steps=1,
         seed=0,

@@ -10,7 +10,7 @@ import torch
 
 from gradus.errors import StorageError
 from gradus.files import DurableFiles
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.testing.checkpoints import new_run
 from gradus.trainer.checkpoint.shards import Piece, box_of
 from gradus.trainer.checkpoint.training_state import Origin, Progress, Snapshot
@@ -25,13 +25,13 @@ def snapshot(step: int, num_bytes: int) -> Snapshot:
     return Snapshot(Progress(step, 1, {}, ORIGIN), {"w": Piece(box_of(values), values)})
 
 
-def save(checkpoints: Checkpoints, step: int, num_bytes: int) -> None:
+def save(checkpoints: CheckpointStore, step: int, num_bytes: int) -> None:
     snapshot(step, num_bytes).write(checkpoints.staging(step), 0, DurableFiles())
     checkpoints.commit(step, ["trainer"])
 
 
 def test_a_disk_that_fills_up_keeps_the_checkpoint_before(small_disk: Path) -> None:
-    checkpoints = Checkpoints(new_run(small_disk), epoch=1)
+    checkpoints = CheckpointStore(new_run(small_disk), term=1)
     save(checkpoints, 1, 2 << 20)
     with pytest.raises(StorageError, match=r"rank_00000.*bytes needed.*bytes free"):
         save(checkpoints, 2, 3 << 20)
@@ -47,7 +47,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before(small_disk: Path) -> N
 
 
 def test_a_disk_that_became_read_only_is_named_and_still_read(small_disk: Path) -> None:
-    checkpoints = Checkpoints(new_run(small_disk), epoch=1)
+    checkpoints = CheckpointStore(new_run(small_disk), term=1)
     save(checkpoints, 1, 1 << 20)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(StorageError, match="Read-only file system"):

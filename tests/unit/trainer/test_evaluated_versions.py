@@ -21,7 +21,7 @@ from gradus.config import (
     SftProcessConfig,
 )
 from gradus.files import write_json
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer import evaluated_versions
 from gradus.trainer.sft import run
@@ -51,15 +51,15 @@ def build_config(
             **options,
         }
     )
-    epoch = 0 if resume_step is None else 1
-    return SftProcessConfig(run_dir=str(root), epoch=epoch, sft=sft, resume_step=resume_step)
+    term = 0 if resume_step is None else 1
+    return SftProcessConfig(run_dir=str(root), term=term, sft=sft, resume_step=resume_step)
 
 
-def events_of(root: Path, epoch: int = 0) -> list[Event]:
+def events_of(root: Path, term: int = 0) -> list[Event]:
     """What the evaluator hears, until the trainer is done."""
 
     async def receive() -> list[Event]:
-        sender = build_sender(RunDirectory(root), epoch, capacity=1)
+        sender = build_sender(RunDirectory(root), term, capacity=1)
         events: list[Event] = []
         while not (events and isinstance(events[-1], TrainerDone)):
             async with asyncio.timeout(10):
@@ -160,7 +160,7 @@ def stop_at_checkpoint_2(root: Path, model: Path) -> RunDirectory:
     """A run of three steps that goes on from checkpoint 2, as the launcher prepares it."""
     run(build_config(root, model, checkpoint=CheckpointConfig(interval_steps=2)))
     run_dir = RunDirectory(root)
-    Checkpoints(run_dir, 0).discard(3)
+    CheckpointStore(run_dir, 0).discard(3)
     for path in (run_dir.spool / "events").iterdir():
         path.unlink()
     for path in run_dir.version(3).iterdir():
@@ -172,7 +172,7 @@ def stop_at_checkpoint_2(root: Path, model: Path) -> RunDirectory:
 def go_on(root: Path, model: Path) -> list[int]:
     checkpoint = CheckpointConfig(interval_steps=2)
     run(build_config(root, model, resume_step=2, checkpoint=checkpoint))
-    return versions_in(events_of(root, epoch=1))
+    return versions_in(events_of(root, term=1))
 
 
 def test_after_a_restart_what_waits_is_announced_again(root: Path, tiny_model: Path) -> None:

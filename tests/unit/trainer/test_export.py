@@ -45,7 +45,7 @@ def trained_run(root: Path, model: Path, **options: Any) -> Path:
         checkpoint=CheckpointConfig(interval_steps=1),
         **options,
     )
-    config = SftProcessConfig(run_dir=str(root), epoch=0, sft=sft)
+    config = SftProcessConfig(run_dir=str(root), term=0, sft=sft)
     run(config)
     return root
 
@@ -131,7 +131,7 @@ def test_the_checkpoint_says_what_it_needs_whatever_became_of_the_config(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     root = trained_run(tmp_path / "run", tiny_model, lora=LoraConfig(rank=4, alpha=8))
-    config = {"run_dir": str(root), "epoch": 0, "sft": {"lora": {"rank": 4, "alpha": 80}}}
+    config = {"run_dir": str(root), "term": 0, "sft": {"lora": {"rank": 4, "alpha": 80}}}
     write_json(root / "config/trainer.json", config)
     export(root, tmp_path / "out")
     final = load_file(root / "model/model.safetensors")
@@ -173,7 +173,7 @@ def test_a_folder_without_checkpoints_says_what_to_use_instead(
     root = tmp_path / "run"
     (root / "model").mkdir(parents=True)
     for name in made:
-        (root / name).write_text('{"run_id": "run", "kind": "rl", "format": 2}')
+        (root / name).write_text('{"run_id": "run", "kind": "rl", "format": 3}')
     with pytest.raises(ConfigError, match=named):
         export(root, tmp_path / "out")
 

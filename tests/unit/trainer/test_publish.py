@@ -43,7 +43,7 @@ def test_a_published_version_is_the_model_in_the_serving_dtype(
 ) -> None:
     policy = build_policy(torch.bfloat16)
     files = model_files(policy.model, load_tokenizer(config_of(tiny_model)), torch.bfloat16)
-    weights = FilesystemWeights(RunDirectory(tmp_path), epoch=0, extra_files=files)
+    weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files=files)
     publisher = PolicyPublisher(policy.model, world, dtype=torch.bfloat16, weights=weights)
     published = publisher.publish(1)
     assert published is not None

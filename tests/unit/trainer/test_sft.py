@@ -52,7 +52,7 @@ def build_config(root: Path, model: Path, data: Path, **options: Any) -> SftProc
             **options,
         }
     )
-    return SftProcessConfig(run_dir=str(root), epoch=0, sft=sft)
+    return SftProcessConfig(run_dir=str(root), term=0, sft=sft)
 
 
 def test_a_toy_file_is_learned(tmp_path: Path, tiny_model: Path) -> None:

@@ -23,7 +23,7 @@ from gradus.config import (
 )
 from gradus.config.sft import SftValidationConfig
 from gradus.errors import ConfigError
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.waiting import wait_until
 from gradus.trainer.data.conversation_samples import ConversationEncoder, ConversationStream
@@ -64,8 +64,8 @@ def build_config(
             **options,
         }
     )
-    epoch = 0 if resume_step is None else 1
-    return SftProcessConfig(run_dir=str(root), epoch=epoch, sft=sft, resume_step=resume_step)
+    term = 0 if resume_step is None else 1
+    return SftProcessConfig(run_dir=str(root), term=term, sft=sft, resume_step=resume_step)
 
 
 def model_bytes(root: Path) -> bytes:
@@ -117,7 +117,7 @@ def test_a_killed_trainer_goes_on_and_ends_bit_by_bit_as_an_undisturbed_one(
     wait_until(lambda: any(checkpoints.glob("step_*6")), timeout_seconds=60)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    latest = Checkpoints(RunDirectory(tmp_path / "run"), epoch=1).latest()
+    latest = CheckpointStore(RunDirectory(tmp_path / "run"), term=1).latest()
     assert latest is not None
     assert 6 <= latest.step < 40
     run(build_config(tmp_path / "run", tiny_model, data, resume_step=latest.step, **options))
@@ -133,7 +133,7 @@ def test_checkpoints_are_committed_and_pruned_by_the_run_itself(
     run(build_config(tmp_path / "run", tiny_model, data, checkpoint=settings))
     names = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
     assert names == ["step_00000003", "step_00000005", "step_00000006"]
-    latest = Checkpoints(RunDirectory(tmp_path / "run"), epoch=1).latest()
+    latest = CheckpointStore(RunDirectory(tmp_path / "run"), term=1).latest()
     assert latest is not None
     assert latest.manifest.parts == ["trainer"]
 

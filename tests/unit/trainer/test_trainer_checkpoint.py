@@ -27,7 +27,7 @@ from gradus.config import (
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProtocolError, StorageError
 from gradus.files import DurableFiles
 from gradus.orchestrator.groups.packing import Layout, build_batch
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.testing.checkpoints import FaultyFiles, new_run
@@ -116,7 +116,7 @@ def build_saver(
     savers: list[CheckpointSaver] = []
 
     def build(files: DurableFiles | None = None, **config: object) -> CheckpointSaver:
-        checkpoints = Checkpoints(run_dir, 1)
+        checkpoints = CheckpointStore(run_dir, 1)
 
         def seal(step: int) -> None:
             checkpoints.commit(step, ["trainer"])
@@ -152,14 +152,14 @@ def test_training_goes_on_bit_by_bit_with_every_optimizer(
     torch.manual_seed(3)
     state = build_state(build_policy, world, optimizer)
     train(state, range(3))
-    checkpoints = Checkpoints(run_dir, 1)
+    checkpoints = CheckpointStore(run_dir, 1)
     snapshot = state.snapshot(3, {"conversations": 12})
     snapshot.write(checkpoints.staging(3), 0, DurableFiles())
     checkpoints.commit(3, ["trainer"])
     train(state, range(3, 5))
     restarted = build_state(build_policy, world, optimizer)
     torch.manual_seed(99)
-    progress = resume(restarted, Checkpoints(run_dir, 2), 3)
+    progress = resume(restarted, CheckpointStore(run_dir, 2), 3)
     assert (progress.step, progress.num_ranks, progress.counters) == (3, 1, {"conversations": 12})
     train(restarted, range(3, 5))
     expected, found = contents(state), contents(restarted)
@@ -225,7 +225,7 @@ def test_training_goes_on_while_a_save_is_written(
     saver.after_step(4)
     saver.after_step(5)
     assert committed_steps(run_dir) == [2, 4, 5]
-    resume(saver.state, Checkpoints(run_dir, 2), 2)
+    resume(saver.state, CheckpointStore(run_dir, 2), 2)
     after = contents(saver.state)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -291,7 +291,7 @@ def test_a_state_of_another_step_than_its_checkpoint_is_refused(
     build_policy: BuildPolicy, world: World, run_dir: RunDirectory
 ) -> None:
     state = build_state(build_policy, world)
-    checkpoints = Checkpoints(run_dir, 1)
+    checkpoints = CheckpointStore(run_dir, 1)
     state.snapshot(3, {}).write(checkpoints.staging(4), 0, DurableFiles())
     checkpoints.commit(4, ["trainer"])
     with pytest.raises(CorruptStateError, match="trainer's state of 3"):
@@ -301,7 +301,7 @@ def test_a_state_of_another_step_than_its_checkpoint_is_refused(
 def test_a_checkpoint_of_another_optimizer_is_refused(
     build_policy: BuildPolicy, world: World, run_dir: RunDirectory
 ) -> None:
-    checkpoints = Checkpoints(run_dir, 1)
+    checkpoints = CheckpointStore(run_dir, 1)
     state = build_state(build_policy, world, SgdConfig(lr=1e-3))
     state.snapshot(3, {}).write(checkpoints.staging(3), 0, DurableFiles())
     checkpoints.commit(3, ["trainer"])
@@ -314,7 +314,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(
 def test_moments_that_the_optimizer_does_not_use_are_not_dropped_in_silence(
     build_policy: BuildPolicy, world: World, run_dir: RunDirectory, now: OptimizerConfig
 ) -> None:
-    checkpoints = Checkpoints(run_dir, 1)
+    checkpoints = CheckpointStore(run_dir, 1)
     build_state(build_policy, world).snapshot(3, {}).write(
         checkpoints.staging(3), 0, DurableFiles()
     )
@@ -339,7 +339,7 @@ def build_adapters(tiny_model: Path, world: World, **options: Any) -> TrainingSt
 def saved_adapters(tmp_path: Path, tiny_model: Path, world: World, run_dir: RunDirectory) -> Path:
     """A copy of the tiny model, beside which adapters with alpha 8 were trained and saved."""
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
-    checkpoints = Checkpoints(run_dir, 1)
+    checkpoints = CheckpointStore(run_dir, 1)
     snapshot = build_adapters(model, world, alpha=8).snapshot(3, {})
     snapshot.write(checkpoints.staging(3), 0, DurableFiles())
     checkpoints.commit(3, ["trainer"])
@@ -351,8 +351,8 @@ def test_adapters_that_the_config_no_longer_names_are_not_dropped_in_silence(
 ) -> None:
     state = build_adapters(saved_adapters, world, alpha=8, target_modules=["q_proj", "v_proj"])
     with pytest.raises(ConfigError, match=r"also holds .*lora_A.* in its weights"):
-        resume(state, Checkpoints(run_dir, 2), 3)
-    part = Checkpoints(run_dir, 2).load(3).part("trainer")
+        resume(state, CheckpointStore(run_dir, 2), 3)
+    part = CheckpointStore(run_dir, 2).load(3).part("trainer")
     with pytest.raises(ConfigError, match=r"also holds .*lora_A"):
         load_weights(state.policy, part)
 
@@ -362,19 +362,19 @@ def test_another_alpha_would_scale_what_was_learned(
 ) -> None:
     state = build_adapters(saved_adapters, world, alpha=80)
     with pytest.raises(ConfigError, match=r"lora\.alpha was 8 .* is 80; resume with 8"):
-        resume(state, Checkpoints(run_dir, 2), 3)
+        resume(state, CheckpointStore(run_dir, 2), 3)
 
 
 def test_adapters_go_on_only_beside_the_model_that_they_were_trained_beside(
     saved_adapters: Path, world: World, run_dir: RunDirectory
 ) -> None:
-    resume(build_adapters(saved_adapters, world, alpha=8), Checkpoints(run_dir, 2), 3)
+    resume(build_adapters(saved_adapters, world, alpha=8), CheckpointStore(run_dir, 2), 3)
     weights = load_file(saved_adapters / "model.safetensors")
     rewritten = {name: tensor + 1 for name, tensor in weights.items()}
     save_file(rewritten, saved_adapters / "model.safetensors", metadata={"format": "pt"})
     state = build_adapters(saved_adapters, world, alpha=8)
     with pytest.raises(ConfigError, match="not the one that the adapters"):
-        resume(state, Checkpoints(run_dir, 2), 3)
+        resume(state, CheckpointStore(run_dir, 2), 3)
 
 
 def test_a_disk_without_room_for_one_checkpoint_is_refused_at_the_start(
@@ -413,7 +413,7 @@ def build_config(
     root: Path,
     model: Path,
     *,
-    epoch: int = 0,
+    term: int = 0,
     num_processes: int = 1,
     lora: ServedLoraConfig | None = None,
     **fields: object,
@@ -421,7 +421,7 @@ def build_config(
     return TrainerProcessConfig.model_validate(
         {
             "run_dir": str(root),
-            "epoch": epoch,
+            "term": term,
             "model": ModelConfig(name=str(model)),
             "max_steps": STEPS,
             "seed": 0,
@@ -440,14 +440,14 @@ def build_config(
 
 
 async def send_batches(
-    root: Path, *, num_ranks: int = 1, epoch: int = 0, first: int = 0, num_updates: int = 1
+    root: Path, *, num_ranks: int = 1, term: int = 0, first: int = 0, num_updates: int = 1
 ) -> object:
     """Lay all batches into the spool before the trainer starts; gives the sender."""
-    sender = build_sender(RunDirectory(root), epoch, capacity=STEPS + 1)
+    sender = build_sender(RunDirectory(root), term, capacity=STEPS + 1)
     for step in range(first, STEPS):
         samples = [build_sample(5 + i, seed=10 * step + i, id=f"{step}-{i}") for i in range(6)]
         layout = Layout(num_ranks, max_tokens=40, num_updates=num_updates)
-        await sender.send(build_batch(samples, step=step, epoch=epoch, layout=layout))
+        await sender.send(build_batch(samples, step=step, term=term, layout=layout))
     return sender
 
 
@@ -459,9 +459,9 @@ async def events_of(sender: object) -> list[Event]:
     return events
 
 
-def commit_staged(root: Path, epoch: int, step: int) -> None:
+def commit_staged(root: Path, term: int, step: int) -> None:
     """What the orchestrator does with a staged part, less its own."""
-    Checkpoints(RunDirectory(root), epoch).commit(step, ["trainer"])
+    CheckpointStore(RunDirectory(root), term).commit(step, ["trainer"])
 
 
 @pytest.mark.parametrize(
@@ -479,8 +479,8 @@ async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the
     commit_staged(tmp_path, 0, 2)
     expected = (tmp_path / "model/model.safetensors").read_bytes()
     (tmp_path / "model/model.safetensors").unlink()
-    sender = await send_batches(tmp_path, epoch=1, first=2, num_updates=num_updates)
-    run(build_config(tmp_path, tiny_model, epoch=1, resume_step=2, lora=lora))
+    sender = await send_batches(tmp_path, term=1, first=2, num_updates=num_updates)
+    run(build_config(tmp_path, tiny_model, term=1, resume_step=2, lora=lora))
     events = await events_of(sender)
     first = events[0]
     assert isinstance(first, PolicyPublished)
@@ -500,15 +500,15 @@ async def test_another_number_of_ranks_goes_on_with_the_same_weights(
     commit_staged(tmp_path, 0, 2)
     undisturbed = load_file(tmp_path / "model/model.safetensors")
     at_two = load_file(tmp_path / "weights/version_00000003/model.safetensors")
-    sender = await send_batches(tmp_path, epoch=1, first=2, num_ranks=2)
-    resumed = build_config(tmp_path, tiny_model, epoch=1, resume_step=2, num_processes=2)
+    sender = await send_batches(tmp_path, term=1, first=2, num_ranks=2)
+    resumed = build_config(tmp_path, tiny_model, term=1, resume_step=2, num_processes=2)
     run_two_ranks(resumed)
     await events_of(sender)
     commit_staged(tmp_path, 1, 4)
     two_ranks = load_file(tmp_path / "model/model.safetensors")
-    part = Checkpoints(RunDirectory(tmp_path), 1).load(4).part("trainer")
+    part = CheckpointStore(RunDirectory(tmp_path), 1).load(4).part("trainer")
     assert len(list(part.glob("rank_*.safetensors"))) == 2
-    run(build_config(tmp_path, tiny_model, epoch=2, resume_step=4, max_steps=4))
+    run(build_config(tmp_path, tiny_model, term=2, resume_step=4, max_steps=4))
     back = load_file(tmp_path / "model/model.safetensors")
     for name, weight in back.items():
         assert torch.equal(weight, two_ranks[name]), name

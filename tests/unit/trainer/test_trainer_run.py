@@ -52,7 +52,7 @@ another order differ in the last bits (1.3e-4 was seen)."""
 def build_config(root: Path, model: Path, **trainer: Any) -> TrainerProcessConfig:
     return TrainerProcessConfig(
         run_dir=str(root),
-        epoch=0,
+        term=0,
         model=ModelConfig(name=str(model)),
         max_steps=STEPS,
         seed=0,
@@ -124,7 +124,7 @@ async def test_events_of_a_run_come_in_their_order(tmp_path: Path, tiny_model: P
     assert [event.version for event in published] == [1, 2, 3, 4]
     for event in published:
         assert verify(Path(event.directory), event.digest).version == event.version
-    assert events[-1] == TrainerDone(step=STEPS - 1, epoch=0)
+    assert events[-1] == TrainerDone(step=STEPS - 1, term=0)
 
 
 async def test_a_replay_of_fewer_steps_goes_by_the_schedule_of_all(
@@ -139,7 +139,7 @@ async def test_a_replay_of_fewer_steps_goes_by_the_schedule_of_all(
         events = await events_of(sender)
         finished = [event for event in events if isinstance(event, StepFinished)]
         rates[name] = [event.metrics["optimizer/lr"] for event in finished]
-        assert events[-1] == TrainerDone(step=(num_steps or STEPS) - 1, epoch=0)
+        assert events[-1] == TrainerDone(step=(num_steps or STEPS) - 1, term=0)
     assert rates["part"] == rates["whole"][:2]
 
 
@@ -279,7 +279,7 @@ async def test_updates_of_one_batch_are_those_of_as_many_batches(
     sender = build_sender(RunDirectory(tmp_path / "parts"), 0, capacity=STEPS + 1)
     for step in range(STEPS):
         layout = Layout(1, max_tokens=40, num_updates=2)
-        await sender.send(build_batch(samples_of(step), step=step, epoch=0, layout=layout))
+        await sender.send(build_batch(samples_of(step), step=step, term=0, layout=layout))
     run(build_config(tmp_path / "parts", tiny_model, **rate))
     events = await events_of(sender)
     published = [event.version for event in events if isinstance(event, PolicyPublished)]
@@ -288,7 +288,7 @@ async def test_updates_of_one_batch_are_those_of_as_many_batches(
     parts = [part for step in range(STEPS) for part in split_by_group(samples_of(step), 2)]
     for step, part in enumerate(parts):
         layout = Layout(1, max_tokens=40)
-        await sender.send(build_batch(part, step=step, epoch=0, layout=layout))
+        await sender.send(build_batch(part, step=step, term=0, layout=layout))
     config = build_config(tmp_path / "batches", tiny_model, **rate)
     run(config.model_copy(update={"max_steps": 2 * STEPS}))
     single = [e.metrics for e in await events_of(sender) if isinstance(e, StepFinished)]

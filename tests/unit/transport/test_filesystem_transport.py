@@ -30,9 +30,9 @@ def run_dir(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def build_batch(step: int, *, epoch: int = 1, length: int = 6) -> Batch:
+def build_batch(step: int, *, term: int = 1, length: int = 6) -> Batch:
     return Batch(
-        step, epoch, VersionSpan(0, 0), [[build_micro_batch([build_sample(length=length)])]]
+        step, term, VersionSpan(0, 0), [[build_micro_batch([build_sample(length=length)])]]
     )
 
 
@@ -178,29 +178,29 @@ async def test_a_trainer_that_starts_again_continues_the_numbers(run_dir: RunDir
     assert (await asyncio.wait_for(sender.receive_event(), 5)).step == 1
 
 
-async def test_a_new_epoch_starts_with_an_empty_spool(run_dir: RunDirectory) -> None:
+async def test_a_new_term_starts_with_an_empty_spool(run_dir: RunDirectory) -> None:
     await build_sender(run_dir, 1).send(build_batch(0))
     (run_dir.spool / ".batch_00000001.tmp-1").mkdir()
     sender = build_sender(run_dir, 2)
     assert list(run_dir.spool.glob("*batch*")) == []
-    await sender.send(build_batch(0, epoch=2))
-    assert build_receiver(run_dir, 2, 0).receive(0, timeout_seconds=1).epoch == 2
+    await sender.send(build_batch(0, term=2))
+    assert build_receiver(run_dir, 2, 0).receive(0, timeout_seconds=1).term == 2
 
 
 async def test_an_old_orchestrator_cannot_take_a_newer_spool(run_dir: RunDirectory) -> None:
-    await build_sender(run_dir, 2).send(build_batch(0, epoch=2))
-    with pytest.raises(FencedError, match="written under epoch 2"):
+    await build_sender(run_dir, 2).send(build_batch(0, term=2))
+    with pytest.raises(FencedError, match="written under term 2"):
         build_sender(run_dir, 1)
 
 
 async def test_both_ends_stop_when_the_lease_was_taken_over(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)
-    write_json(run_dir.lease, {"epoch": 2, "owner": None})
-    with pytest.raises(FencedError, match="taken over with epoch 2"):
+    write_json(run_dir.lease, {"term": 2, "owner": None})
+    with pytest.raises(FencedError, match="taken over with term 2"):
         await sender.send(build_batch(0))
-    with pytest.raises(FencedError, match="taken over with epoch 2"):
+    with pytest.raises(FencedError, match="taken over with term 2"):
         receiver.send_event(TrainerDone(0, 1))
-    with pytest.raises(FencedError, match="taken over with epoch 2"):
+    with pytest.raises(FencedError, match="taken over with term 2"):
         receiver.receive(0, timeout_seconds=0.01)
 
 

@@ -13,12 +13,12 @@ from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 
 
-def batch(step: int, *, epoch: int = 1) -> Batch:
-    return Batch(step, epoch, VersionSpan(0, 0), [])
+def batch(step: int, *, term: int = 1) -> Batch:
+    return Batch(step, term, VersionSpan(0, 0), [])
 
 
 def test_room_comes_back_with_the_acknowledgement() -> None:
-    ledger = SendLedger(epoch=1, capacity=1)
+    ledger = SendLedger(term=1, capacity=1)
     ledger.note_sent(0, "a")
     assert not ledger.has_room
     ledger.note_event(BatchReceived(0, 1))
@@ -27,7 +27,7 @@ def test_room_comes_back_with_the_acknowledgement() -> None:
 
 def test_an_acknowledgement_that_comes_before_the_sender_knows_frees_the_place_too() -> None:
     """The trainer is quicker than the thread that wrote the batch: a run hung for good."""
-    ledger = SendLedger(epoch=1, capacity=1)
+    ledger = SendLedger(term=1, capacity=1)
     ledger.note_event(BatchReceived(0, 1))
     ledger.note_sent(0, "a")
     assert ledger.has_room
@@ -35,24 +35,24 @@ def test_an_acknowledgement_that_comes_before_the_sender_knows_frees_the_place_t
     assert not ledger.has_room
 
 
-def test_events_of_an_older_epoch_say_nothing_about_this_one() -> None:
-    ledger = SendLedger(epoch=2, capacity=1)
+def test_events_of_an_older_term_say_nothing_about_this_one() -> None:
+    ledger = SendLedger(term=2, capacity=1)
     ledger.note_event(BatchReceived(3, 1))
     ledger.note_event(StepFinished(3, 1, {}))
-    assert not ledger.is_resend(batch(2, epoch=2), "a")
+    assert not ledger.is_resend(batch(2, term=2), "a")
     ledger.note_sent(2, "a")
     assert not ledger.has_room
 
 
 def test_a_batch_found_acknowledged_takes_no_room() -> None:
-    ledger = SendLedger(epoch=1, capacity=1)
+    ledger = SendLedger(term=1, capacity=1)
     ledger.note_sent(0, "a", acknowledged=True)
     assert ledger.has_room
     assert ledger.is_resend(batch(0), "a")
 
 
 def test_an_acknowledgement_that_comes_twice_frees_one_place() -> None:
-    ledger = SendLedger(epoch=1, capacity=2)
+    ledger = SendLedger(term=1, capacity=2)
     ledger.note_sent(0, "a")
     ledger.note_sent(1, "b")
     ledger.note_event(BatchReceived(0, 1))
@@ -62,26 +62,26 @@ def test_an_acknowledgement_that_comes_twice_frees_one_place() -> None:
 
 
 def test_a_trained_step_is_never_sent_again() -> None:
-    ledger = SendLedger(epoch=1, capacity=2)
+    ledger = SendLedger(term=1, capacity=2)
     ledger.note_event(StepFinished(4, 1, {}))
     assert ledger.is_resend(batch(3), "whatever")
     assert not ledger.is_resend(batch(5), "new")
 
 
-def test_another_content_or_epoch_is_refused() -> None:
-    ledger = SendLedger(epoch=1, capacity=2)
+def test_another_content_or_term_is_refused() -> None:
+    ledger = SendLedger(term=1, capacity=2)
     ledger.note_sent(0, "a")
     with pytest.raises(ProtocolError, match="already sent with other content"):
         ledger.is_resend(batch(0), "b")
-    with pytest.raises(ProtocolError, match="carries epoch 3"):
-        ledger.is_resend(batch(1, epoch=3), "c")
-    with pytest.raises(FencedError, match="answers to epoch 2"):
+    with pytest.raises(ProtocolError, match="carries term 3"):
+        ledger.is_resend(batch(1, term=3), "c")
+    with pytest.raises(FencedError, match="answers to term 2"):
         ledger.note_event(TrainerDone(0, 2))
 
 
 @given(trained=st.integers(0, 30), capacity=st.integers(1, 4))
 def test_the_number_of_unacknowledged_batches_is_bounded(trained: int, capacity: int) -> None:
-    ledger = SendLedger(epoch=1, capacity=capacity)
+    ledger = SendLedger(term=1, capacity=capacity)
     waiting: list[int] = []
     for step in range(trained):
         if not ledger.has_room:

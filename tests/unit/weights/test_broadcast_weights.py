@@ -54,7 +54,7 @@ def build(tmp_path: Path) -> Iterator[Build]:
     def build_one(**options: int | float) -> BroadcastWeights:
         settings = {"num_receivers": 1, "timeout_seconds": 20.0} | options
         weights = BroadcastWeights(
-            RunDirectory(tmp_path), epoch=0, extra_files={}, device=torch.device("cpu"), **settings
+            RunDirectory(tmp_path), term=0, extra_files={}, device=torch.device("cpu"), **settings
         )  # type: ignore[arg-type]
         built.append(weights)
         return weights
@@ -110,7 +110,7 @@ def test_training_on_does_not_change_what_was_published(
 
 def test_a_stream_is_known_by_its_file(build: Build, tmp_path: Path) -> None:
     streamed = build().publish(1, tensors(1).items())
-    stored = FilesystemWeights(RunDirectory(tmp_path / "other"), epoch=0, extra_files={})
+    stored = FilesystemWeights(RunDirectory(tmp_path / "other"), term=0, extra_files={})
     assert is_stream(streamed.directory)
     assert not is_stream(stored.publish(1, tensors(1).items()).directory)
     assert not list(streamed.directory.glob("*.safetensors"))
@@ -204,7 +204,7 @@ def say() -> None:
 
 run_dir = RunDirectory(Path(sys.argv[1]))
 weights = BroadcastWeights(
-    run_dir, epoch=0, extra_files={}, num_receivers=1, device=torch.device("cpu")
+    run_dir, term=0, extra_files={}, num_receivers=1, device=torch.device("cpu")
 )
 atexit.register(say)  # what is registered first is called last
 weights.publish(1, [("w", torch.ones(2))])

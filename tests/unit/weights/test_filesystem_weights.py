@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path) -> RunDirectory:
 
 def build_weights(run_dir: RunDirectory, **options: int) -> FilesystemWeights:
     files = {"config.json": b"{}"}
-    return FilesystemWeights(run_dir, **{"epoch": 0, **options}, extra_files=files)
+    return FilesystemWeights(run_dir, **{"term": 0, **options}, extra_files=files)
 
 
 def test_a_published_version_verifies_and_holds_the_tensors(run_dir: RunDirectory) -> None:
@@ -48,10 +48,10 @@ def test_a_published_version_verifies_and_holds_the_tensors(run_dir: RunDirector
     assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS)
 
 
-def test_the_manifest_carries_version_and_epoch(run_dir: RunDirectory) -> None:
-    published = build_weights(run_dir, epoch=4).publish(1, TENSORS)
+def test_the_manifest_carries_version_and_term(run_dir: RunDirectory) -> None:
+    published = build_weights(run_dir, term=4).publish(1, TENSORS)
     manifest = verify(published.directory, published.digest)
-    assert (manifest.version, manifest.epoch) == (1, 4)
+    assert (manifest.version, manifest.term) == (1, 4)
 
 
 def test_a_tampered_version_is_refused(run_dir: RunDirectory) -> None:
@@ -64,10 +64,10 @@ def test_a_tampered_version_is_refused(run_dir: RunDirectory) -> None:
         verify(published.directory, published.digest)
 
 
-def test_where_another_deletes_versions_all_are_kept_over_epochs(run_dir: RunDirectory) -> None:
-    for epoch in (1, 2):
-        weights = FilesystemWeights(run_dir, epoch=epoch, extra_files={}, keep_published=None)
-        for version in range(10 * epoch, 10 * epoch + 4):
+def test_where_another_deletes_versions_all_are_kept_over_terms(run_dir: RunDirectory) -> None:
+    for term in (1, 2):
+        weights = FilesystemWeights(run_dir, term=term, extra_files={}, keep_published=None)
+        for version in range(10 * term, 10 * term + 4):
             weights.publish(version, TENSORS)
     found = published_versions(run_dir)
     assert [it.version for it in found] == [10, 11, 12, 13, 20, 21, 22, 23]
@@ -112,14 +112,14 @@ def test_a_failed_publish_leaves_no_version(run_dir: RunDirectory) -> None:
 def test_what_an_older_owner_left_unfinished_is_deleted(run_dir: RunDirectory) -> None:
     for name in (".version_00000001.tmp-1", ".version_00000001.tmp-9"):
         (run_dir.weights / name).mkdir(parents=True)
-    build_weights(run_dir, epoch=2)
+    build_weights(run_dir, term=2)
     assert [path.name for path in run_dir.weights.iterdir()] == [".version_00000001.tmp-9"]
 
 
 def test_a_newer_owner_fences_the_publisher(run_dir: RunDirectory) -> None:
-    weights = build_weights(run_dir, epoch=0)
+    weights = build_weights(run_dir, term=0)
     lease = RunLease.take(run_dir)
-    with pytest.raises(FencedError, match="epoch 1"):
+    with pytest.raises(FencedError, match="term 1"):
         weights.publish(1, TENSORS)
     lease.release()
     assert not run_dir.version(1).exists()
@@ -153,16 +153,16 @@ def test_published_files_are_plain_and_readable(run_dir: RunDirectory) -> None:
     assert all(path.is_file() and os.access(path, os.R_OK) for path in directory.iterdir())
 
 
-def test_versions_of_older_epochs_make_room_for_those_of_a_resumed_run(
+def test_versions_of_older_terms_make_room_for_those_of_a_resumed_run(
     run_dir: RunDirectory,
 ) -> None:
-    old = build_weights(run_dir, epoch=1)
+    old = build_weights(run_dir, term=1)
     for version in (3, 4):
         old.publish(version, TENSORS)
     (run_dir.version(4) / "manifest.json").write_bytes(b"")
     (run_dir.weights / "version_00000007").symlink_to(run_dir.root)
-    published = build_weights(run_dir, epoch=2).publish(3, TENSORS)
-    assert verify(published.directory, published.digest).epoch == 2
+    published = build_weights(run_dir, term=2).publish(3, TENSORS)
+    assert verify(published.directory, published.digest).term == 2
     names = sorted(path.name for path in run_dir.weights.iterdir())
     assert names == ["version_00000003", "version_00000007"]
 

@@ -38,7 +38,7 @@ def seal(directory: Path) -> str:
 def test_a_sealed_version_verifies(version: Path) -> None:
     manifest = verify(version, seal(version))
     assert manifest.version == 3
-    assert manifest.epoch == 1
+    assert manifest.term == 1
     assert set(manifest.files) == {"model.safetensors", "config.json"}
 
 

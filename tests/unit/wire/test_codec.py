@@ -19,10 +19,10 @@ from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan
 
 EVENTS: list[Event] = [
-    BatchReceived(step=3, epoch=1),
-    StepFinished(step=3, epoch=1, metrics={"loss/total/mean": 0.5}),
-    PolicyPublished(version=4, epoch=1, directory="weights/version_00000004", digest="ab"),
-    TrainerDone(step=9, epoch=1),
+    BatchReceived(step=3, term=1),
+    StepFinished(step=3, term=1, metrics={"loss/total/mean": 0.5}),
+    PolicyPublished(version=4, term=1, directory="weights/version_00000004", digest="ab"),
+    TrainerDone(step=9, term=1),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Which weight change may follow which: epochs, versions, digests."""
+"""Which weight change may follow which: terms, versions, digests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gradus.wire.inference import (
 )
 
 
-def request(version: int, *, epoch: int = 1, digest: str | None = None) -> ApplyRequest:
-    return ApplyRequest("demo", epoch, version, "weights/any", digest or f"digest-{version}")
+def request(version: int, *, term: int = 1, digest: str | None = None) -> ApplyRequest:
+    return ApplyRequest("demo", term, version, "weights/any", digest or f"digest-{version}")
 
 
-changes = st.builds(request, st.integers(0, 5), epoch=st.integers(1, 4))
+changes = st.builds(request, st.integers(0, 5), term=st.integers(1, 4))
 
 
 @given(st.lists(changes, max_size=30))
-def test_versions_never_go_back_within_an_epoch_and_epochs_never_go_back(
+def test_versions_never_go_back_within_a_term_and_terms_never_go_back(
     asked: list[ApplyRequest],
 ) -> None:
-    served = ServedPolicy(run_id="demo", epoch=1, version=0, digest=None)
+    served = ServedPolicy(run_id="demo", term=1, version=0, digest=None)
     history = [served]
     for change in asked:
         try:
@@ -41,7 +41,7 @@ def test_versions_never_go_back_within_an_epoch_and_epochs_never_go_back(
             continue
         served = served.after(change)
         history.append(served)
-    places = [(one.epoch, one.version) for one in history]
+    places = [(one.term, one.version) for one in history]
     assert places == sorted(places, key=lambda place: place[0])
     for before, after in itertools.pairwise(places):
         assert after[0] > before[0] or after[1] >= before[1]

@@ -42,7 +42,7 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.processes.ready import InferenceReady, read_ready
-from gradus.run.lease import check_epoch
+from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 
 log = get_logger(__name__)
@@ -60,12 +60,12 @@ def run(config: EvaluatorProcessConfig) -> None:
 
 async def _run(config: EvaluatorProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
-    check_epoch(run_dir, config.epoch)
+    check_term(run_dir, config.term)
     if config.base_url is None:
         config = config.model_copy(update={"model": await settle_renderer(config.model)})
     async with AsyncExitStack() as stack:
         sources = [await _open(config, source, run_dir, stack) for source in config.sources]
-        ready = {"pid": os.getpid(), "epoch": config.epoch}
+        ready = {"pid": os.getpid(), "term": config.term}
         write_json(run_dir.ready_file("evaluator"), ready)
         await evaluate_sources(config, sources, run_dir)
 
@@ -112,7 +112,7 @@ async def evaluate_sources(
         log.info("%d of %d episodes are to be played", len(missing), len(keys))
         async with watched(sources):
             await player.play(missing, version=0, on_end=progress.note)
-    check_epoch(run_dir, config.epoch)
+    check_term(run_dir, config.term)
     progress.write()
     found = progress.results()
     write_json(run_dir.root / "results.json", progress.as_json() | {"model": config.model.name})

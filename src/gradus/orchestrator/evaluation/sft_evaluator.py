@@ -32,7 +32,7 @@ from gradus.orchestrator.evaluation.measurement import Measurement
 from gradus.orchestrator.failures import first_cause
 from gradus.orchestrator.play.inference_client import InferencePool, PolicyPool
 from gradus.orchestrator.play.renderer import settle_renderer
-from gradus.run.lease import check_epoch
+from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.transport.build import build_sender
 from gradus.wire.events import Event, PolicyPublished, TrainerDone
@@ -50,13 +50,13 @@ def run(config: SftEvaluatorProcessConfig) -> None:
 
 async def _run(config: SftEvaluatorProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
-    check_epoch(run_dir, config.epoch)
+    check_term(run_dir, config.term)
     keep_identity(run_dir.root / "evaluation.json", config.identity)
     config = config.model_copy(update={"model": await settle_renderer(config.model)})
     async with AsyncExitStack() as stack:
         policy = await InferencePool.connect(
             run_dir,
-            epoch=config.epoch,
+            term=config.term,
             apply_timeout_seconds=config.eval.apply_timeout_seconds,
         )
         stack.push_async_callback(policy.close)
@@ -64,7 +64,7 @@ async def _run(config: SftEvaluatorProcessConfig) -> None:
             await open_served(config, source, policy.base_url, stack)
             for source in config.evaluation_sources
         ]
-        events = build_sender(run_dir, config.epoch, capacity=1)
+        events = build_sender(run_dir, config.term, capacity=1)
         stack.push_async_callback(events.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
@@ -75,7 +75,7 @@ async def _run(config: SftEvaluatorProcessConfig) -> None:
             events=events,
             monitor=monitor,
         )
-        ready = {"pid": os.getpid(), "epoch": config.epoch}
+        ready = {"pid": os.getpid(), "term": config.term}
         write_json(run_dir.ready_file("evaluator"), ready)
         async with watched(sources):
             await evaluator.run()
@@ -139,7 +139,7 @@ class SftEvaluator:
     async def _measure(self, version: int) -> None:
         measured = await self.measurement.measure(version, is_continued=True)
         warn_of_graded_rewards(measured.results, self._graded)
-        check_epoch(self.run_dir, self.config.epoch)
+        check_term(self.run_dir, self.config.term)
         metrics = measured.metrics()
         write_json(self.run_dir.evaluation(version), metrics)
         self.monitor.record(metrics, step=version)

@@ -31,7 +31,7 @@ class Layout:
         return cls(config.data_parallel_size, config.micro_batch_tokens, config.updates_per_batch)
 
 
-def build_batch(samples: Sequence[Sample], *, step: int, epoch: int, layout: Layout) -> Batch:
+def build_batch(samples: Sequence[Sample], *, step: int, term: int, layout: Layout) -> Batch:
     """The packed batch of `step`; every sample is checked first, and an empty list refused."""
     for sample in samples:
         sample.check()
@@ -41,7 +41,7 @@ def build_batch(samples: Sequence[Sample], *, step: int, epoch: int, layout: Lay
     ]
     return Batch(
         step=step,
-        epoch=epoch,
+        term=term,
         versions=reduce(VersionSpan.merge, [sample.versions for sample in samples]),
         ranks=[list(chain.from_iterable(of_rank)) for of_rank in zip(*packed, strict=True)],
         update_sizes=[len(ranks[0]) for ranks in packed] if len(packed) > 1 else [],

@@ -65,7 +65,7 @@ class PolicyPool(Protocol):
 class InferencePool:
     """Owns the connection to the run's inference server and the live version.
 
-    >>> pool = await InferencePool.connect(run_dir, epoch=1, timeout_seconds=60)  # doctest: +SKIP
+    >>> pool = await InferencePool.connect(run_dir, term=1, timeout_seconds=60)  # doctest: +SKIP
     >>> pool.version  # doctest: +SKIP
     0
     """
@@ -76,7 +76,7 @@ class InferencePool:
         *,
         base_url: str,
         run_id: str,
-        epoch: int,
+        term: int,
         status: EngineStatus,
         apply_timeout_seconds: float,
     ) -> None:
@@ -86,12 +86,12 @@ class InferencePool:
         self.kv_capacity_tokens = status.kv_capacity_tokens
         self._session = session
         self._run_id = run_id
-        self._epoch = epoch
+        self._term = term
         self._apply_timeout_seconds = apply_timeout_seconds
 
     @classmethod
     async def connect(
-        cls, run_dir: RunDirectory, *, epoch: int, apply_timeout_seconds: float
+        cls, run_dir: RunDirectory, *, term: int, apply_timeout_seconds: float
     ) -> InferencePool:
         """The pool of the run's inference server; asks which version it serves."""
         base_url = read_ready(run_dir, "inference", InferenceReady).base_url
@@ -109,7 +109,7 @@ class InferencePool:
             session,
             base_url=base_url,
             run_id=run_dir.root.name,
-            epoch=epoch,
+            term=term,
             status=status,
             apply_timeout_seconds=apply_timeout_seconds,
         )
@@ -117,7 +117,7 @@ class InferencePool:
     async def apply(self, published: PolicyPublished) -> AppliedPolicy:
         """Ask for the version, then ask the engine which one it serves, and compare.
 
-        DeadlineError after the deadline, FencedError when a newer epoch rules the engine,
+        DeadlineError after the deadline, FencedError when a newer term rules the engine,
         CorruptStateError when the weights are not those that the trainer wrote, ProtocolError when
         the engine refuses for another reason or serves another version than it was asked for.
         """
@@ -152,7 +152,7 @@ class InferencePool:
     async def _post_apply(self, published: PolicyPublished) -> ApplyResult:
         request = ApplyRequest(
             run_id=self._run_id,
-            epoch=self._epoch,
+            term=self._term,
             version=published.version,
             directory=published.directory,
             digest=published.digest,
@@ -186,8 +186,8 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
     if response.status == 200:
         return answer
     text = answer.decode(errors="replace")[:500]
-    # The engine answers 409 to an older epoch: another orchestrator took over.
-    if response.status == 409 and "epoch" in text:
+    # The engine answers 409 to an older term: another orchestrator took over.
+    if response.status == 409 and "term" in text:
         raise FencedError(f"inference refused {url}: {text}")
     if response.status == 422 and url.endswith("/gradus/apply"):
         raise CorruptStateError(

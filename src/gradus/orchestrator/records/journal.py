@@ -47,13 +47,13 @@ class JournalEvent(StrEnum):
 
 
 class Journal(Closing):
-    """Owns the open file; each line carries the epoch of the writer's lease.
+    """Owns the open file; each line carries the term of the writer's lease.
 
-    >>> with Journal(path, epoch=1, now=time.time) as journal:  # doctest: +SKIP
+    >>> with Journal(path, term=1, now=time.time) as journal:  # doctest: +SKIP
     ...     journal.write(JournalEvent.GROUP_OPENED, group="g0", size=4)
     """
 
-    def __init__(self, path: Path, *, epoch: int, now: Callable[[], float]) -> None:
+    def __init__(self, path: Path, *, term: int, now: Callable[[], float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._file = path.open("ab", buffering=0)
@@ -61,7 +61,7 @@ class Journal(Closing):
         self._file.truncate(whole.rfind(b"\n") + 1)
         self.num_lines = whole.count(b"\n")
         """Lines of the file, those of earlier launches too."""
-        self._epoch = epoch
+        self._term = term
         self._now = now
         self._encoder = msgspec.json.Encoder()
 
@@ -70,7 +70,7 @@ class Journal(Closing):
 
         StorageError when the disk does not take it: a run without its journal could not go on.
         """
-        record = {"event": event, "time": self._now(), "epoch": self._epoch, **fields}
+        record = {"event": event, "time": self._now(), "term": self._term, **fields}
         try:
             append_whole(self._file.fileno(), self._encoder.encode(record) + b"\n")
         except OSError as error:
@@ -102,7 +102,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 class _Line(TypedDict):
-    epoch: Annotated[int, msgspec.Meta(ge=0)]
+    term: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Resumed(_Line):

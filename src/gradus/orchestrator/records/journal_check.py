@@ -5,7 +5,7 @@
                   abandoned, or open
     training      a sample trains in one batch only, batches are in step order, and a sample that
                   was dropped does not train
-    versions      the served version never goes back within one epoch
+    versions      the served version never goes back within one term
 
 Only the surviving lineage counts, see `journal.surviving`.
 """
@@ -141,7 +141,7 @@ class _Follower:
         self._step_of[sample] = step
 
     def _apply(self, line: Line) -> None:
-        version = (line["epoch"], line["version"])
+        version = (line["term"], line["version"])
         if version <= self._version:
             self._complain(f"version {line['version']} was applied after {self._version[1]}")
         self._version = version

@@ -53,7 +53,7 @@ class NoRecording:
 class EpisodeRecording:
     """Owns the folder of one launch. A disk that cannot take it costs the replay, not the run.
 
-    >>> recording = EpisodeRecording(LaunchRecord(run_dir, epoch=1), config.model)  # doctest: +SKIP
+    >>> recording = EpisodeRecording(LaunchRecord(run_dir, term=1), config.model)  # doctest: +SKIP
     >>> recording.add(played)  # doctest: +SKIP
     """
 
@@ -106,5 +106,5 @@ def open_recording(config: OrchestratorProcessConfig) -> Recording:
     """The recording of this launch, as configured."""
     if not config.orchestrator.recording:
         return NoRecording()
-    record = LaunchRecord(RunDirectory(Path(config.run_dir)), config.epoch)
+    record = LaunchRecord(RunDirectory(Path(config.run_dir)), config.term)
     return EpisodeRecording(record, config.model)

@@ -24,7 +24,7 @@ _SHOWN_PROBLEMS = 3
 class EpisodeKey:
     """Where the record of an episode lies."""
 
-    epoch: int
+    term: int
     """Of the launch that played it."""
     id: str
 
@@ -69,7 +69,7 @@ class Decisions:
     """Batches that were trained and served; one more may have been sent, which ended the run."""
     weights: Mapping[int, str | None]
     """Version → digest of its tensors; None when nobody could tell."""
-    epochs: tuple[int, ...]
+    terms: tuple[int, ...]
     """Of the launches that played, sent or served something of it."""
     is_finished: bool
     """Whether the run came to its end."""
@@ -125,7 +125,7 @@ class _Reader:
     cut: dict[int, tuple[str, ...]] = field(default_factory=dict)
     shipped: dict[int, CutBatch] = field(default_factory=dict)
     weights: dict[int, str | None] = field(default_factory=dict)
-    epochs: set[int] = field(default_factory=set)
+    terms: set[int] = field(default_factory=set)
     last_event: str = ""
 
     def read(self, line: Line) -> None:
@@ -140,7 +140,7 @@ class _Reader:
         self.last_event = line["event"]
         if rule := rules.get(self.last_event):
             rule(line)
-            self.epochs.add(int(line["epoch"]))
+            self.terms.add(int(line["term"]))
 
     def finish(self) -> Decisions:
         num_shipped = num_trained = 0
@@ -164,7 +164,7 @@ class _Reader:
             tuple(order),
             num_trained,
             self.weights,
-            tuple(sorted(self.epochs)),
+            tuple(sorted(self.terms)),
             is_finished=self.last_event == JournalEvent.RUN_ENDED,
         )
 
@@ -181,7 +181,7 @@ class _Reader:
         self.opened[line["group"]] = line
 
     def _end(self, line: Line) -> None:
-        episode = EpisodeKey(int(line["epoch"]), str(line["episode"]))
+        episode = EpisodeKey(int(line["term"]), str(line["episode"]))
         self.ended.setdefault(episode.id.rpartition(".")[0], []).append(episode)
 
     def _grade(self, line: Line) -> None:

@@ -25,26 +25,24 @@ class RecordedEpisodes(Closing):
     ...     played = episodes.load(EpisodeKey(1, "g000000.0"))
     """
 
-    def __init__(
-        self, run_dir: RunDirectory, epochs: Iterable[int], *, check: bool = False
-    ) -> None:
+    def __init__(self, run_dir: RunDirectory, terms: Iterable[int], *, check: bool = False) -> None:
         """With `check` every byte is compared; CorruptStateError when one changed."""
         self._files: dict[int, BinaryIO] = {}
         self._entries: dict[EpisodeKey, EpisodeEntry] = {}
-        self._records = {epoch: LaunchRecord(run_dir, epoch) for epoch in epochs}
+        self._records = {term: LaunchRecord(run_dir, term) for term in terms}
         with ExitStack() as stack:
-            for epoch, record in self._records.items():
-                self._files[epoch] = stack.enter_context(_open(record))
+            for term, record in self._records.items():
+                self._files[term] = stack.enter_context(_open(record))
                 for entry in iter_entries(record.episodes, check=check):
-                    self._entries[EpisodeKey(epoch, entry.id)] = entry
+                    self._entries[EpisodeKey(term, entry.id)] = entry
             self._stack = stack.pop_all()
 
     def require(self, episodes: Iterable[EpisodeKey]) -> None:
         """CorruptStateError that counts and names those of `episodes` that are not there."""
         missing = [episode for episode in episodes if episode not in self._entries]
         if missing:
-            shown = ", ".join(f"{it.id} of launch {it.epoch}" for it in missing[:_SHOWN_IDS])
-            path = self._records[missing[0].epoch].episodes
+            shown = ", ".join(f"{it.id} of launch {it.term}" for it in missing[:_SHOWN_IDS])
+            path = self._records[missing[0].term].episodes
             raise CorruptStateError(
                 f"{path} lacks {len(missing)} episodes that the journal names, the first: {shown}; "
                 "it was cut off, or the disk was full when the run was recorded"
@@ -53,8 +51,8 @@ class RecordedEpisodes(Closing):
     def load(self, key: EpisodeKey) -> PlayedEpisode:
         """One episode as it arrived; CorruptStateError when it cannot be read."""
         self.require([key])
-        path = self._records[key.epoch].episodes
-        body = read_body(self._files[key.epoch], self._entries[key], path)
+        path = self._records[key.term].episodes
+        body = read_body(self._files[key.term], self._entries[key], path)
         return load_played(decode(body, PlayedState))
 
     def close(self) -> None:
@@ -68,5 +66,5 @@ def _open(record: LaunchRecord) -> BinaryIO:
     except OSError as error:
         raise CorruptStateError(
             f"{record.episodes} cannot be read ({error.strerror}), so the episodes of launch "
-            f"{record.epoch} are gone; a replay needs them all"
+            f"{record.term} are gone; a replay needs them all"
         ) from error

@@ -27,7 +27,7 @@ from gradus.run.recording import (
     RecordedLaunch,
     installed_libraries,
     read_launch,
-    recorded_epochs,
+    recorded_terms,
 )
 
 
@@ -65,7 +65,7 @@ class RecordedRun:
     def check_episodes(self, num_steps: int) -> int:
         """Read every byte that these steps need; the number of episodes. CorruptStateError names
         what is missing or damaged."""
-        with RecordedEpisodes(self.run_dir, self.decisions.epochs, check=True) as episodes:
+        with RecordedEpisodes(self.run_dir, self.decisions.terms, check=True) as episodes:
             needed = [
                 episode
                 for group in _groups(self.decisions.first(num_steps))
@@ -76,7 +76,7 @@ class RecordedRun:
 
     def check_model(self, name: str) -> None:
         """ConfigError unless the initial weights are, file by file, those of the recorded run."""
-        path = LaunchRecord(self.run_dir, self.launches[0].epoch).model
+        path = LaunchRecord(self.run_dir, self.launches[0].term).model
         try:
             recorded = read_json(path)
         except FileNotFoundError:
@@ -121,7 +121,7 @@ def open_recorded_run(root: Path) -> RecordedRun:
             f"{root} holds no reinforcement-learning run: it has no {MARKER_NAME} of such a run or "
             f"no {run_dir.journal.name}; name the folder of a run"
         )
-    if not recorded_epochs(run_dir):
+    if not recorded_terms(run_dir):
         raise ConfigError(
             f"{run_dir.replay} holds no records, so {root.name} cannot be replayed; the run was "
             "made with orchestrator.recording = false, or they were deleted"
@@ -129,7 +129,7 @@ def open_recorded_run(root: Path) -> RecordedRun:
     decisions = read_decisions(read_journal(run_dir.journal))
     if decisions.num_batches == 0:
         raise ConfigError(f"{root} made no batch, so there is nothing to replay")
-    launches = tuple(read_launch(run_dir, epoch) for epoch in decisions.epochs)
+    launches = tuple(read_launch(run_dir, term) for term in decisions.terms)
     return RecordedRun(run_dir, decisions, launches)
 
 

@@ -26,7 +26,7 @@ from gradus.orchestrator.replay.batches import BatchMaker
 from gradus.orchestrator.replay.comparison import Comparison
 from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
 from gradus.orchestrator.replay.recorded_run import RecordedRun, open_recorded_run, read_learned
-from gradus.run.lease import check_epoch
+from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import digest_files, weights_digest
 from gradus.transport.base import BatchSender
@@ -47,14 +47,14 @@ def run(config: ReplayProcessConfig) -> None:
 
 async def _run(config: ReplayProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
-    check_epoch(run_dir, config.epoch)
+    check_term(run_dir, config.term)
     recorded = open_recorded_run(Path(config.recorded))
-    ready = {"pid": os.getpid(), "epoch": config.epoch}
+    ready = {"pid": os.getpid(), "term": config.term}
     monitor = JsonlMonitor(run_dir.metrics)
-    sender = build_sender(run_dir, config.epoch, capacity=BATCHES_AHEAD)
+    sender = build_sender(run_dir, config.term, capacity=BATCHES_AHEAD)
     write_json(run_dir.ready_file("replayer"), ready)
     try:
-        with RecordedEpisodes(recorded.run_dir, recorded.decisions.epochs) as episodes:
+        with RecordedEpisodes(recorded.run_dir, recorded.decisions.terms) as episodes:
             maker = BatchMaker(config.orchestrator, episodes)
             comparison = await Replayer(config, recorded, maker, sender, monitor).play()
     finally:
@@ -100,7 +100,7 @@ class Replayer:
         decisions = self.recorded.decisions.first(self.config.num_steps)
         async for batch in self.maker.make(decisions):
             await self.sender.send(
-                build_batch(batch.samples, step=batch.step, epoch=self.config.epoch, layout=layout)
+                build_batch(batch.samples, step=batch.step, term=self.config.term, layout=layout)
             )
 
     async def follow(self, comparison: Comparison) -> None:

@@ -34,7 +34,7 @@ from gradus.orchestrator.groups.filters import Verdict
 from gradus.orchestrator.records.episode_codec import PlayedState
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.plugins import describe, take_state, with_name
-from gradus.run.checkpoints import Checkpoint, Checkpoints
+from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.wire.codec import decode, encode
 from gradus.wire.sample import Sample
@@ -164,7 +164,7 @@ def find_saved(config: OrchestratorProcessConfig) -> SavedOrchestrator | None:
     """Our part of the checkpoint that the config names; None for a fresh run."""
     if config.resume_step is None:
         return None
-    checkpoints = Checkpoints(RunDirectory(Path(config.run_dir)), config.epoch)
+    checkpoints = CheckpointStore(RunDirectory(Path(config.run_dir)), config.term)
     return load_orchestrator(checkpoints.load(config.resume_step))
 
 
@@ -188,7 +188,7 @@ class CheckpointWriter:
     >>> await writer.commit(writer.staged(10))  # doctest: +SKIP
     """
 
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     config: CheckpointConfig
     journal: Journal
     files: DurableFiles = field(default_factory=DurableFiles)
@@ -250,7 +250,7 @@ class CheckpointWriter:
 def build_writer(config: OrchestratorProcessConfig, journal: Journal) -> CheckpointWriter:
     """The writer of a run."""
     return CheckpointWriter(
-        Checkpoints(RunDirectory(Path(config.run_dir)), config.epoch),
+        CheckpointStore(RunDirectory(Path(config.run_dir)), config.term),
         config.checkpoint,
         journal=journal,
     )

@@ -19,7 +19,7 @@ from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageError
 from gradus.files import DurableFiles, free_bytes
 from gradus.log import get_logger
-from gradus.run.checkpoints import Checkpoints
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.training_state import (
     PART,
@@ -63,7 +63,7 @@ class CheckpointSaver(Closing):
     """
 
     state: TrainingState
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     config: CheckpointConfig
     max_steps: int
     handover: Handover
@@ -192,7 +192,7 @@ class CheckpointSaver(Closing):
         return True
 
 
-def resume(state: TrainingState, checkpoints: Checkpoints, step: int) -> Progress:
+def resume(state: TrainingState, checkpoints: CheckpointStore, step: int) -> Progress:
     """Load checkpoint `step` into all ranks, after the first of them has verified every byte."""
     state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
     progress = state.load(checkpoints.locate(step).part(PART))
@@ -202,7 +202,7 @@ def resume(state: TrainingState, checkpoints: Checkpoints, step: int) -> Progres
     return progress
 
 
-def _verify(state: TrainingState, checkpoints: Checkpoints, step: int) -> None:
+def _verify(state: TrainingState, checkpoints: CheckpointStore, step: int) -> None:
     saved = read_progress(checkpoints.load(step).part(PART))
     state.origin.refuse_other(saved.origin)
 
