@@ -7,7 +7,7 @@ from gradus.config.algorithm_options import ALGORITHM_OPTIONS
 from gradus.config.base import StrictConfig
 from gradus.config.bench import BenchConfig
 from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.checks import ALGORITHMS, CURRICULA, FILTERS, LOSSES
+from gradus.config.checks import ALGORITHMS, CURRICULA, FILTERS, LOSSES, parallel_problems
 from gradus.config.curriculum import CurriculumConfig
 from gradus.config.differences import differences
 from gradus.config.document import option_sections, sections
@@ -33,13 +33,8 @@ from gradus.config.model import ModelConfig, renderer_settings
 from gradus.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.orchestrator import FilterConfig
 from gradus.config.overview import describe_eval, describe_run, describe_sft
-from gradus.config.parallel import (
-    NO_COMPILER,
-    ParallelConfig,
-    has_compiler,
-    head_problem,
-    parallel_problems,
-)
+from gradus.config.parallel import ParallelConfig
+from gradus.config.parallel_machine import NO_COMPILER, has_compiler, head_problem
 from gradus.config.preflight import (
     check_eval,
     check_run,

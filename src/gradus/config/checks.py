@@ -17,12 +17,12 @@ from gradus.config.environment import (
 from gradus.config.environment_variables import env_vars_problems
 from gradus.config.error_policy import ErrorPolicyConfig
 from gradus.config.inference import InferenceConfig
-from gradus.config.lora import lora_problems
+from gradus.config.lora import LoraConfig
 from gradus.config.loss_options import LOSS_OPTIONS, option_problems
 from gradus.config.model import ModelConfig
 from gradus.config.optimizer import OptimizerConfig, SgdConfig
 from gradus.config.orchestrator import FilterConfig, OrchestratorConfig
-from gradus.config.parallel import data_parallel_size, parallel_problems
+from gradus.config.parallel import ParallelConfig, data_parallel_size
 from gradus.config.plugin_options import (
     CURRICULUM_OPTIONS,
     ERROR_POLICY_OPTIONS,
@@ -288,6 +288,37 @@ def _optimizer_problems(
         return
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         yield Problem((*path, "betas"), f"{list(optimizer.betas)}: each must be in [0, 1)")
+
+
+def lora_problems(path: KeyPath, lora: LoraConfig | None) -> Iterator[Problem]:
+    """What cannot be trained exactly, or not served."""
+    if lora is None:
+        return
+    if lora.dropout > 0:
+        yield Problem(
+            (*path, "dropout"),
+            f"{lora.dropout} would make the policy's logprobs random, and ratios with them; use 0",
+        )
+    if lora.modules_to_save:
+        yield Problem(
+            (*path, "modules_to_save"),
+            f"{lora.modules_to_save} cannot be served: vLLM takes low-rank factors only, no whole "
+            "modules beside them; leave it empty, or train without lora",
+        )
+
+
+def parallel_problems(
+    path: KeyPath, parallel: ParallelConfig, num_processes: int
+) -> Iterator[Problem]:
+    """Sizes that do not divide the number of processes."""
+    for name in ("replicate_size", "context_parallel_size"):
+        size: int = getattr(parallel, name)
+        if num_processes % size:
+            yield Problem(
+                (*path, name),
+                f"{size} does not divide the {num_processes} processes of the trainer; "
+                f"change it, or make num_processes a multiple of {size}",
+            )
 
 
 def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Iterator[Problem]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from gradus.config.base import StrictConfig
-from gradus.config.problems import Problem
-from gradus.config.schema import KeyPath
 
 
 class LoraConfig(StrictConfig):
@@ -34,20 +31,3 @@ class ServedLoraConfig(LoraConfig):
     serve: Literal["adapter", "merged"] = "adapter"
     """`adapter` publishes only the adapter, which vLLM applies beside the base model; `merged`
     publishes whole weights with the adapter added, for models whose adapters vLLM does not take."""
-
-
-def lora_problems(path: KeyPath, lora: LoraConfig | None) -> Iterator[Problem]:
-    """What cannot be trained exactly, or not served."""
-    if lora is None:
-        return
-    if lora.dropout > 0:
-        yield Problem(
-            (*path, "dropout"),
-            f"{lora.dropout} would make the policy's logprobs random, and ratios with them; use 0",
-        )
-    if lora.modules_to_save:
-        yield Problem(
-            (*path, "modules_to_save"),
-            f"{lora.modules_to_save} cannot be served: vLLM takes low-rank factors only, no whole "
-            "modules beside them; leave it empty, or train without lora",
-        )

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gradus.config.model import ModelConfig
-from gradus.config.parallel import NO_COMPILER, ParallelConfig, has_compiler, head_problem
+from gradus.config.parallel import ParallelConfig
 from gradus.config.problems import Problem
 from gradus.config.schema import KeyPath
+
+NO_COMPILER = (
+    "torch.compile needs a C compiler and none is here (looked for $CXX, $CC, g++, gcc, clang++, "
+    "clang, cc); install one, or turn compile off"
+)
 
 
 def machine_problems(
@@ -46,3 +52,26 @@ def _heads(config_file: Path) -> tuple[int, int] | None:
     if not isinstance(heads, int) or not isinstance(key_heads, int):
         return None
     return heads, key_heads
+
+
+def has_compiler(variables: Mapping[str, str]) -> bool:
+    """Whether this machine has a C compiler, which torch.compile needs."""
+    chosen = [variables[name] for name in ("CXX", "CC") if variables.get(name)]
+    names = [*chosen, "g++", "gcc", "clang++", "clang", "cc"]
+    return any(shutil.which(name, path=variables.get("PATH")) for name in names)
+
+
+def head_problem(num_heads: int, num_key_heads: int, context_parallel_size: int) -> str | None:
+    """Why attention heads cannot be shared out; None when they can.
+
+    Key heads fewer than the processes are copied, so they must divide evenly one way or the other.
+    """
+    size = context_parallel_size
+    if num_heads % size:
+        return f"the model's {num_heads} attention heads cannot be shared by {size} processes"
+    if num_key_heads % size and size % num_key_heads:
+        return (
+            f"the model's {num_key_heads} key heads can neither be shared by {size} processes nor "
+            "copied evenly to them"
+        )
+    return None
