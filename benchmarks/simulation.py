@@ -24,8 +24,8 @@ from gradus.config import (
     SamplingConfig,
     SourceConfig,
 )
-from gradus.config.environment import EnvironmentTimeoutConfig
-from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.schema.environment import EnvironmentTimeoutConfig
+from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.orchestrator.build import Parts, Source, build_grading
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.tasks import SourceShare

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gradus.config import ALGORITHMS, FILTERS, LOSSES, EnvironmentProcessConfig, resolve_run
-from gradus.config.checks import GROUP_BASELINES, OWNED_ENGINE_ARGS
-from gradus.config.environment_variables import RESERVED, env_vars_problems
+from gradus.config.check import GROUP_BASELINES, OWNED_ENGINE_ARGS
+from gradus.config.variables import RESERVED, env_vars_problems
 from gradus.environments.tasks import complete_roles
 from gradus.inference.settings import (
     CLEARED_VARIABLES,

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
-from gradus.config.checks import ERROR_POLICIES as CHECKED_NAMES
+from gradus.config.check import ERROR_POLICIES as CHECKED_NAMES
 from gradus.errors import ConfigError
 from gradus.orchestrator.failures import ERROR_POLICIES, ErrorPolicy, build_error_policy
 from gradus.orchestrator.play.episode_check import Failure

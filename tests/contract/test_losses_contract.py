@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradus.config import LossConfig
-from gradus.config.loss_options import LOSS_OPTIONS
+from gradus.config.schema.losses import LOSS_OPTIONS
 from gradus.trainer.losses import LOSSES, LossInputs, build_loss
 
 pytestmark = [pytest.mark.torch, pytest.mark.parametrize("name", sorted(LOSSES))]

@@ -18,7 +18,7 @@ from gradus.config import (
     EnvironmentProcessConfig,
     StaticPoolConfig,
 )
-from gradus.config.environment import PoolConfig
+from gradus.config.schema.environment import PoolConfig
 from gradus.errors import ExitCode
 from gradus.processes.table import descendants, is_alive, living_processes, read_process
 from gradus.testing.environment_process import RunningEnvironment, exchange

@@ -27,8 +27,8 @@ from gradus.config import (
     SourceConfig,
     StaticPoolConfig,
 )
-from gradus.config.environment import EnvironmentTimeoutConfig
-from gradus.config.orchestrator import OrchestratorConfig
+from gradus.config.schema.environment import EnvironmentTimeoutConfig
+from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.errors import EnvironmentFailure
 from gradus.files import write_json
 from gradus.orchestrator.build import open_parts

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from gradus.config.algorithm import AlgorithmConfig
 from gradus.config.algorithm_options import ALGORITHM_OPTIONS
-from gradus.config.base import StrictConfig
-from gradus.config.bench import BenchConfig
-from gradus.config.checkpoint import CheckpointConfig
-from gradus.config.checks import ALGORITHMS, CURRICULA, FILTERS, LOSSES, parallel_problems
-from gradus.config.curriculum import CurriculumConfig
-from gradus.config.differences import differences
-from gradus.config.document import option_sections, sections
-from gradus.config.environment import (
-    ElasticPoolConfig,
-    EnvironmentConfig,
-    StaticPoolConfig,
-    TrainEnvironmentConfig,
-)
-from gradus.config.environment_variables import PASSED_TO_EVERY_PROCESS, variables_named_in
-from gradus.config.error_policy import RETRIED_ERRORS, ErrorPolicyConfig
-from gradus.config.eval import EvalConfig
-from gradus.config.evaluation import EvalSourcesConfig, SftEvalConfig
-from gradus.config.files import read_config_file
-from gradus.config.help import command_help
-from gradus.config.inference import InferenceConfig
-from gradus.config.installed import has_module, plugin_module
-from gradus.config.load import load_config, top_level_keys
-from gradus.config.lora import LoraConfig, ServedLoraConfig
-from gradus.config.loss_options import option_problems
-from gradus.config.merge import MergedConfig
-from gradus.config.model import ModelConfig, renderer_settings
-from gradus.config.optimizer import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
-from gradus.config.orchestrator import FilterConfig
-from gradus.config.overview import describe_eval, describe_run, describe_sft
-from gradus.config.parallel import ParallelConfig
-from gradus.config.parallel_machine import NO_COMPILER, has_compiler, head_problem
-from gradus.config.preflight import (
+from gradus.config.check import ALGORITHMS, CURRICULA, FILTERS, LOSSES, parallel_problems
+from gradus.config.keys import dotted
+from gradus.config.machine import (
+    NO_COMPILER,
     check_eval,
     check_run,
     check_serve,
     check_sft,
+    has_compiler,
+    has_module,
+    head_problem,
     is_on_this_machine,
+    plugin_module,
 )
-from gradus.config.prime_rl import from_prime_rl
 from gradus.config.problems import nearest, refuse
-from gradus.config.process import (
+from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
     EvaluationSourceConfig,
@@ -59,10 +33,15 @@ from gradus.config.process import (
     TrainerProcessConfig,
     environment_process,
 )
-from gradus.config.reference import ReferenceConfig
+from gradus.config.read.layers import MergedConfig
+from gradus.config.read.load import load_config, top_level_keys
+from gradus.config.read.prime_rl import from_prime_rl
+from gradus.config.read.toml import read_config_file
+from gradus.config.reference import command_help, option_sections, sections
 from gradus.config.replay import (
     ReplayChoice,
     ReplayConfigs,
+    differences,
     load_replay,
     one_config,
     recorded_config,
@@ -71,15 +50,39 @@ from gradus.config.replay import (
 from gradus.config.resolve import NO_KEY_VARIABLE, resolve_run, run_name
 from gradus.config.resolve_eval import continued_identity, resolve_eval
 from gradus.config.resolve_sft import resolve_sft
-from gradus.config.run import LaunchConfig, RunConfig
-from gradus.config.sampling import SamplingConfig
-from gradus.config.schema import dotted
+from gradus.config.schema.algorithms import AlgorithmConfig, ReferenceConfig
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import (
+    RETRIED_ERRORS,
+    CurriculumConfig,
+    ElasticPoolConfig,
+    EnvironmentConfig,
+    ErrorPolicyConfig,
+    EvalSourcesConfig,
+    SftEvalConfig,
+    StaticPoolConfig,
+    TrainEnvironmentConfig,
+)
+from gradus.config.schema.eval import EvalConfig
+from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
+from gradus.config.schema.losses import option_problems
+from gradus.config.schema.model import ModelConfig, renderer_settings
+from gradus.config.schema.optimizers import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
+from gradus.config.schema.orchestrator import FilterConfig, WatchdogConfig
+from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
+from gradus.config.schema.sft import SftConfig, SftDataConfig
+from gradus.config.schema.trainer import (
+    BenchConfig,
+    LoraConfig,
+    LossConfig,
+    ParallelConfig,
+    ServedLoraConfig,
+    TrainerConfig,
+)
 from gradus.config.seats import LEARNER_SEAT, seat_refusal
-from gradus.config.serve import ServeConfig
-from gradus.config.sft import SftConfig, SftDataConfig
+from gradus.config.show import describe_eval, describe_run, describe_sft
 from gradus.config.sources import source_algo
-from gradus.config.trainer import LossConfig, TrainerConfig
-from gradus.config.watchdog import WatchdogConfig
+from gradus.config.variables import PASSED_TO_EVERY_PROCESS, variables_named_in
 
 __all__ = [
     "ALGORITHMS",

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gradus.config.loss_options import ChoiceOption, NumberOption
+from gradus.config.keys import KeyPath
 from gradus.config.option_checks import refused_options
 from gradus.config.problems import Problem
-from gradus.config.schema import KeyPath
+from gradus.config.schema.losses import ChoiceOption, NumberOption
 
 ROLES = ("system", "user", "tool", "assistant")
 """Roles of messages, for `echo`."""

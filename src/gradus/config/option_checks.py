@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
+from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem, nearest, shown
-from gradus.config.schema import KeyPath
 
 
 class Option(Protocol):

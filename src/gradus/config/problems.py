@@ -9,10 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from gradus.config.environment import NAME_PATTERN
-from gradus.config.reference import URL_PATTERN
-from gradus.config.renames import field_hint
-from gradus.config.schema import (
+from gradus.config.keys import (
     UNKNOWN,
     KeyPath,
     all_key_paths,
@@ -21,6 +18,9 @@ from gradus.config.schema import (
     keys_at,
     models,
 )
+from gradus.config.read.renames import field_hint
+from gradus.config.schema.algorithms import URL_PATTERN
+from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
 
 _MAX_VALUE_LENGTH = 60

@@ -1,24 +1,378 @@
-"""A frozen model that another server serves: a teacher that scores or plays."""
+"""The config schema as text: the help of each command, and the reference in `docs/`."""
 
 from __future__ import annotations
 
-from pydantic import Field
+import difflib
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_origin
 
-from gradus.config.base import StrictConfig
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-URL_PATTERN = "^https?://"
+from gradus.config.algorithm_options import ALGORITHM_OPTIONS
+from gradus.config.keys import item_annotation, members, models, type_text
+from gradus.config.option_checks import Option
+from gradus.config.plugin_options import CURRICULUM_OPTIONS, FILTER_OPTIONS
+from gradus.config.read.renames import RENAMES
+from gradus.config.schema.eval import EvalConfig
+from gradus.config.schema.inference import ServeConfig
+from gradus.config.schema.losses import LOSS_OPTIONS
+from gradus.config.schema.run import RunConfig
+from gradus.config.schema.sft import SftConfig
+from gradus.errors import ConfigError
+
+REQUIRED = "required"
+_ENTRY_OF_LIST = "N"
+_ENTRY_OF_TABLE = "<name>"
+_OR_NONE = " or None"
+_BOUND_WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
-class ReferenceConfig(StrictConfig):
-    """Where a frozen model is served, with vLLM's `/v1/completions` and `/tokenize` routes."""
+@dataclass(frozen=True)
+class Key:
+    """One key of a section."""
 
-    base_url: str = Field(pattern=URL_PATTERN)
-    """Address of the server, without "/v1"."""
-    model: str = Field(min_length=1)
-    """Name of the model there; its tokenizer must be the policy's."""
-    api_key_var: str | None = None
-    """Name of the environment variable that holds the server's key. None means no key."""
-    max_concurrent_requests: int = Field(16, ge=1)
-    """Most requests at once."""
-    timeout_seconds: float = Field(120.0, gt=0)
-    """Deadline of one request, waiting for its turn not counted."""
+    name: str
+    """Its name in a file."""
+    type: str
+    """What it takes, in words."""
+    default: str
+    """Its default as JSON, or "required"."""
+    text: str
+    """Its meaning, from the docstring under the field."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of the config."""
+
+    path: str
+    """Dotted path; empty for the root. `N` is a place in a list, `<name>` a free name."""
+    text: str
+    """Its meaning."""
+    keys: tuple[Key, ...]
+    """Its keys, without the tables below it."""
+
+
+def sections(model: type[BaseModel], defaults: BaseModel | None = None) -> list[Section]:
+    """Every table of a config model in the order of its fields, the root first.
+
+    Defaults are those that hold in place: where a section changes the default of a model that it
+    holds, the changed one is listed.
+    """
+    return list(_walk(model, defaults, path="", text=_first_line(model)))
+
+
+def _walk(
+    model: type[BaseModel], defaults: BaseModel | None, *, path: str, text: str
+) -> Iterator[Section]:
+    """The section of one model, then those below it."""
+    fields = model.model_fields
+    plain = {name: field for name, field in fields.items() if not models(field.annotation)}
+    keys = tuple(_key(name, field, defaults) for name, field in plain.items())
+    yield Section(path=path, text=text, keys=keys)
+    for name, field in fields.items():
+        below = f"{path}.{name}" if path else name
+        yield from _below(field, _default(name, field, defaults), path=below)
+
+
+def _below(field: FieldInfo, default: Any, *, path: str) -> Iterator[Section]:
+    """The sections that one field holds: a table, variants of a table, or entries of a list."""
+    text = _one_line(field.description or "")
+    variants = models(field.annotation)
+    if len(variants) == 1 and default is None:
+        text = f"{text} Off unless given."
+    for variant in variants:
+        held = default if isinstance(default, variant) else None
+        words = text if len(variants) == 1 else f"{text} {_variant_text(variant, held)}"
+        yield from _walk(variant, held, path=path, text=words)
+    for entry in models(item_annotation(field.annotation)):
+        is_list = any(get_origin(member) is list for member in members(field.annotation))
+        below = f"{path}.{_ENTRY_OF_LIST if is_list else _ENTRY_OF_TABLE}"
+        yield from _walk(entry, None, path=below, text=text)
+
+
+def _variant_text(variant: type[BaseModel], held: BaseModel | None) -> str:
+    """Which `type` selects a variant, and what it is."""
+    tag = variant.model_fields["type"].default
+    default = "" if held is None else ", the default"
+    return f'With `type = "{tag}"`{default}: {_first_line(variant)}'
+
+
+def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> Any:
+    """The default that holds in place, or REQUIRED."""
+    if defaults is not None:
+        return getattr(defaults, name)
+    return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _key(name: str, field: FieldInfo, defaults: BaseModel | None) -> Key:
+    """One plain key with its type, default and meaning."""
+    default = _default(name, field, defaults)
+    return Key(
+        name=name,
+        type=_type(field),
+        default=REQUIRED if default is REQUIRED else _shown(default),
+        text=_one_line(field.description or ""),
+    )
+
+
+def _type(field: FieldInfo) -> str:
+    """What a key takes, with the range of a number before the `or None`."""
+    text = type_text(field.annotation)
+    plain = text.removesuffix(_OR_NONE)
+    return plain + _bounds(field) + text[len(plain) :]
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The range of a number, in words."""
+    found = [
+        f" {words} {getattr(constraint, name)}"
+        for constraint in field.metadata
+        for name, words in _BOUND_WORDS.items()
+        if getattr(constraint, name, None) is not None
+    ]
+    return " and".join(found)
+
+
+def _shown(default: Any) -> str:
+    """A default as one would write it."""
+    return "None" if default is None else json.dumps(default, default=_as_table)
+
+
+def _as_table(entry: BaseModel) -> dict[str, Any]:
+    """An entry of a list, with the keys that one would write."""
+    return entry.model_dump(exclude_defaults=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    """The first sentence of a model's docstring."""
+    return _one_line((model.__doc__ or "").split("\n\n")[0])
+
+
+PLUGINS: tuple[tuple[str, str, Mapping[str, Mapping[str, Option]]], ...] = (
+    ("trainer.loss.options", "loss", LOSS_OPTIONS),
+    ("orchestrator.train.algo.options", "algorithm", ALGORITHM_OPTIONS),
+    ("orchestrator.filters.N.options", "filter", FILTER_OPTIONS),
+    ("orchestrator.train.env.N.curriculum.options", "curriculum", CURRICULUM_OPTIONS),
+)
+"""Where options of a registered plug-in are written, its kind, and the declared options."""
+
+
+def option_sections(model: type[BaseModel]) -> list[Section]:
+    """The options of registered plug-ins that a command has, one section per kind.
+
+    An option that several plug-ins share with the same default is listed once.
+    """
+    return [
+        Section(
+            path=path,
+            text=f"Options of each registered {kind}, checked when the config is read.",
+            keys=tuple(_option_keys(registered)),
+        )
+        for path, kind, registered in PLUGINS
+        if path.split(".")[0] in model.model_fields and "orchestrator" in model.model_fields
+    ]
+
+
+def _option_keys(registered: Mapping[str, Mapping[str, Option]]) -> Iterator[Key]:
+    """Every distinct option with the plug-ins that take it."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    options: dict[tuple[str, str], Option] = {}
+    for plugin, declared in registered.items():
+        for name, option in declared.items():
+            place = (name, repr(option))
+            owners.setdefault(place, []).append(plugin)
+            options[place] = option
+    for place, option in options.items():
+        takers = owners[place]
+        of = "all" if len(takers) == len(registered) else ", ".join(f"`{it}`" for it in takers)
+        default = "None" if option.default is None else json.dumps(option.default)
+        yield Key(name=place[0], type=option.kind, default=default, text=f"({of}) {option.text}")
+
+
+def help_text(model: type[BaseModel], *, width: int) -> str:
+    """The whole schema for a terminal, one block per section."""
+    blocks = []
+    for section in [*sections(model), *option_sections(model)]:
+        prefix = f"{section.path}." if section.path else ""
+        title = f"[{section.path}]" if section.path else "[top level]"
+        lines = textwrap.wrap(f"{title} {section.text}", width)
+        for key in section.keys:
+            flag = f"--{prefix}{key.name}".replace("_", "-")
+            default = REQUIRED if key.default == REQUIRED else f"default: {key.default}"
+            lines.append(f"  {flag}  {key.type}, {default}")
+            lines.extend(
+                textwrap.indent(line, " " * 6) for line in textwrap.wrap(key.text, width - 6)
+            )
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+_INTRODUCTION = """\
+# Configuration
+
+Generated by `scripts/docs` from the models in `src/gradus/config`; do not edit by hand.
+
+```
+gradus rl @ base.toml @ overlay.toml --trainer.optimizer.lr 1e-5 --max-steps 20
+```
+
+- Files are TOML or JSON and merge left to right, table by table; every other value replaces the
+  earlier one, and so does a table whose `type` differs. Flags apply after all files.
+- `--section @ file.toml` puts a file into a section. A word of its own that ends in `.toml` or
+  `.json` is a file without the `@` too.
+- Flags are key paths in kebab-case: `--trainer.optimizer.max-grad-norm 0.5`. One entry of a list is
+  reached by its place, counted from 0: `--orchestrator.train.env.0.group-size 4`.
+- `--trainer.deterministic` and `--no-trainer.deterministic` switch a boolean. `None` is the empty
+  value, in flags and in quotes in files. Lists and tables are JSON in flags:
+  `--trainer.optimizer.betas '[0.9, 0.99]'`.
+- A key that nothing reads is an error, and so is a value of another type. All errors are reported
+  at once, each with file and line, and nothing is started or created (exit code 64).
+- `gradus rl --help` lists the keys given most and the sections, `gradus rl --help trainer` one
+  section (or one key), `gradus rl --help all` everything.
+- `gradus check @ run.toml` says whether a config works on this machine, and starts nothing.
+"""
+
+
+def reference() -> str:
+    """The whole of `docs/configuration.md`."""
+    parts = [
+        _INTRODUCTION,
+        *_chapter("gradus rl", RunConfig),
+        *_chapter("gradus sft", SftConfig),
+        *_chapter("gradus eval", EvalConfig),
+        *_chapter("gradus serve", ServeConfig),
+        "## Deprecated keys\n\nTranslated with one warning each; `*` is every entry of a list.\n",
+        _table(("key", "write"), [(f"`{rename.old}`", f"`{rename.new}`") for rename in RENAMES]),
+        '`num_workers = n` is `pool = {type = "static", num_workers = n}`, '
+        '`num_workers = "auto"` is `pool = {type = "elastic"}`; a `pool` that is given wins.\n',
+    ]
+    return "\n".join(parts)
+
+
+def _chapter(title: str, model: type[BaseModel]) -> Iterator[str]:
+    """All sections of one command."""
+    yield f"## `{title}`\n"
+    for section in [*sections(model), *option_sections(model)]:
+        yield f"### `[{section.path}]`\n" if section.path else "### Top level\n"
+        yield f"{section.text}\n"
+        if section.keys:
+            rows = [(f"`{k.name}`", k.type, _code(k.default), k.text) for k in section.keys]
+            yield _table(("key", "type", "default", "meaning"), rows)
+
+
+def _code(default: str) -> str:
+    return default if default == REQUIRED else f"`{default}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
+
+
+# ---- What `--help` prints of a config: the keys given most with the sections, or one section.
+EVERYTHING = "all"
+TOP = "top"
+_SOURCE = "orchestrator.train.env.N"
+_SAMPLING = "orchestrator.train.sampling"
+MOST_USED: dict[type[BaseModel], tuple[str, ...]] = {
+    RunConfig: (
+        *("name", "max_steps", "model.name", "model.max_length_tokens", f"{_SOURCE}.id"),
+        *(f"{_SOURCE}.group_size", "orchestrator.groups_per_batch", f"{_SAMPLING}.temperature"),
+        *(f"{_SAMPLING}.max_completion_tokens", "orchestrator.train.algo.type"),
+        *("trainer.optimizer.lr", "checkpoint.interval_steps"),
+    ),
+    SftConfig: (
+        *("name", "max_steps", "model.name", "model.max_length_tokens", "data.path"),
+        *("batch_conversations", "optimizer.lr", "checkpoint.interval_steps"),
+    ),
+    EvalConfig: (
+        *("name", "model.name", "base_url", "env.N.id", "env.N.num_tasks", "env.N.group_size"),
+        *("sampling.temperature", "sampling.max_completion_tokens"),
+    ),
+}
+"""Keys that the short help shows, of the configs that users write."""
+
+
+def command_help(model: type[BaseModel], command: str, asked: str | None, *, width: int) -> str:
+    """The short help, or with `asked` one section, one key or "all"; ConfigError for another name.
+
+    Configs that no user writes are short enough to be shown whole.
+    """
+    if asked == EVERYTHING or (asked is None and model not in MOST_USED):
+        return help_text(model, width=width)
+    found = [*sections(model), *option_sections(model)]
+    return _short(model, found, command, width) if asked is None else _one(found, asked, width)
+
+
+def _short(model: type[BaseModel], found: list[Section], command: str, width: int) -> str:
+    """The most used keys in full and the name of every section."""
+    keys = {_path(section, key): (section, key) for section in found for key in section.keys}
+    lines = ["keys given most:"]
+    for path in MOST_USED[model]:
+        lines += _entry(*keys[path], width, is_brief=True)
+    lines += ["", f"sections (gradus {command} --help SECTION, 'top' or 'all'):"]
+    names = dict.fromkeys(section.path for section in found if section.path)
+    # What lies below an entry of a list is named by the help of that entry.
+    outer = ", ".join(name for name in names if ".N." not in name)
+    wrapped = textwrap.wrap(outer, width - 2, break_on_hyphens=False)
+    return "\n".join([*lines, *(f"  {line}" for line in wrapped)])
+
+
+def _one(found: list[Section], asked: str, width: int) -> str:
+    """The keys of one section and the names of those below it, or one key."""
+    name = asked.removeprefix("--").replace("-", "_")
+    wanted = "" if name == TOP else name
+    # A place in a list may be given as in a flag: env.0.id.
+    wanted = ".".join("N" if part.isdecimal() else part for part in wanted.split("."))
+    chosen = [section for section in found if section.path == wanted]
+    if chosen:
+        lines = [line for section in chosen for line in _section(section, width)]
+        below = [s.path for s in found if s.path.startswith(f"{wanted}.") and wanted]
+        if below:
+            text = f"below it: {', '.join(dict.fromkeys(below))}"
+            lines += ["", *textwrap.wrap(text, width, break_on_hyphens=False)]
+        return "\n".join(lines)
+    entries = [
+        "\n".join(_entry(section, key, width))
+        for section in found
+        for key in section.keys
+        if _path(section, key) == wanted
+    ]
+    if entries:
+        return "\n".join(dict.fromkeys(entries))
+    below = sorted({s.path for s in found if s.path.startswith(f"{wanted}.")})
+    near = below or difflib.get_close_matches(wanted, [s.path for s in found], n=3)
+    hint = f"; there is {', '.join(near)}" if near else ""
+    raise ConfigError(f"no section or key {asked!r}{hint}; --help without a name lists them")
+
+
+def _section(section: Section, width: int) -> Iterator[str]:
+    title = f"[{section.path}]" if section.path else "[top level]"
+    yield from textwrap.wrap(f"{title} {section.text}", width)
+    for key in section.keys:
+        yield from _entry(section, key, width)
+
+
+def _entry(section: Section, key: Key, width: int, *, is_brief: bool = False) -> Iterator[str]:
+    """A flag with its type and default, and what it means; only its first sentence if brief."""
+    flag = f"--{_path(section, key)}".replace("_", "-")
+    default = REQUIRED if key.default == REQUIRED else f"default: {key.default}"
+    yield f"  {flag}  {key.type}, {default}"
+    text = re.split(r"(?<=\.) (?=[A-Z])", key.text)[0] if is_brief else key.text
+    yield from (f"      {line}" for line in textwrap.wrap(text, width - 6))
+
+
+def _path(section: Section, key: Key) -> str:
+    return f"{section.path}.{key.name}" if section.path else key.name

@@ -8,21 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from gradus.config.base import StrictConfig
-from gradus.config.checks import run_problems
-from gradus.config.environment import (
-    AgentRoleConfig,
-    EnvironmentConfig,
-    HarnessChoice,
-    TrainEnvironmentConfig,
-)
-from gradus.config.eval import EvalConfig
-from gradus.config.evaluation import EvalEnvironmentConfig, EvalSourcesConfig
-from gradus.config.evaluation_checks import run_evaluation_problems
-from gradus.config.lora import ServedLoraConfig
-from gradus.config.parallel import data_parallel_size
+from gradus.config.check import run_evaluation_problems, run_problems
 from gradus.config.problems import refuse
-from gradus.config.process import (
+from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
     EvaluationSourceConfig,
@@ -33,9 +21,20 @@ from gradus.config.process import (
     TrainerProcessConfig,
     environment_process,
 )
-from gradus.config.run import RunConfig
-from gradus.config.sampling import SamplingConfig
-from gradus.config.sft import SftConfig
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import (
+    AgentRoleConfig,
+    EnvironmentConfig,
+    EvalEnvironmentConfig,
+    EvalSourcesConfig,
+    HarnessChoice,
+    TrainEnvironmentConfig,
+)
+from gradus.config.schema.eval import EvalConfig
+from gradus.config.schema.inference import SamplingConfig
+from gradus.config.schema.run import RunConfig
+from gradus.config.schema.sft import SftConfig
+from gradus.config.schema.trainer import ServedLoraConfig, data_parallel_size
 from gradus.config.sources import (
     evaluation_sampling,
     is_frozen,

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.config.base import StrictConfig
-from gradus.config.differences import differences
-from gradus.config.eval import EvalConfig
-from gradus.config.evaluation import EvalEnvironmentConfig
-from gradus.config.evaluation_checks import eval_problems
-from gradus.config.model import ModelConfig
+from gradus.config.check import eval_problems
 from gradus.config.problems import refuse
-from gradus.config.process import (
+from gradus.config.processes import (
     EnvironmentProcessConfig,
     EvaluatorProcessConfig,
     InferenceProcessConfig,
     environment_process,
 )
+from gradus.config.replay import differences
 from gradus.config.resolve import (
     environment_process_config,
     evaluation_source,
     verifiers_config,
 )
-from gradus.config.sampling import SamplingConfig
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import EvalEnvironmentConfig
+from gradus.config.schema.eval import EvalConfig
+from gradus.config.schema.inference import SamplingConfig
+from gradus.config.schema.model import ModelConfig
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, untrained_agents
 from gradus.errors import ConfigError
 

@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradus.config.base import StrictConfig
-from gradus.config.checks import sft_problems
-from gradus.config.evaluation import SftEvalConfig
-from gradus.config.evaluation_checks import sft_evaluation_problems
-from gradus.config.inference import InferenceConfig
+from gradus.config.check import sft_evaluation_problems, sft_problems
 from gradus.config.problems import refuse
-from gradus.config.process import (
+from gradus.config.processes import (
     EnvironmentProcessConfig,
     InferenceProcessConfig,
     SftEvaluatorProcessConfig,
@@ -21,7 +17,10 @@ from gradus.config.process import (
 )
 from gradus.config.resolve import environment_process_config, evaluation_source
 from gradus.config.resolve_eval import evaluation_identity
-from gradus.config.sft import SftConfig
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import SftEvalConfig
+from gradus.config.schema.inference import InferenceConfig
+from gradus.config.schema.sft import SftConfig
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
 
 

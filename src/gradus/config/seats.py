@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gradus.config.algorithm import AlgorithmConfig
+from gradus.config.schema.algorithms import AlgorithmConfig
 
 LEARNER_SEAT = "learner_seat"
 """Field of a task's data that names the one agent whose trace trains; absent, every agent does."""

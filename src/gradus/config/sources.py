@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from gradus.config.algorithm import AlgorithmConfig
-from gradus.config.environment import (
+from gradus.config.keys import KeyPath
+from gradus.config.problems import Problem
+from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.schema.environment import (
     NAME_PATTERN,
     AgentRoleConfig,
     EnvironmentConfig,
     TrainEnvironmentConfig,
 )
-from gradus.config.problems import Problem
-from gradus.config.run import RunConfig
-from gradus.config.sampling import SamplingConfig
-from gradus.config.schema import KeyPath
+from gradus.config.schema.inference import SamplingConfig
+from gradus.config.schema.run import RunConfig
 
 DEFAULT_SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
 """What holds where neither the source nor the enclosing section says anything."""
@@ -92,3 +92,57 @@ def untrained_agents(source: EnvironmentConfig) -> list[str]:
         if role.train is False
         or (role.train is None and (name == _JUDGE or (is_mixed and role.base_url is not None)))
     )
+
+
+_SCORED = frozenset({"opd", "opsd"})
+_UNSCORED = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo", "opsd", "sft"})
+
+
+def reference_problems(
+    path: KeyPath, algo: AlgorithmConfig, *, temperature: float | None, is_frozen: bool
+) -> Iterator[Problem]:
+    """Distilling algorithms without their model, or with one that they cannot be compared to."""
+    if algo.type == "opd" and algo.reference is None:
+        yield Problem(
+            (*path, "reference"),
+            "is missing; opd needs the base_url and the model of a frozen teacher",
+        )
+    if algo.type in _SCORED and temperature not in (None, 1.0):
+        yield Problem(
+            (*path, "type"),
+            f"{algo.type} compares with logprobs at temperature 1, but sampling.temperature is "
+            f"{temperature}; set it to 1.0",
+        )
+    if algo.type == "sft" and not is_frozen:
+        yield Problem(
+            (*path, "type"),
+            "sft learns what a frozen model plays, but the policy plays this source; "
+            "give its seats a model and a base_url under agents.<role>",
+        )
+    if algo.reference is not None and algo.type in _UNSCORED:
+        yield Problem((*path, "reference"), f"{algo.type} asks no frozen model; remove it")
+
+
+def temperature_problems(
+    config: RunConfig, source: TrainEnvironmentConfig, path: KeyPath
+) -> Iterator[Problem]:
+    """A source whose tokens would be trained at another temperature than they were sampled at."""
+    temperature = source_sampling(config, source).temperature
+    if temperature == 0:
+        is_own = source.sampling.temperature is not None
+        section = (*path, "sampling") if is_own else ("orchestrator", "train", "sampling")
+        yield Problem(
+            (*section, "temperature"),
+            "0 leaves one possible reply and nothing to learn from; use a positive number here, "
+            "and 0 under orchestrator.eval.sampling for greedy evaluation",
+        )
+    untrained = untrained_agents(source)
+    for role, agent in source.agents.items():
+        own = None if agent.sampling is None else agent.sampling.temperature
+        if own is None or own == temperature or role in untrained:
+            continue
+        yield Problem(
+            (*path, "agents", role, "sampling", "temperature"),
+            f"{own:g} is not the source's {temperature:g}, at which all its tokens train; remove "
+            "it, set the source's sampling.temperature, or set train = false for the role",
+        )

@@ -22,7 +22,7 @@ START_TIMEOUT_SECONDS = 90.0
 _PROGRAM = """
 import sys
 from pathlib import Path
-from gradus.config.process import EnvironmentProcessConfig
+from gradus.config.processes import EnvironmentProcessConfig
 from gradus.environments.process import serve
 from gradus.errors import GradusError
 from gradus.log import configure_logging

@@ -8,7 +8,7 @@ import pytest
 
 from gradus.config import ALGORITHM_OPTIONS
 from gradus.config.algorithm_options import algorithm_option_problems
-from gradus.config.checks import run_problems
+from gradus.config.check import run_problems
 from gradus.testing.configs import build_run_config
 
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gradus.config import RunConfig, dotted, load_config, resolve_run, run_name
-from gradus.config.checks import run_problems
-from gradus.config.environment import NAME_PATTERN
-from gradus.config.schema import all_key_paths
+from gradus.config.check import run_problems
+from gradus.config.keys import all_key_paths
+from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
 from gradus.testing.configs import build_run_values

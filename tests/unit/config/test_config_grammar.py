@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradus.config import RunConfig, load_config, top_level_keys
-from gradus.config.arguments import BareFlag, Text, key_path, parse_arguments
+from gradus.config.read.arguments import BareFlag, Text, key_path, parse_arguments
 from gradus.errors import ConfigError
 from gradus.testing.configs import RUN_TOML
 

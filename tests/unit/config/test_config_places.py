@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.config import MergedConfig, read_config_file
-from gradus.config.lines import key_lines, line_of
-from gradus.config.merge import nested
-from gradus.config.schema import KeyPath
+from gradus.config.keys import KeyPath
+from gradus.config.read.layers import nested
+from gradus.config.read.toml import key_lines, line_of
 from gradus.errors import ConfigError
 
 TEXT = '''\

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gradus.config import AlgorithmConfig, SamplingConfig, source_algo
-from gradus.config.checks import MAX_SEED, run_problems, sft_problems
-from gradus.config.environment_variables import RESERVED, env_vars_problems
+from gradus.config.check import MAX_SEED, run_problems, sft_problems
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, source_sampling
+from gradus.config.variables import RESERVED, env_vars_problems
 from gradus.testing.configs import build_run_config, build_sft_config
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradus.config import variables_named_in
-from gradus.config.environment_variables import RESERVED, env_vars_problems
+from gradus.config.variables import RESERVED, env_vars_problems
 
 
 def test_variables_that_the_config_names_are_found_at_any_depth() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradus.config import EvalConfig, continued_identity, resolve_eval, run_name
-from gradus.config.evaluation_checks import eval_problems
+from gradus.config.check import eval_problems
 from gradus.errors import ConfigError
 
 ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "api_key_var": "SERVICE_KEY"}

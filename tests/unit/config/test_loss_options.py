@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gradus.config import option_problems
-from gradus.config.checks import run_problems
-from gradus.config.loss_options import LOSS_OPTIONS, ChoiceOption, NumberOption
+from gradus.config.check import run_problems
+from gradus.config.schema.losses import LOSS_OPTIONS, ChoiceOption, NumberOption
 from gradus.testing.configs import build_run_config
 
 

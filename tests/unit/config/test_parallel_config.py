@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gradus.config import ModelConfig, ParallelConfig, head_problem, resolve_run
-from gradus.config.checks import run_problems, sft_problems
-from gradus.config.parallel import data_parallel_size
-from gradus.config.parallel_machine import machine_problems
+from gradus.config.check import run_problems, sft_problems
+from gradus.config.machine import machine_problems
+from gradus.config.schema.trainer import data_parallel_size
 from gradus.testing.configs import build_run_config, build_sft_config
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config.checks import run_problems
+from gradus.config.check import run_problems
 from gradus.config.plugin_options import (
     CURRICULUM_OPTIONS,
     FILTER_OPTIONS,

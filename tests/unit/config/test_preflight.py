@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gradus.config import check_run, check_sft, has_module, plugin_module
-from gradus.config.installed import (
+from gradus.config.machine import (
     BUILTIN_ENVIRONMENTS,
     BUILTIN_HARNESSES,
     BUILTIN_TASKSETS,
@@ -158,7 +158,7 @@ def test_an_id_of_the_hub_is_found_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gradus.config.run", True),
+        ("gradus.config.schema.run", True),
         ("gradus.config.nothing", False),
         ("json", True),
         ("sys", True),
@@ -185,7 +185,7 @@ def test_supervised_data_must_be_there(working_directory: Path) -> None:
 
 def test_the_config_package_imports_nothing_heavy() -> None:
     script = (
-        "import sys, gradus.config.preflight, gradus.config.document\n"
+        "import sys, gradus.config.machine, gradus.config.reference\n"
         "heavy = {'torch', 'transformers', 'verifiers', 'vllm', 'renderers', 'numpy'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

@@ -17,8 +17,8 @@ from gradus.config import (
     option_sections,
     sections,
 )
-from gradus.config.document import PLUGINS, help_text, reference
-from gradus.config.schema import all_key_paths
+from gradus.config.keys import all_key_paths
+from gradus.config.reference import PLUGINS, help_text, reference
 from gradus.testing.configs import build_run_config, build_sft_config
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gradus.config import AlgorithmConfig, ReferenceConfig
-from gradus.config.reference_checks import reference_problems
+from gradus.config.sources import reference_problems
 
 TEACHER = ReferenceConfig(base_url="http://127.0.0.1:8000", model="teacher")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradus.config import EvalConfig, RunConfig, SftConfig, load_config, sections, top_level_keys
 from gradus.config.problems import unknown_key
-from gradus.config.renames import FIELD_KEYS, RENAMES, translate
+from gradus.config.read.renames import FIELD_KEYS, RENAMES, translate
 from gradus.errors import ConfigError
 from gradus.testing.configs import RUN_TOML
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradus.config import differences, load_replay, one_config, recorded_config, resolve_replay
-from gradus.config.load import given_values
+from gradus.config.read.load import given_values
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_run_config
 

@@ -18,8 +18,8 @@ from gradus.config import (
     resolve_sft,
     run_name,
 )
-from gradus.config.environment import NAME_PATTERN
 from gradus.config.resolve import ProcessConfigs, verifiers_config
+from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_run_config, build_sft_config
 

@@ -21,8 +21,8 @@ from gradus.config import (
     resolve_run,
     resolve_sft,
 )
-from gradus.config.checks import OWNED_SAMPLING
-from gradus.config.renames import translate
+from gradus.config.check import OWNED_SAMPLING
+from gradus.config.read.renames import translate
 from gradus.testing.configs import build_run_config, build_run_values, build_sft_config
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)

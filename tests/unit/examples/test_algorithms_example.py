@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gradus.config import ALGORITHMS, RunConfig, SftConfig, load_config
-from gradus.config.checks import run_problems
+from gradus.config.check import run_problems
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "algorithms"

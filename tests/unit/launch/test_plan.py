@@ -18,9 +18,8 @@ from gradus.config import (
     TrainEnvironmentConfig,
     TrainerConfig,
 )
-from gradus.config.environment import AgentRoleConfig
-from gradus.config.evaluation import EvalEnvironmentConfig
-from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
+from gradus.config.schema.environment import AgentRoleConfig, EvalEnvironmentConfig
+from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_rl, plan_sft
 from gradus.processes.supervisor import ProcessSpec

@@ -16,10 +16,10 @@ from gradus.config import (
     SftConfig,
     SftDataConfig,
     StrictConfig,
-    differences,
     resolve_run,
     resolve_sft,
 )
+from gradus.config import replay as differences
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json, write_json
 from gradus.launch.local import Job, run_job

@@ -19,8 +19,8 @@ from gradus.config import (
     SftProcessConfig,
     TrainEnvironmentConfig,
 )
-from gradus.config.evaluation import EvalEnvironmentConfig
-from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
+from gradus.config.schema.environment import EvalEnvironmentConfig
+from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
 from gradus.launch import local
 from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft

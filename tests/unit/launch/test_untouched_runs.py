@@ -22,8 +22,8 @@ from gradus.config import (
     resolve_eval,
     resolve_sft,
 )
-from gradus.config.evaluation import EvalEnvironmentConfig
-from gradus.config.orchestrator import OrchestratorConfig, TrainSourcesConfig
+from gradus.config.schema.environment import EvalEnvironmentConfig
+from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirectoryError
 from gradus.files import write_json
 from gradus.launch import evaluation, local, replay

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from gradus.config import AlgorithmConfig, ModelConfig, SamplingConfig, SourceConfig
-from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure, ProtocolError
 from gradus.files import write_json
 from gradus.orchestrator.play.environment import (

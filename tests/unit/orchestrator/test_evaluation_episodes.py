@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradus.config import RETRIED_ERRORS, EvaluationSourceConfig, SamplingConfig
-from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.evaluation.episodes import (
     EpisodeKey,

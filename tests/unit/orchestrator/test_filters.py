@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gradus.config import FilterConfig, ModelConfig
-from gradus.config.orchestrator import DEFAULT_FILTERS
+from gradus.config.schema.orchestrator import DEFAULT_FILTERS
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.algorithms.model_files import read_vocabulary_size

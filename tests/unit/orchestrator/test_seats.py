@@ -8,7 +8,7 @@ import pytest
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import AlgorithmConfig, SamplingConfig, SourceConfig
-from gradus.config.environment import EnvironmentTimeoutConfig
+from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, compares_all_traces

@@ -276,7 +276,7 @@ async def test_tokens_of_the_engine_are_movement(build_rig: Any) -> None:
 
 BLOCKED = """
 import asyncio, sys
-from gradus.config.watchdog import WatchdogConfig
+from gradus.config.schema.orchestrator import WatchdogConfig
 from gradus.orchestrator.records.watchdog import guard_event_loop
 
 async def main():

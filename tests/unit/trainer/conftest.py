@@ -421,7 +421,7 @@ TRAINER_PROGRAM = """
 import sys
 from pathlib import Path
 
-from gradus.config.process import TrainerProcessConfig
+from gradus.config.processes import TrainerProcessConfig
 from gradus.trainer.trainer import run
 
 run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))

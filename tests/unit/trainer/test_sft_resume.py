@@ -21,7 +21,7 @@ from gradus.config import (
     SftDataConfig,
     SftProcessConfig,
 )
-from gradus.config.sft import SftValidationConfig
+from gradus.config.schema.sft import SftValidationConfig
 from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory

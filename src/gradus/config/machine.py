@@ -1,0 +1,388 @@
+"""What the machine must have before anything starts: models, environments, data, free ports."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pkgutil
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from gradus.config.check import (
+    eval_problems,
+    run_evaluation_problems,
+    run_problems,
+    sft_evaluation_problems,
+    sft_problems,
+)
+from gradus.config.keys import KeyPath
+from gradus.config.problems import Problem
+from gradus.config.resolve import CHAT_HARNESS
+from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.schema.environment import EnvironmentConfig, HarnessChoice
+from gradus.config.schema.eval import EvalConfig
+from gradus.config.schema.inference import InferenceConfig, ServeConfig
+from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.run import RunConfig
+from gradus.config.schema.sft import SftConfig
+from gradus.config.schema.trainer import ParallelConfig
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_PATH_STARTS = (".", "/", "~")
+_DATA_SUFFIXES = (".json", ".jsonl")
+
+
+def check_run(config: RunConfig) -> list[Problem]:
+    """Everything that keeps this RL run from working on this machine; creates nothing.
+
+    Pass it to `load_config` as `check`, so that each problem names its file and line.
+    """
+    sources = config.orchestrator.train.env
+    return [
+        *run_problems(config),
+        *run_evaluation_problems(config),
+        *_evaluated_problems(config),
+        *_model_problems(config.model),
+        *machine_problems(
+            ("trainer", "parallel"), config.trainer.parallel, config.model, os.environ
+        ),
+        *_output_problems(config.output_dir),
+        *_port_problems(config.inference),
+        *(problem for path, name in _plugins(config) for problem in _plugin_problems(path, name)),
+        *(
+            problem
+            for index, source in enumerate(sources)
+            for problem in _source_problems(source, ("orchestrator", "train", "env", index))
+        ),
+    ]
+
+
+def _plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Every place that may name a class or a function of the user's own, and what it names."""
+    train: KeyPath = ("orchestrator", "train")
+    yield ("trainer", "loss", "type"), config.trainer.loss.type
+    yield from _algorithm_plugins((*train, "algo"), config.orchestrator.train.algo)
+    for index, chosen in enumerate(config.orchestrator.filters):
+        yield ("orchestrator", "filters", index, "type"), chosen.type
+    for index, source in enumerate(config.orchestrator.train.env):
+        path: KeyPath = (*train, "env", index)
+        if source.algo is not None:
+            yield from _algorithm_plugins((*path, "algo"), source.algo)
+        yield (*path, "curriculum", "type"), source.curriculum.type
+        yield (*path, "errors", "type"), source.errors.type
+
+
+def _algorithm_plugins(path: KeyPath, algo: AlgorithmConfig) -> Iterator[tuple[KeyPath, str]]:
+    yield (*path, "type"), algo.type
+    chosen = algo.options.get("filter")
+    if algo.type == "echo" and isinstance(chosen, str):
+        yield (*path, "options", "filter"), chosen
+
+
+def _evaluated_problems(config: RunConfig) -> Iterator[Problem]:
+    if config.orchestrator.eval is None:
+        return
+    for index, source in enumerate(config.orchestrator.eval.env):
+        yield from _source_problems(source, ("orchestrator", "eval", "env", index))
+
+
+def check_sft(config: SftConfig) -> list[Problem]:
+    """Everything that keeps this supervised run from working on this machine."""
+    return [
+        *sft_problems(config),
+        *_model_problems(config.model),
+        *machine_problems(("parallel",), config.parallel, config.model, os.environ),
+        *_output_problems(config.output_dir),
+        *_data_problems(("data", "path"), config.data.path),
+        *(
+            _data_problems(("validation", "path"), config.validation.path)
+            if config.validation is not None
+            else ()
+        ),
+        *sft_evaluation_problems(config),
+        *(() if config.eval is None else _port_problems(config.inference)),
+        *(
+            problem
+            for index, source in enumerate(config.eval.env if config.eval else ())
+            for problem in _source_problems(source, ("eval", "env", index))
+        ),
+    ]
+
+
+def check_eval(config: EvalConfig) -> list[Problem]:
+    """Everything that keeps this evaluation from working on this machine."""
+    return [
+        *eval_problems(config),
+        *(() if config.base_url is not None else _model_problems(config.model)),
+        *(() if config.base_url is not None else _port_problems(config.inference)),
+        *_output_problems(config.output_dir),
+        *(
+            problem
+            for index, source in enumerate(config.env)
+            for problem in _source_problems(source, ("env", index))
+        ),
+    ]
+
+
+def check_serve(config: ServeConfig) -> list[Problem]:
+    """Why neither the model nor the tokenizer is a folder, nor can be a name on the hub."""
+    tokenizer = config.tokenizer
+    return [
+        *_place_problems(("model",), config.model),
+        *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
+    ]
+
+
+def _model_problems(model: ModelConfig) -> Iterator[Problem]:
+    """The model and the tokenizer are directories, or names on the hub."""
+    path: KeyPath = ("model", "name")
+    yield from _place_problems(path, model.name)
+    folder = Path(model.name)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            yield Problem(path, f"{model.name!r} is no model directory: it has no config.json")
+        elif not any(folder.glob("*.safetensors")):
+            yield Problem(path, f"{model.name!r} has no *.safetensors file; save the model as such")
+    if model.tokenizer is not None:
+        yield from _place_problems(("model", "tokenizer"), model.tokenizer)
+
+
+def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
+    """Why a name is neither a directory nor, as far as known here, a name on the hub."""
+    if name.startswith("~"):
+        yield Problem(path, f"{name!r}: '~' is not replaced in files; write the whole path")
+    elif _is_directory_name(name):
+        if not Path(name).is_dir():
+            yield Problem(path, f"{name!r}: no such directory (seen from {Path.cwd()})")
+    elif not _HUB_NAME.fullmatch(name):
+        text = "is no directory here, and no name on the hub such as 'Qwen/Qwen3-0.6B'"
+        yield Problem(path, f"{name!r} {text}")
+    elif os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not _is_cached(name):
+        text = f"{name!r} is no directory, and HF_HUB_OFFLINE is set but the hub's cache has it not"
+        yield Problem(path, text)
+
+
+def is_on_this_machine(name: str) -> bool:
+    """Whether a model lies in a directory here or in the hub's cache."""
+    return Path(name).is_dir() or _is_cached(name)
+
+
+def _is_directory_name(name: str) -> bool:
+    """Whether a name means a directory here: it looks like a path, or begins with one."""
+    if name.startswith(_PATH_STARTS) or name.count("/") > 1 or name.endswith("/"):
+        return True
+    return Path(name).exists() or ("/" in name and Path(name).parent.is_dir())
+
+
+def _is_cached(name: str) -> bool:
+    """Whether the hub's cache on this machine holds a model."""
+    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    return (cache / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _output_problems(output_dir: str) -> Iterator[Problem]:
+    """The run's folder can be made."""
+    folder = Path(output_dir).absolute()
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        yield Problem(("output_dir",), f"{str(existing)!r} is not a directory")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Problem(("output_dir",), f"{str(existing)!r} cannot be written by this user")
+
+
+def _port_problems(config: InferenceConfig) -> Iterator[Problem]:
+    """A port that the user chose is free right now; port 0 always is."""
+    if config.port == 0:
+        return
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((config.host, config.port))
+    except OSError as error:
+        text = f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); "
+        yield Problem(("inference", "port"), f"{text}use 0, and the system chooses a free port")
+
+
+def _data_problems(key: KeyPath, data: str) -> Iterator[Problem]:
+    """The conversations are there, unless they come from the hub."""
+    path = Path(data)
+    is_file_name = data.endswith(_DATA_SUFFIXES) or data.startswith(_PATH_STARTS)
+    if not is_file_name and not path.exists():
+        return
+    if path.is_dir():
+        if not any(path.glob("step_*/train.jsonl")):
+            text = "holds no step_N/train.jsonl; name a file, or the episodes folder of a run"
+            yield Problem(key, f"{data!r} {text}")
+    elif not path.is_file():
+        yield Problem(key, f"{data!r}: no such file (seen from {Path.cwd()})")
+    elif path.stat().st_size == 0:
+        yield Problem(key, f"{data!r} is empty; it must hold one JSON object per line")
+
+
+def _plugin_problems(path: KeyPath, name: str) -> Iterator[Problem]:
+    """The module of "package.module:Class" or "package.module:function" can be found."""
+    module, separator, _ = name.partition(":")
+    if separator and not has_module(module):
+        yield Problem(path, f"{name!r}: module {module!r} is not installed; install it or fix it")
+
+
+def _source_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
+    """The taskset, the environment and the harnesses of a source are installed."""
+    if source.address is not None:
+        return
+    kinds = (BUILTIN_TASKSETS, BUILTIN_ENVIRONMENTS)
+    if not has_plugin(source.id, kinds):
+        yield Problem((*path, "id"), _not_installed("environment", source.id))
+    taskset = source.taskset.get("id")
+    if isinstance(taskset, str) and not has_plugin(taskset, kinds):
+        yield Problem((*path, "taskset", "id"), _not_installed("taskset", taskset))
+    yield from _harness_problems((*path, "harness", "id"), source.harness)
+    for role, agent in source.agents.items():
+        if agent.harness is not None:
+            yield from _harness_problems((*path, "agents", role, "harness", "id"), agent.harness)
+
+
+def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
+    """The harness is ours, one of verifiers, or an installed module."""
+    if harness.id == CHAT_HARNESS or has_plugin(harness.id, (BUILTIN_HARNESSES,)):
+        return
+    known = ", ".join([CHAT_HARNESS, *builtin_plugins(BUILTIN_HARNESSES)])
+    yield Problem(path, f"{_not_installed('harness', harness.id)}. Known: {known}")
+
+
+def _not_installed(kind: str, plugin_id: str) -> str:
+    """Says which module was looked for."""
+    module = plugin_module(plugin_id)
+    if not module.isidentifier():
+        return f"{plugin_id!r} cannot name a module; the id of a {kind} has no dots or spaces"
+    looked = f"looked for module {module!r}, also in {Path.cwd()}"
+    return f"{kind} {plugin_id!r} is not installed ({looked})"
+
+
+# ---- Whether a module or a verifiers plug-in is installed, found out without importing it.
+BUILTIN_TASKSETS = "tasksets"
+BUILTIN_ENVIRONMENTS = "envs"
+BUILTIN_HARNESSES = "harnesses"
+
+
+def has_module(name: str) -> bool:
+    """Whether `import name` would find a module; parents are not imported either."""
+    path: Sequence[str] = ["", *sys.path]
+    walked: list[str] = []
+    spec: ModuleSpec | None = None
+    for part in name.split("."):
+        walked.append(part)
+        spec = PathFinder.find_spec(".".join(walked), path) or _other_finder(walked)
+        if spec is None:
+            return False
+        path = list(spec.submodule_search_locations or [])
+    return spec is not None
+
+
+def _other_finder(walked: list[str]) -> ModuleSpec | None:
+    """Top-level modules that an installer announces by a finder of its own."""
+    try:
+        return importlib.util.find_spec(walked[0]) if len(walked) == 1 else None
+    except (ImportError, ValueError):
+        return None
+
+
+def plugin_module(plugin_id: str) -> str:
+    """The module that verifiers imports for an id.
+
+    >>> plugin_module("someone/reverse-text@1.2")
+    'reverse_text'
+    """
+    return plugin_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+
+
+def builtin_plugins(kind: str) -> list[str]:
+    """The plug-ins of one kind that ship with verifiers."""
+    spec = PathFinder.find_spec("verifiers", ["", *sys.path]) or _other_finder(["verifiers"])
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    folder = Path(spec.submodule_search_locations[0]) / "v1" / kind
+    modules = pkgutil.iter_modules([str(folder)])
+    return sorted(module.name for module in modules if module.ispkg and module.name != "utils")
+
+
+def has_plugin(plugin_id: str, kinds: Sequence[str]) -> bool:
+    """Whether verifiers would find a plug-in: among its own of these kinds, or as a module."""
+    module = plugin_module(plugin_id)
+    if any(module in builtin_plugins(kind) for kind in kinds):
+        return True
+    return module.isidentifier() and has_module(module)
+
+
+# ---- What a way of splitting the trainer needs of the model at hand and of this machine.
+NO_COMPILER = (
+    "torch.compile needs a C compiler and none is here (looked for $CXX, $CC, g++, gcc, clang++, "
+    "clang, cc); install one, or turn compile off"
+)
+
+
+def machine_problems(
+    path: KeyPath, parallel: ParallelConfig, model: ModelConfig, variables: Mapping[str, str]
+) -> Iterator[Problem]:
+    """A compiler for `compile`; heads that `context_parallel_size` can share.
+
+    Reads the config.json of a model that lies in a directory here; of any other the trainer says
+    the same once it has loaded it.
+    """
+    if parallel.compile and not has_compiler(variables):
+        yield Problem((*path, "compile"), NO_COMPILER)
+    if parallel.context_parallel_size == 1:
+        return
+    heads = _heads(Path(model.name) / "config.json")
+    if heads is None:
+        return
+    if problem := head_problem(*heads, parallel.context_parallel_size):
+        yield Problem((*path, "context_parallel_size"), f"{problem}; choose another size")
+
+
+def _heads(config_file: Path) -> tuple[int, int] | None:
+    """Attention heads and key heads; None when the file does not say."""
+    try:
+        config: Any = json.loads(config_file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    config = config.get("text_config", config)
+    heads = config.get("num_attention_heads")
+    key_heads = config.get("num_key_value_heads") or heads
+    if not isinstance(heads, int) or not isinstance(key_heads, int):
+        return None
+    return heads, key_heads
+
+
+def has_compiler(variables: Mapping[str, str]) -> bool:
+    """Whether this machine has a C compiler, which torch.compile needs."""
+    chosen = [variables[name] for name in ("CXX", "CC") if variables.get(name)]
+    names = [*chosen, "g++", "gcc", "clang++", "clang", "cc"]
+    return any(shutil.which(name, path=variables.get("PATH")) for name in names)
+
+
+def head_problem(num_heads: int, num_key_heads: int, context_parallel_size: int) -> str | None:
+    """Why attention heads cannot be shared out; None when they can.
+
+    Key heads fewer than the processes are copied, so they must divide evenly one way or the other.
+    """
+    size = context_parallel_size
+    if num_heads % size:
+        return f"the model's {num_heads} attention heads cannot be shared by {size} processes"
+    if num_key_heads % size and size % num_key_heads:
+        return (
+            f"the model's {num_key_heads} key heads can neither be shared by {size} processes nor "
+            "copied evenly to them"
+        )
+    return None

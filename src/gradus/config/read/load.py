@@ -1,0 +1,134 @@
+"""Command line and files → one validated config, or one error that lists every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from gradus.config.keys import KeyPath
+from gradus.config.problems import Problem, refuse, validation_problems
+from gradus.config.read.arguments import Arguments, FileArgument, parse_arguments
+from gradus.config.read.layers import MergedConfig, nested
+from gradus.config.read.renames import complete_ids, translate
+from gradus.config.read.toml import read_config_file
+from gradus.config.read.words import typed_values
+from gradus.config.schema.base import StrictConfig
+from gradus.errors import ConfigError
+from gradus.log import get_logger
+
+Config = TypeVar("Config", bound=StrictConfig)
+Check = Callable[[Config], list[Problem]]
+"""Finds what cannot work although every single value is valid."""
+
+logger = get_logger(__name__)
+
+
+def load_config(
+    model: type[Config],
+    words: Sequence[str],
+    *,
+    check: Check[Config] | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> Config:
+    """The config that a command line describes; touches nothing but the files that it names.
+
+    Files and mounted files merge left to right over `base`, then overrides apply left to right.
+    Every problem of one stage (files, keys and types, `check`) is reported at once.
+
+        >>> load_config(RunConfig, ["@", "run.toml", "--trainer.optimizer.lr", "1e-5"])
+    """
+    merged = _merge(words, base or {})
+    for warning in merged.warnings:
+        logger.warning("%s", warning)
+    unread = list(merged.problems)
+    values = typed_values(complete_ids(merged.values), model, (), unread)
+    config, invalid = _validate(model, values)
+    already = {problem.path for problem in unread}
+    unread += [problem for problem in invalid if problem.path not in already]
+    refuse(_located(problem, merged) for problem in unread)
+    assert config is not None
+    if check is not None:
+        refuse(_located(problem, merged) for problem in check(config))
+    return config
+
+
+def top_level_keys(words: Sequence[str]) -> set[str]:
+    """The sections and keys at the top of what a command line describes, valid or not."""
+    return set(given_values(words))
+
+
+def given_values(words: Sequence[str]) -> dict[str, Any]:
+    """What a command line says, merged, valid or not."""
+    return _merge(words, {}).values
+
+
+def _merge(words: Sequence[str], base: Mapping[str, Any]) -> MergedConfig:
+    """Files and overrides of a command line, merged; refuses files that cannot be read."""
+    arguments = parse_arguments(words)
+    merged = MergedConfig()
+    merged.add(dict(base), lambda _: "the recorded config")
+    problems: list[Problem | str] = list(arguments.problems)
+    for file in arguments.files:
+        problems.extend(_add_file(merged, file))
+    _add_overrides(merged, arguments)
+    refuse(problems)
+    return merged
+
+
+def _validate(model: type[Config], values: Any) -> tuple[Config | None, list[Problem]]:
+    """The validated config, or what is wrong with the values."""
+    try:
+        return model.model_validate(values), []
+    except ValidationError as error:
+        return None, validation_problems(error, model)
+
+
+def _located(problem: Problem, merged: MergedConfig) -> str:
+    """The problem with the file and line, or the flag, that caused it."""
+    place = merged.place(problem.path)
+    return f"{place}: {problem}" if place else str(problem)
+
+
+def _add_file(merged: MergedConfig, argument: FileArgument) -> list[str]:
+    """Merge one file; returns what is wrong with it."""
+    try:
+        file = read_config_file(argument.file)
+    except ConfigError as error:
+        return [str(error)]
+    depth = len(argument.section)
+    translation = translate(nested(argument.section, file.values))
+    merged.warnings += [f"{file.name}: {warning}" for warning in translation.warnings]
+    merged.add(translation.values, lambda path: file.place(translation.place_before(path)[depth:]))
+    return []
+
+
+def _add_overrides(merged: MergedConfig, arguments: Arguments) -> None:
+    """Merge all overrides as one layer, so that `type` and the keys of a variant stay together."""
+    table: dict[Any, Any] = {}
+    for override in arguments.overrides:
+        _set(table, override.path, override.value)
+    flags = {override.path: override.flag for override in arguments.overrides}
+    translation = translate(table)
+    merged.warnings += [f"command line: {warning}" for warning in translation.warnings]
+    merged.add(translation.values, lambda path: _flag_of(flags, translation.place_before(path)))
+
+
+def _set(table: dict[Any, Any], path: KeyPath, value: Any) -> None:
+    """Set one override in the table of overrides; the later one wins."""
+    for part in path[:-1]:
+        child = table.get(part)
+        if not isinstance(child, dict):
+            child = table[part] = {}
+        table = child
+    table[path[-1]] = value
+
+
+def _flag_of(flags: dict[KeyPath, str], path: KeyPath) -> str:
+    """The flag that set the value at, above or below `path`."""
+    for known, flag in flags.items():
+        shorter = min(len(known), len(path))
+        if known[:shorter] == path[:shorter]:
+            return flag
+    return "command line"

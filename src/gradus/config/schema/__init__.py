@@ -1,0 +1,1 @@
+"""What a user writes: one strict model for each section of a config file."""

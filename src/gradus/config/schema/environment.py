@@ -1,0 +1,245 @@
+"""Which of its tasks a source plays next."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmConfig
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.inference import SamplingConfig
+
+
+class CurriculumConfig(StrictConfig):
+    """A registered curriculum or a class of your own."""
+
+    type: str = "uniform"
+    """`uniform`, `difficulty`, or "package.module:Class"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the curriculum, e.g. {hard_share = 0.2}."""
+
+
+# ---- Which errors of an episode are worth another attempt, and how many.
+RETRIED_ERRORS = (
+    "EnvironmentLost",
+    "InterceptionError",
+    "ProviderError",
+    "SandboxError",
+    "TunnelError",
+    "invalid_episode",
+    "invalid_tokens",
+    "timeout",
+    "episode_timeout",
+)
+"""Infrastructure, invalid answers of the model or of the environment, and deadlines."""
+
+
+class ErrorPolicyConfig(StrictConfig):
+    """Errors on the list are tried again; every other error is recorded on the episode."""
+
+    type: str = "listed"
+    """`listed`, which follows the keys below, or "package.module:Class"."""
+    retry_on: list[str] = Field(default_factory=lambda: list(RETRIED_ERRORS))
+    """Types of errors, as they stand in `error.type` of the episode's record."""
+    retries: int = Field(2, ge=0)
+    """How often the whole episode is played again after such an error."""
+    backoff_seconds: float = Field(1.0, ge=0)
+    """Wait before the first retry; doubled with each one, up to a minute."""
+    agent_retries: int = Field(0, ge=0)
+    """How often the environment itself runs one agent again after such an error, before the
+    episode as a whole is tried again; what other agents played is kept."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a policy of your own, which also gets this section."""
+
+
+# ---- One source of episodes: an environment with its share, group size, sampling and algorithm.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class StaticPoolConfig(StrictConfig):
+    """A fixed number of worker processes."""
+
+    type: Literal["static"] = "static"
+    num_workers: int = Field(4, ge=1)
+    """Worker processes of the environment."""
+    max_tool_servers: int = Field(8, ge=1)
+    """Tool servers of single episodes (`Task.toolsets`) that one worker runs at once; further
+    episodes wait for one to end, at most `timeout.setup_seconds`."""
+
+
+class ElasticPoolConfig(StrictConfig):
+    """Workers are added when 90 % of workers x multiplex episodes are in flight."""
+
+    type: Literal["elastic"] = "elastic"
+    max_workers: int | None = Field(None, ge=1)
+    """Most worker processes. None means no limit."""
+    multiplex: int = Field(128, ge=1)
+    """Episodes that one worker plays at once."""
+    max_tool_servers: int = Field(8, ge=1)
+    """As in a static pool."""
+
+
+PoolConfig = Annotated[StaticPoolConfig | ElasticPoolConfig, Field(discriminator="type")]
+
+
+class EnvironmentTimeoutConfig(StrictConfig):
+    """Deadlines of one episode's stages, in seconds. None means no deadline of this stage."""
+
+    setup_seconds: float | None = Field(120.0, gt=0)
+    """Provisioning of the runtime, the task's setup, and the start of each tool server."""
+    agent_seconds: float | None = Field(600.0, gt=0)
+    """The agent's attempt, all turns."""
+    finalize_seconds: float | None = Field(60.0, gt=0)
+    """The task's finalize hook."""
+    scoring_seconds: float | None = Field(120.0, gt=0)
+    """Rewards and metrics."""
+    episode_seconds: float = Field(900.0, gt=0)
+    """The whole episode, seen from the orchestrator; after it the episode is cancelled."""
+
+
+class HarnessChoice(StrictConfig):
+    """The program that plays a seat, and its own settings."""
+
+    id: str = "chat"
+    """`chat` is the in-process loop of gradus; any verifiers harness works by its id."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that harness, passed through."""
+
+
+class AgentRoleConfig(StrictConfig):
+    """One role of a multi-agent environment. None means the value of the source."""
+
+    harness: HarnessChoice | None = None
+    """The role's program."""
+    model: str | None = None
+    """Another model behind `base_url`. None means the trained policy."""
+    base_url: str | None = Field(None, pattern=URL_PATTERN)
+    """Endpoint of that model, e.g. "http://host:8000/v1"."""
+    api_key_var: str | None = None
+    """Name of the environment variable that holds the endpoint's key."""
+    sampling: SamplingConfig | None = None
+    """The role's sampling."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns of the role."""
+    train: bool | None = None
+    """Whether the role's traces train, or count in an evaluation. None means that they do, unless
+    the role is named `judge` or another model plays it beside the policy."""
+
+
+class EnvironmentConfig(StrictConfig):
+    """One environment process and how the orchestrator uses it."""
+
+    id: str
+    """Name of an installed verifiers taskset or environment, e.g. "gradus-reverse-text". Left out,
+    it is `taskset.id`."""
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Name in metrics and logs. None means the id; give one when an id appears twice."""
+    taskset: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the taskset, passed through."""
+    harness: HarnessChoice = HarnessChoice()
+    """The program that plays the policy's seat."""
+    runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
+    """Where tools and programs of an episode run, verifiers' runtime config."""
+    agents: dict[str, AgentRoleConfig] = Field(default_factory=dict)
+    """Settings per role of a multi-agent environment. A role that is not named has those of the
+    source, except what the environment's author set."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the environment beside its roles and its taskset, passed through, e.g. {n = 4}
+    for best-of-n."""
+    pool: PoolConfig = ElasticPoolConfig()
+    """Worker processes."""
+    address: str | None = None
+    """Address of an environment server that you run yourself. None means gradus starts one."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of this source; unset values come from the enclosing section."""
+    timeout: EnvironmentTimeoutConfig = EnvironmentTimeoutConfig()
+    """Deadlines of an episode."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns of one episode. None means no limit."""
+    max_input_tokens: int | None = Field(None, ge=1)
+    """Most input tokens of one agent run. None means no limit."""
+    max_output_tokens: int | None = Field(None, ge=1)
+    """Most sampled tokens of one agent run. None means no limit."""
+    max_total_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one agent run. None means no limit."""
+    errors: ErrorPolicyConfig = ErrorPolicyConfig()
+    """Which failed episodes are played again."""
+    state_columns: list[str] = Field(default_factory=list)
+    """Keys of a trace's info that its record keeps up to 1 MiB; the others share 64 KiB."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of this environment's process, with their values."""
+    pass_env: list[str] = Field(default_factory=list)
+    """Names of variables of your shell that this environment gets too, such as keys; the config and
+    the logs never hold their values. Programs that the environment starts see them as well."""
+
+    @property
+    def unique_name(self) -> str:
+        """The name in metrics, logs and files."""
+        return self.name or self.id.rsplit("/", 1)[-1].split("@", 1)[0]
+
+
+class TrainEnvironmentConfig(EnvironmentConfig):
+    """An environment whose episodes train the policy."""
+
+    ratio: float = Field(1.0, gt=0)
+    """Share of groups drawn from this source, relative to the other sources."""
+    group_size: int = Field(8, ge=1)
+    """Episodes per task."""
+    algo: AlgorithmConfig | None = None
+    """Credit and loss components. None means the enclosing section's."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Order of the source's tasks."""
+
+
+# ---- What an evaluation plays: tasks of some environments, several episodes of each.
+class EvalEnvironmentConfig(EnvironmentConfig):
+    """An environment whose episodes measure the policy and never train it."""
+
+    num_tasks: int | None = Field(None, ge=1)
+    """How many of its tasks, from the first. None means all; an endless taskset needs a number."""
+    group_size: int = Field(1, ge=1)
+    """Episodes per task; the k of avg@k, and the largest k of pass@k and pass^k."""
+
+
+class EvalSourcesConfig(StrictConfig):
+    """Evaluations during a run, each of exactly one policy version."""
+
+    env: list[EvalEnvironmentConfig] = Field(min_length=1)
+    """The environments, each in a process of its own."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Sampling of every evaluated environment that does not say otherwise; unset values are those
+    of orchestrator.train.sampling."""
+    interval_steps: int = Field(20, ge=1)
+    """Evaluate each version that is a multiple of this."""
+    base_model_first: bool = True
+    """Evaluate version 0, the weights that the run starts with."""
+    at_end: bool = True
+    """Evaluate the last version."""
+    max_in_flight_episodes: int = Field(128, ge=1)
+    """Most episodes of an evaluation that run at once, beside those that train."""
+    max_retries: int = Field(2, ge=0)
+    """Times that an episode is played again after an error that may pass."""
+    timeout_seconds: float = Field(1200.0, gt=0)
+    """Deadline of one evaluation; episodes that still run then count as errors. New weights wait
+    for its end, so it must be shorter than trainer.receive_timeout_seconds."""
+
+
+class SftEvalConfig(EvalSourcesConfig):
+    """Evaluations during supervised training, each of exactly one version; training goes on."""
+
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
+    """Sampling of every evaluated environment that does not say otherwise."""
+    max_in_flight_episodes: int = Field(128, ge=1)
+    """Most episodes of an evaluation that run at once."""
+    timeout_seconds: float = Field(1200.0, gt=0)
+    """Deadline of one evaluation; episodes that still run then count as errors."""
+    apply_timeout_seconds: float = Field(120.0, gt=0)
+    """Deadline for inference to apply a published version."""
+
+    def is_due(self, version: int, *, max_steps: int) -> bool:
+        """Whether a run of `max_steps` steps evaluates `version`."""
+        if version == 0:
+            return self.base_model_first
+        is_last = version == max_steps and self.at_end
+        return is_last or version % self.interval_steps == 0

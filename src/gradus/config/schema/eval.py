@@ -1,0 +1,41 @@
+"""The root of what the user writes for `gradus eval`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradus.config.schema.algorithms import URL_PATTERN
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import NAME_PATTERN, EvalEnvironmentConfig
+from gradus.config.schema.inference import InferenceConfig, SamplingConfig
+from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.run import LaunchConfig
+
+
+class EvalConfig(StrictConfig):
+    """One evaluation of a model directory, or of a model behind an endpoint."""
+
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Name of the evaluation. None means `<envs>--<model>--<8 hex>`; --resume needs one."""
+    output_dir: str = "runs"
+    """Folder that holds the evaluation's folder."""
+    model: ModelConfig
+    """The model: a directory that gradus serves, or with base_url its name at the endpoint."""
+    base_url: str | None = Field(None, pattern=URL_PATTERN)
+    """An OpenAI-compatible endpoint, e.g. "http://host:8000/v1". None means gradus serves."""
+    api_key_var: str | None = None
+    """Name of the environment variable that holds the endpoint's key. None means no key."""
+    env: list[EvalEnvironmentConfig] = Field(min_length=1)
+    """The environments, each in a process of its own."""
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
+    """Sampling of every environment that does not say otherwise."""
+    max_in_flight_episodes: int = Field(64, ge=1)
+    """Most episodes that run at once."""
+    max_retries: int = Field(2, ge=0)
+    """Times that an episode is played again after an error that may pass."""
+    inference: InferenceConfig = InferenceConfig()
+    """Serving, when there is no base_url."""
+    launch: LaunchConfig = LaunchConfig()
+    """Starting and stopping."""
+    seed: int = 0
+    """Seed of the engine that gradus starts."""

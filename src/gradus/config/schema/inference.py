@@ -1,0 +1,79 @@
+"""How tokens are drawn from the policy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gradus.config.schema.base import StrictConfig
+
+
+class SamplingConfig(StrictConfig):
+    """Sampling settings of one source; None means the value of the enclosing section."""
+
+    temperature: float | None = Field(None, ge=0)
+    """Divides the logits before sampling; the trainer divides by the same number. 0 takes the most
+    likely token, which an evaluation may and a source that trains may not."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling; below 1 the trained distribution is not the sampled one."""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one model turn."""
+    extra_body: dict[str, object] = Field(default_factory=dict)
+    """Further settings that the engine understands, passed through."""
+
+
+# ---- How the policy is served.
+class InferenceConfig(StrictConfig):
+    """The vLLM server that gradus starts."""
+
+    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    """Precision of the served weights."""
+    max_num_seqs: int = Field(256, ge=1)
+    """Most sequences that the engine runs at once."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """Memory for the KV cache on CPU, in GiB. None means an eighth of the free memory, at most 2;
+    on a GPU the cache takes what gpu_memory_utilization leaves."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of GPU memory for the engine."""
+    enforce_eager: bool = False
+    """Skip graph capture and compilation: starts faster, runs slower. Always so on CPU, where
+    compiling takes most of a minute and gains a tenth."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs per replica."""
+    host: str = "127.0.0.1"
+    """Address to listen on; anything else than loopback is refused without allow_public_bind."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port to listen on; 0 means the system chooses one."""
+    allow_public_bind: bool = False
+    """Allow a host that others can reach; every route still needs the run's token."""
+    start_timeout_seconds: float = Field(600.0, gt=0)
+    """Deadline until the server answers."""
+    extra_args: dict[str, Any] = Field(default_factory=dict)
+    """Further vLLM engine arguments by their Python name, passed through."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the inference process."""
+
+
+# ---- The root of what the user writes for `gradus serve`.
+class ServeConfig(StrictConfig):
+    """One model behind an OpenAI-compatible server, for ordinary clients."""
+
+    model: str
+    """A Hugging Face model directory, its name on the hub, a run, or one of its checkpoints."""
+    name: str | None = Field(None, min_length=1)
+    """The model's name in requests and in `/v1/models`. None means that of the folder or run."""
+    tokenizer: str | None = None
+    """Path or name of the tokenizer. None means that of the model."""
+    trust_remote_code: bool = False
+    """Run Python code that the model directory ships. Off unless you trust its author."""
+    max_length_tokens: int | None = Field(None, ge=8)
+    """Longest prompt plus reply, in tokens. None means what the model and the memory allow."""
+    tool_parser: str | None = "auto"
+    """vLLM's parser of tool calls. "auto" goes by the model; None leaves them in the text."""
+    reasoning_parser: str | None = "auto"
+    """vLLM's parser of reasoning. "auto" goes by the model; None leaves it in the text."""
+    seed: int = 0
+    """Seed of the engine."""
+    inference: InferenceConfig = InferenceConfig()
+    """The server: host, port (0: the system chooses), memory, further engine arguments."""

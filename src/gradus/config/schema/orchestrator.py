@@ -1,0 +1,93 @@
+"""What happens when a run stands still."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import EvalSourcesConfig, TrainEnvironmentConfig
+from gradus.config.schema.inference import SamplingConfig
+
+
+class WatchdogConfig(StrictConfig):
+    """Reports who waits for whom when nothing moved for a while."""
+
+    stall_seconds: float = Field(1800.0, gt=0)
+    """How long no episode, token, batch or version may come before the run counts as stalled."""
+    action: Literal["warn", "end"] = "end"
+    """`end` ends the run with exit code 75 and the chain of waits as its cause; `warn` reports and
+    goes on, and reports again after the same time."""
+
+
+# ---- What the orchestrator plays and how it makes batches.
+class TrainSourcesConfig(StrictConfig):
+    """The sources that train the policy, and the values that they share."""
+
+    env: list[TrainEnvironmentConfig] = Field(min_length=1)
+    """The sources, each an environment process."""
+    sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_completion_tokens=512)
+    """Sampling of every source that does not say otherwise."""
+    algo: AlgorithmConfig = AlgorithmConfig()
+    """Algorithm of every source that does not say otherwise."""
+
+
+class FilterConfig(StrictConfig):
+    """A verdict on finished samples: a registered filter or a class of your own."""
+
+    type: str
+    """`zero_advantage`, `gibberish`, `repetition`, or "package.module:Class"."""
+    enforce: bool = True
+    """Drop what the filter does not keep; otherwise only count it and note it on the episode."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the filter, e.g. {tokens = 500}."""
+
+
+DEFAULT_FILTERS = (
+    FilterConfig(type="gibberish", enforce=False),
+    FilterConfig(type="repetition", enforce=False),
+    FilterConfig(type="zero_advantage"),
+)
+
+
+class OrchestratorConfig(StrictConfig):
+    """Scheduling, staleness and batches."""
+
+    train: TrainSourcesConfig
+    """What trains."""
+    eval: EvalSourcesConfig | None = None
+    """What measures the policy. None means no evaluation."""
+    groups_per_batch: int = Field(16, ge=1)
+    """Groups whose samples make one batch."""
+    max_lag: int = Field(1, ge=0)
+    """Batches that the orchestrator may run ahead of the trainer; 0 means synchronous."""
+    max_staleness: int = Field(8, ge=0)
+    """Samples older than this many versions when they would train are dropped."""
+    max_in_flight_episodes: int = Field(256, ge=1)
+    """Most episodes that run at once."""
+    min_in_flight_episodes: int = Field(1, ge=1)
+    """Fewest episodes that the limit may fall to; the same as the most fixes the limit. In
+    between it follows the engine's load."""
+    initial_in_flight_episodes: int | None = Field(None, ge=1)
+    """The limit at the start. None means as many episodes of full length as the KV cache holds."""
+    max_episodes_per_minute: int | None = Field(None, ge=1)
+    """Most training episodes that start in a minute, spread evenly. None means no limit."""
+    filters: list[FilterConfig] = Field(default_factory=lambda: list(DEFAULT_FILTERS))
+    """Verdicts on finished samples, in order; the batch is refilled for what they drop."""
+    normalize: Literal["off", "batch"] = "off"
+    """`batch` divides the advantages of a batch by their standard deviation over its rl tokens."""
+    max_empty_attempts: int = Field(3, ge=1)
+    """Batches' worth of groups without one trainable sample, after which the run ends."""
+    apply_timeout_seconds: float = Field(120.0, gt=0)
+    """Deadline for inference to apply a published version."""
+    trainer_timeout_seconds: float = Field(1800.0, gt=0)
+    """Deadline for the trainer's answer to a batch."""
+    recording: bool = True
+    """Keep every episode with its tokens, about 20 bytes per token, so that a replay can
+    repeat the run."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """What happens when the run stands still."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the orchestrator process."""

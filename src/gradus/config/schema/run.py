@@ -1,0 +1,80 @@
+"""When a run saves what a restart needs, and how many of those checkpoints it keeps."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import NAME_PATTERN
+from gradus.config.schema.inference import InferenceConfig
+from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.orchestrator import OrchestratorConfig
+from gradus.config.schema.trainer import TrainerConfig
+
+
+class CheckpointConfig(StrictConfig):
+    """Saving and keeping checkpoints."""
+
+    interval_steps: int | None = Field(None, ge=1)
+    """Steps between checkpoints. None means that steps decide nothing."""
+    interval_minutes: float | None = Field(30.0, gt=0)
+    """Minutes between checkpoints, at the end of the step in which they are over. None means that
+    time decides nothing. With either interval the last step and a stop by SIGTERM save one too;
+    with neither nothing is saved."""
+    keep_last: int = Field(2, ge=2)
+    """Newest checkpoints kept; two at least, so that a damaged one leaves another."""
+    keep_interval_steps: int | None = Field(None, ge=1)
+    """Checkpoints at multiples of this many steps are kept for ever. None means none of them."""
+    asynchronous: bool = True
+    """Write while training goes on; needs room in main memory for a copy of what is saved."""
+    max_failed_saves: int = Field(3, ge=1)
+    """Saves in a row that fail, on a full disk for example, after which the run ends."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is saved."""
+        return self.interval_steps is not None or self.interval_minutes is not None
+
+
+# ---- The root of what the user writes for `gradus rl`; shared values are stated once, here.
+class LaunchConfig(StrictConfig):
+    """How the processes are started and stopped."""
+
+    ready_timeout_seconds: float = Field(600.0, gt=0)
+    """Deadline for each process to become ready."""
+    stop_timeout_seconds: float = Field(8.0, gt=0)
+    """Time for processes to end by themselves before they are killed."""
+    save_timeout_seconds: float = Field(20.0, ge=0)
+    """How long SIGTERM waits for a checkpoint before processes are stopped; with the stop it should
+    fit into the grace time of whoever sends the signal, 30 s for SLURM and Kubernetes."""
+    silent_process_seconds: float = Field(300.0, gt=0)
+    """How long a process may be stopped by a signal, or an event loop stand still, before the run
+    ends. The console names it within a minute. Environments that are started anew do not count."""
+    environment_restarts: int = Field(3, ge=0)
+    """How often within an hour the process of an environment may be started anew after it failed in
+    an RL run."""
+
+
+class RunConfig(StrictConfig):
+    """One reinforcement-learning run."""
+
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Name of the run. None means `<envs>--<model>--<8 hex>`."""
+    output_dir: str = "runs"
+    """Folder that holds the run's folder."""
+    model: ModelConfig
+    """The policy, shared by trainer and inference."""
+    max_steps: int = Field(ge=1)
+    """Optimizer updates of the run."""
+    seed: int = 0
+    """Seed of task order, sampling and initialisation."""
+    orchestrator: OrchestratorConfig
+    """Episodes and batches."""
+    trainer: TrainerConfig = TrainerConfig()
+    """Learning."""
+    inference: InferenceConfig = InferenceConfig()
+    """Serving."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving what a restart needs."""
+    launch: LaunchConfig = LaunchConfig()
+    """Starting and stopping."""

@@ -1,0 +1,97 @@
+"""Supervised fine-tuning on conversations."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.environment import NAME_PATTERN, SftEvalConfig
+from gradus.config.schema.inference import InferenceConfig
+from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
+from gradus.config.schema.run import CheckpointConfig, LaunchConfig
+from gradus.config.schema.trainer import LoraConfig, ParallelConfig
+
+
+class SftDataConfig(StrictConfig):
+    """Conversations to learn."""
+
+    path: str
+    """JSON lines with `messages`, or with `prompt` and `completion`; the `episodes` folder of a
+    run, or one of its files; or a data set of the hub."""
+    split: str = "train"
+    """Split of a hub data set."""
+    shuffle: bool = True
+    """Shuffle the conversations each pass."""
+    train_roles: list[str] = Field(default_factory=lambda: ["assistant"], min_length=1)
+    """Roles whose tokens are learned."""
+    min_reward: float | None = None
+    """Least reward of an episode's trace to be learned. None means to learn all that finished."""
+
+
+class SftValidationConfig(StrictConfig):
+    """Held-out conversations; what `data` says of roles and rewards holds for them too."""
+
+    path: str
+    """As in `data.path`."""
+    split: str = "validation"
+    """Split of a hub data set."""
+    interval_steps: int = Field(10, ge=1)
+    """Steps between validations; there is one after the last step too."""
+    max_conversations: int = Field(256, ge=1)
+    """Conversations used, from the beginning of the data."""
+
+
+class SftConfig(StrictConfig):
+    """One supervised run, from data to a Hugging Face model directory."""
+
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Name of the run. None means one made from data and model."""
+    output_dir: str = "runs"
+    """Folder that holds the run's folder."""
+    model: ModelConfig
+    """The model to start from."""
+    data: SftDataConfig
+    """What to learn."""
+    validation: SftValidationConfig | None = None
+    """What to measure the loss on. None means no validation."""
+    eval: SftEvalConfig | None = None
+    """What to play while training, for rewards beside the loss. None means no evaluation."""
+    inference: InferenceConfig = InferenceConfig()
+    """Serving for `eval`; without one nothing is served."""
+    optimizer: OptimizerConfig = AdamWConfig(lr=1e-4)
+    """Optimizer and schedule."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters beside frozen weights. None means to train every weight."""
+    max_steps: int = Field(100, ge=1)
+    """Optimizer updates."""
+    batch_conversations: int = Field(64, ge=1)
+    """Conversations per step."""
+    micro_batch_tokens: int = Field(8192, ge=8)
+    """Most tokens of one forward on one rank."""
+    compute_dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
+    """Precision of forward and backward."""
+    logits_dtype: Literal["float32", "compute"] = "float32"
+    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
+    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
+    num_processes: int = Field(1, ge=1)
+    """Processes, one per device; more than one start under torchrun."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the processes share the model and the sequences."""
+    max_skipped_steps: int = Field(5, ge=1)
+    """Steps in a row with non-finite gradients after which the run ends."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving what a restart needs."""
+    launch: LaunchConfig = LaunchConfig()
+    """Starting and stopping."""
+    seed: int = 0
+    """Seed of shuffling, initialisation and the engine of `eval`."""
+    deterministic: bool = False
+    """Use only deterministic kernels and one thread, for bitwise repeats."""
+    peak_teraflops: float | None = Field(None, gt=0)
+    """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
+    on any other device."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer processes."""

@@ -1,0 +1,135 @@
+"""Low-rank adapters: what is trained in place of the whole model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
+
+
+class LoraConfig(StrictConfig):
+    """Low-rank adapters beside frozen linear layers (Hu et al., arXiv:2106.09685)."""
+
+    rank: int = Field(16, ge=1, le=512)
+    """Inner dimension of an adapter."""
+    alpha: int = Field(32, ge=1)
+    """The adapter's output is multiplied by alpha / rank."""
+    target_modules: list[str] | None = Field(None, min_length=1)
+    """Last parts of the names of the linear layers to adapt. None means all of attention and
+    MLP."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Must be 0: with dropout the trained distribution is not the sampled one."""
+    modules_to_save: list[str] = Field(default_factory=list)
+    """Must be empty: vLLM serves no whole modules beside an adapter."""
+
+
+class ServedLoraConfig(LoraConfig):
+    """Low-rank adapters, and how they reach inference."""
+
+    serve: Literal["adapter", "merged"] = "adapter"
+    """`adapter` publishes only the adapter, which vLLM applies beside the base model; `merged`
+    publishes whole weights with the adapter added, for models whose adapters vLLM does not take."""
+
+
+# ---- How the trainer splits the model and its sequences over processes, and what that cannot be.
+class ParallelConfig(StrictConfig):
+    """Splitting over processes, and what is traded for memory or speed; see docs/training.md."""
+
+    replicate_size: int = Field(1, ge=1)
+    """Copies of the model. Each copy is sharded over the processes divided by this."""
+    context_parallel_size: int = Field(1, ge=1)
+    """Processes that share the tokens of one micro batch, for sequences too long for one device."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered weights after its forward; off saves a gather and costs memory."""
+    gradient_sync: Literal["last", "each"] = "last"
+    """Add gradients up over processes after the last micro batch of a step (fewest transfers, one
+    whole float32 gradient on each device) or after each (only a shard stays)."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Compute activations again in backward instead of keeping them: of no layer, all but
+    attention and every second matrix product, or all."""
+    offload_optimizer: bool = False
+    """Keep a GPU's master weights, gradients and optimizer state in CPU memory and update them
+    there; trainers on CPUs warn and go on."""
+    compile: bool = False
+    """Compile each layer with torch.compile, without attention; the first step takes longer."""
+
+
+def data_parallel_size(num_processes: int, parallel: ParallelConfig) -> int:
+    """Ranks that batches are packed for; the processes of one of them share its micro batches."""
+    return num_processes // parallel.context_parallel_size
+
+
+# ---- Measuring the trainer by itself, on made-up samples.
+class BenchConfig(StrictConfig):
+    """What `gradus bench-trainer` trains on; a run itself does not use it."""
+
+    steps: int = Field(5, ge=1)
+    """Measured steps."""
+    warmup_steps: int = Field(2, ge=0)
+    """Steps before them, which compile, allocate and are not counted."""
+    samples_per_step: int = Field(16, ge=1)
+    """Samples of one batch, over all ranks."""
+    sample_tokens: int | None = Field(None, ge=2)
+    """Tokens of the longest sample. None means model.max_length_tokens."""
+    ragged: bool = True
+    """Draw lengths evenly between a quarter of the longest and the longest; off, all are alike."""
+
+
+# ---- How the trainer learns.
+class LossConfig(StrictConfig):
+    """The loss of the rl component; ce and ref_kl have none to choose."""
+
+    type: str = "dppo"
+    """`dppo`, `ipo`, `ppo_clip`, `dapo`, `cispo`, `gspo`, or "package.module:Class"."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the loss; docs/algorithms.md lists those of each."""
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """What of the rl component counts alike: every token, or every sample with tokens that train,
+    whatever its length."""
+
+
+class TrainerConfig(StrictConfig):
+    """Loss, optimizer, precision and parallelism."""
+
+    loss: LossConfig = LossConfig()
+    """Per-token loss of the rl component."""
+    optimizer: OptimizerConfig = AdamWConfig()
+    """Optimizer and schedule."""
+    lora: ServedLoraConfig | None = None
+    """Train low-rank adapters beside frozen weights. None means to train every weight."""
+    num_processes: int = Field(1, ge=1)
+    """Processes, one per device; more than one start under torchrun."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How the processes share the model and the sequences."""
+    micro_batch_tokens: int = Field(8192, ge=8)
+    """Most tokens of one forward on one rank."""
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of forward and backward; master weights and reductions are float32."""
+    logits_dtype: Literal["float32", "compute"] = "float32"
+    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
+    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps for each batch: its groups are split into as many parts, each with its own
+    denominators. A version and the learning rate's schedule go by batches."""
+    deterministic: bool = False
+    """Use only deterministic kernels and one thread, for bitwise repeats."""
+    max_skipped_steps: int = Field(5, ge=1)
+    """Steps in a row with non-finite gradients after which the run ends."""
+    receive_timeout_seconds: float = Field(1800.0, gt=0)
+    """Deadline for the orchestrator's next batch."""
+    weight_transfer: Literal["filesystem", "broadcast"] = "filesystem"
+    """How weights reach inference: `filesystem`, or `broadcast` from memory to memory, over nccl
+    between GPUs and gloo on a CPU."""
+    keep_published: int = Field(2, ge=1)
+    """Published versions kept on disk; with `broadcast`, in the memory of rank 0 until they are
+    sent."""
+    peak_teraflops: float | None = Field(None, gt=0)
+    """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
+    on any other device."""
+    bench: BenchConfig = BenchConfig()
+    """Made-up samples of `gradus bench-trainer`."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer processes."""
