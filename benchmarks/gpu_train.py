@@ -174,7 +174,7 @@ def work(case: Case) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeOutcome:
     """What a process left."""
 
     is_done: bool
@@ -182,7 +182,7 @@ class Outcome:
     errors: str
 
 
-def in_a_process(case: Case) -> Outcome:
+def in_a_process(case: Case) -> EpisodeOutcome:
     words = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if case.device == "cpu" else {}
     try:
@@ -195,11 +195,11 @@ def in_a_process(case: Case) -> Outcome:
             timeout=CASE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return Outcome(False, "", f"no answer in {CASE_SECONDS} s")
-    return Outcome(done.returncode == 0, done.stdout, done.stderr)
+        return EpisodeOutcome(False, "", f"no answer in {CASE_SECONDS} s")
+    return EpisodeOutcome(done.returncode == 0, done.stdout, done.stderr)
 
 
-def measure(case: Case, run: Callable[[Case], Outcome] = in_a_process) -> dict[str, Any]:
+def measure(case: Case, run: Callable[[Case], EpisodeOutcome] = in_a_process) -> dict[str, Any]:
     """The case with the least recomputation that fits."""
     for recompute in RECOMPUTE:
         chosen = replace(case, recompute=recompute)

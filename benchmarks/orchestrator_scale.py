@@ -38,7 +38,7 @@ from simulation import SOURCE, JumpingLoop, Simulation, build_config, run_simula
 from gradus.config import ModelConfig
 from gradus.log import configure_logging
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.build import Parts, Source, build_grading
+from gradus.orchestrator.build import Components, Source, build_grading
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -247,7 +247,7 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         build_grading(config, config.sources[0]),
     )
     with Journal(run_dir.journal, term=1, now=time.time) as journal:
-        parts = Parts(
+        parts = Components(
             sources={SOURCE: source},
             policy=ScriptedPolicy(wait=lambda _: asyncio.sleep(simulation.apply_seconds)),
             sender=trainer,

@@ -34,9 +34,9 @@ from gradus.orchestrator.algorithms.distill import (
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.groups.grading import (
-    Grading,
     Group,
     PlayedEpisode,
+    SourceGrader,
     fill,
     grade,
     score_awaited,
@@ -309,7 +309,7 @@ async def test_what_an_algorithm_does_wrong_fails_its_group_and_nothing_else(
     group = Group("g0", TaskPointer("words", 0, 0), Task({}, "a"))
     for number, episode in enumerate(build_games()):
         group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
-    grading = Grading(kind(credit), [], temperature=1.0, max_length_tokens=100)
+    grading = SourceGrader(kind(credit), [], temperature=1.0, max_length_tokens=100)
     if grading.awaits_groups:
         await score_awaited(group, grading, ListedErrors(ErrorPolicyConfig()))
         fill(group, grading)

@@ -31,8 +31,8 @@ from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.errors import EnvironmentFailure
 from gradus.files import write_json
-from gradus.orchestrator.build import open_parts
-from gradus.orchestrator.orchestrator import Orchestrator, first_cause
+from gradus.orchestrator.build import connect
+from gradus.orchestrator.orchestrator import Orchestrator, root_cause
 from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
@@ -168,10 +168,10 @@ def train(run_dir: Path) -> list[RankBatch]:
 
 async def play(config: OrchestratorProcessConfig) -> None:
     try:
-        async with asyncio.timeout(LIMIT_SECONDS), open_parts(config) as parts:
+        async with asyncio.timeout(LIMIT_SECONDS), connect(config) as parts:
             await Orchestrator(config, parts).play()
     except BaseExceptionGroup as group:
-        raise first_cause(group) from group
+        raise root_cause(group) from group
 
 
 async def test_a_run_over_real_sockets_and_files(

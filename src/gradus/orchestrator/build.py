@@ -38,7 +38,7 @@ from gradus.orchestrator.algorithms.teacher import (
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, count_tasks
 from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, build_error_policy
 from gradus.orchestrator.groups.filters import build_filters
-from gradus.orchestrator.groups.grading import Grading
+from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.play.agents import check_seats
 from gradus.orchestrator.play.environment import (
     Environment,
@@ -76,14 +76,14 @@ class Source:
     share: SourceShare
     group_size: int
     environment: Environment
-    grading: Grading
+    grading: SourceGrader
     errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
     is_frozen: bool = False
     """Whether no seat is played by the policy, so that nothing of it is ever stale."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """Everything outside the loops; tests put fakes here."""
 
     sources: Mapping[str, Source]
@@ -103,7 +103,7 @@ class Parts:
 
 
 @asynccontextmanager
-async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
+async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components]:
     """Connect to inference and environments, open the files; all is closed at the end."""
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
@@ -138,7 +138,7 @@ async def open_parts(config: OrchestratorProcessConfig) -> AsyncIterator[Parts]:
         recording = open_recording(config)
         stack.callback(recording.close)
         columns = {source.name: source.state_columns for source in config.sources}
-        yield Parts(
+        yield Components(
             sources=sources,
             policy=policy,
             sender=sender,
@@ -289,12 +289,12 @@ def build_grading(
     reference: ReferenceModel | None = None,
     *,
     vocabulary_size: int | None = None,
-) -> Grading:
+) -> SourceGrader:
     """How the groups of a source are credited; refuses a source without a temperature."""
     temperature = source.sampling.temperature
     if temperature is None:
         raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
-    return Grading(
+    return SourceGrader(
         algorithm=build_algorithm(source.algo, reference),
         filters=build_filters(config.orchestrator.filters, vocabulary_size=vocabulary_size),
         temperature=temperature,

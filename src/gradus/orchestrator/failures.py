@@ -106,7 +106,7 @@ def blaming(kind: str, plugin: object, where: str, *, failure: str) -> Iterator[
     except (EpisodeFailed, GradusError):
         raise
     except (Exception, SystemExit) as error:
-        cause = first_cause(error) if isinstance(error, BaseExceptionGroup) else error
+        cause = root_cause(error) if isinstance(error, BaseExceptionGroup) else error
         text = f"{describe(kind, plugin)}, {where}: {type(cause).__name__}: {cause}{_line(cause)}"
         raise EpisodeFailed(Failure(failure, text)) from error
 
@@ -147,7 +147,7 @@ def _line(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error to show: the first that names itself, else the first of all."""
     leaves: list[BaseException] = []
     waiting: list[BaseException] = [group]

@@ -22,14 +22,14 @@ from pathlib import Path
 from gradus.config import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, ProtocolError
 from gradus.files import write_atomically, write_json
-from gradus.orchestrator.build import Parts, open_parts
+from gradus.orchestrator.build import Components, connect
 from gradus.orchestrator.evaluation.in_run import Evaluation
-from gradus.orchestrator.failures import FirstFailures, first_cause
+from gradus.orchestrator.failures import FirstFailures, root_cause
 from gradus.orchestrator.groups.batcher import Batcher, SampleBatch
 from gradus.orchestrator.groups.grading import Group
-from gradus.orchestrator.groups.open_groups import OpenGroups
+from gradus.orchestrator.groups.open_groups import GroupBuffer
 from gradus.orchestrator.groups.packing import Layout, build_batch
-from gradus.orchestrator.groups.slots import GroupLedger
+from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.concurrency import (
     AdmissionRate,
     InFlightController,
@@ -40,10 +40,10 @@ from gradus.orchestrator.play.engine_watch import EngineWatch
 from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.play.restarts import Blame
 from gradus.orchestrator.play.task_socket import TaskRefused
-from gradus.orchestrator.play.tasks import Draws, TaskSource
+from gradus.orchestrator.play.tasks import TaskQueue, TaskSource
 from gradus.orchestrator.records.batch_digest import digest_samples
 from gradus.orchestrator.records.journal import JournalEvent
-from gradus.orchestrator.records.metrics import StepRecords, Tally
+from gradus.orchestrator.records.metrics import PendingStepMetrics, StepCounters
 from gradus.orchestrator.records.starvation import Starvation
 from gradus.orchestrator.records.watchdog import (
     WaitBoard,
@@ -52,9 +52,9 @@ from gradus.orchestrator.records.watchdog import (
     describe_chain,
     guard_event_loop,
 )
-from gradus.orchestrator.records.writer import Recorder
+from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
-from gradus.orchestrator.resume.snapshot import Standing
+from gradus.orchestrator.resume.snapshot import Snapshotter
 from gradus.processes.child import tune_collector
 from gradus.processes.liveness import BEAT_SECONDS, beat
 from gradus.run.paths import RunDirectory
@@ -75,11 +75,11 @@ def run(config: OrchestratorProcessConfig) -> None:
     try:
         asyncio.run(_run(config))
     except BaseExceptionGroup as group:
-        raise first_cause(group) from group
+        raise root_cause(group) from group
 
 
 async def _run(config: OrchestratorProcessConfig) -> None:
-    async with open_parts(config) as parts:
+    async with connect(config) as parts:
         run_dir = RunDirectory(Path(config.run_dir))
         saved = find_saved(config)
         ready = {"pid": os.getpid(), "term": config.term}
@@ -108,7 +108,7 @@ class Orchestrator:
     def __init__(
         self,
         config: OrchestratorProcessConfig,
-        parts: Parts,
+        parts: Components,
         saved: SavedOrchestrator | None = None,
     ) -> None:
         """`saved` is what a resumed run goes on from; the journal says so at once."""
@@ -129,21 +129,21 @@ class Orchestrator:
             max_empty_attempts=settings.max_empty_attempts,
             normalizes=settings.normalize == "batch",
         )
-        self._ledger = GroupLedger(
-            slots=(settings.max_lag + 1) * settings.groups_per_batch,
+        self._slots = GroupSlots(
+            budget=(settings.max_lag + 1) * settings.groups_per_batch,
             total_groups=(config.max_steps - self._first_step) * settings.groups_per_batch,
         )
-        self._draws = Draws(self._tasks)
-        self._recorder = Recorder(parts.monitor, parts.episodes, parts.check_lease)
-        self._groups = OpenGroups(
+        self._queue = TaskQueue(self._tasks)
+        self._record_writer = RecordWriter(parts.monitor, parts.episodes, parts.check_lease)
+        self._groups = GroupBuffer(
             sources=parts.sources,
             tasks=self._tasks,
-            ledger=self._ledger,
+            slots=self._slots,
             batcher=self._batcher,
             journal=parts.journal,
-            recorder=self._recorder,
+            recorder=self._record_writer,
             recording=parts.recording,
-            tally=Tally(),
+            counters=StepCounters(),
             starvation=Starvation(),
             failures=FirstFailures(RunDirectory(Path(config.run_dir)), "train"),
             evict=self._evict,
@@ -157,8 +157,8 @@ class Orchestrator:
         self._num_shipped = self._num_finished = self._num_served = self._first_step
         self._room, self._trainer_owes = asyncio.Event(), asyncio.Event()
         self._slots_freed_at = parts.clock()
-        self._steps = StepRecords(now=self._slots_freed_at)
-        self._standing = self._build_standing(controller)
+        self._step_metrics = PendingStepMetrics(now=self._slots_freed_at)
+        self._snapshotter = self._build_snapshotter(controller)
         self._checkpoint = build_writer(config, parts.journal)
         self._to_send = self._restore(saved, controller) if saved else []
 
@@ -181,26 +181,26 @@ class Orchestrator:
             on_tokens=self._board.moved,
         )
 
-    def _build_standing(self, controller: InFlightController) -> Standing:
+    def _build_snapshotter(self, controller: InFlightController) -> Snapshotter:
         sources = self._parts.sources.items()
         algorithms = {f"algorithm {name}": source.grading.algorithm for name, source in sources}
-        return Standing(
+        return Snapshotter(
             run_dir=RunDirectory(Path(self._config.run_dir)),
             pieces={
                 "tasks": self._tasks,
-                "ledger": self._ledger,
-                "tally": self._groups.tally,
+                "slots": self._slots,
+                "counters": self._groups.counters,
                 "starvation": self._groups.starvation,
-                "steps": self._steps,
+                "steps": self._step_metrics,
                 "evaluation": self._evaluation,
                 "in_flight_limit": controller,
                 **algorithms,
             },
-            draws=self._draws,
+            queue=self._queue,
             batcher=self._batcher,
-            ledger=self._ledger,
+            slots=self._slots,
             groups=self._groups.groups,
-            recorder=self._recorder,
+            recorder=self._record_writer,
             journal=self._parts.journal,
         )
 
@@ -208,7 +208,7 @@ class Orchestrator:
         self, saved: SavedOrchestrator, controller: InFlightController
     ) -> list[SampleBatch]:
         """The batches that the trainer needs again."""
-        batches = self._standing.restore(saved)
+        batches = self._snapshotter.restore(saved)
         self._scheduler.max_in_flight = controller.limit
         return batches
 
@@ -217,7 +217,7 @@ class Orchestrator:
             self._config.orchestrator.eval,
             self._parts.evaluated,
             policy=self._parts.policy,
-            recorder=self._recorder,
+            recorder=self._record_writer,
             journal=self._parts.journal,
             episodes=RunDirectory(Path(self._config.run_dir)).episodes,
         )
@@ -237,7 +237,7 @@ class Orchestrator:
             scheduling = tasks.create_task(self.schedule(tasks))
             collecting = tasks.create_task(self.collect(tasks))
             shipping = tasks.create_task(self.ship())
-            recording = tasks.create_task(self._recorder.run())
+            recording = tasks.create_task(self._record_writer.run())
             watches.append(tasks.create_task(self._engine.run()))
             watches.append(tasks.create_task(self._watchdog.run()))
             last_step = await self.refresh(tasks)
@@ -254,7 +254,7 @@ class Orchestrator:
             self._evaluation.begin_if_due(self._parts.policy.version, is_last=True)
             await self._evaluation.released()
             self._groups.drop_leftovers()
-            self._recorder.close()
+            self._record_writer.close()
             await recording
             for watch in watches:
                 watch.cancel()
@@ -287,7 +287,7 @@ class Orchestrator:
                 self._groups.start(planned.id, version=version)
                 self._board.moved()
             held_back = self._scheduler.wait_seconds(now=self._parts.clock())
-            if not held_back and self._scheduler.wants_group and self._ledger.free_slots > 0:
+            if not held_back and self._scheduler.wants_group and self._slots.free_slots > 0:
                 await self._open_group()
                 continue
             self._room.clear()
@@ -297,7 +297,7 @@ class Orchestrator:
                 await self._room.wait()
 
     def _schedule_wait(self) -> WaitFor:
-        if self._ledger.free_slots == 0 and self._scheduler.wants_group:
+        if self._slots.free_slots == 0 and self._scheduler.wants_group:
             return WaitFor("a free slot", on="refresh")
         if self._scheduler.in_flight >= self._scheduler.max_in_flight:
             return WaitFor("room in flight", on="collect")
@@ -316,7 +316,7 @@ class Orchestrator:
         return [episode.text(now=now) for episode in self._player.running]
 
     async def _open_group(self) -> None:
-        draw = self._draws.next()
+        draw = self._queue.next()
         pointer = draw.task
         asked = WaitFor(f"task {pointer.index}", on=f"environment {pointer.source!r}")
         try:
@@ -324,16 +324,16 @@ class Orchestrator:
                 task = await self._parts.sources[pointer.source].environment.task(pointer.index)
         except TaskRefused as error:
             self._groups.note_unreadable(pointer, error)
-            self._draws.redraw(draw)
+            self._queue.redraw(draw)
             return
         group, episode_ids = self._groups.open(pointer, task, number=draw.number)
-        self._draws.opened(draw)
+        self._queue.opened(draw)
         self._scheduler.plan(group.id, episode_ids)
         # Thousands of slots may become free at once; the other loops get their turn in between.
         await asyncio.sleep(0)
 
     def _count_episodes(self) -> tuple[int, int]:
-        return self._scheduler.in_flight, self._ledger.ended.total()
+        return self._scheduler.in_flight, self._slots.ended.total()
 
     def _set_limit(self, limit: int) -> None:
         self._scheduler.max_in_flight = limit
@@ -356,7 +356,7 @@ class Orchestrator:
             if complete is not None:
                 self._score(complete, tasks)
             self._room.set()
-            # Grading a group takes milliseconds, and the queue may be long.
+            # SourceGrader a group takes milliseconds, and the queue may be long.
             await asyncio.sleep(0)
 
     def _score(self, group: Group, tasks: asyncio.TaskGroup) -> None:
@@ -391,14 +391,14 @@ class Orchestrator:
             begun = self._parts.clock()
             with self._board.waiting("ship", WaitFor("a full batch", on="collect")):
                 batch = await self._batcher.next_batch()
-            self._standing.cut(batch)
+            self._snapshotter.cut(batch)
             self._parts.journal.write(
                 JournalEvent.BATCH_CUT, step=batch.step, groups=batch.group_ids
             )
             # Before slots were free the trainer was waited for, not the episodes.
             waited = self._parts.clock() - max(begun, self._slots_freed_at)
             metrics = self._groups.ship(batch) | {"time/generate_wait_seconds": waited}
-            self._steps.shipped(batch.step, metrics)
+            self._step_metrics.shipped(batch.step, metrics)
             self._groups.drop_stale()
             self._abandon_too_old()
             await self._send(batch)
@@ -448,8 +448,8 @@ class Orchestrator:
             JournalEvent.POLICY_APPLIED, version=applied.version, weights=weights
         )
         self._slots_freed_at = self._parts.clock()
-        metrics = self._steps.applied_again(applied, now=self._slots_freed_at)
-        self._recorder.add_metrics(metrics, step=applied.version - 1)
+        metrics = self._step_metrics.applied_again(applied, now=self._slots_freed_at)
+        self._record_writer.add_metrics(metrics, step=applied.version - 1)
         if self._num_shipped < self._config.max_steps:
             self._trainer_owes.clear()
 
@@ -468,8 +468,10 @@ class Orchestrator:
                     self._parts.journal.write(JournalEvent.STEP_FINISHED, step=step)
                     self._num_finished = step + 1
                     self._note_answer()
-                    self._recorder.add_metrics(self._steps.finished(step, metrics), step=step)
-                    self._standing.trained(step)
+                    self._record_writer.add_metrics(
+                        self._step_metrics.finished(step, metrics), step=step
+                    )
+                    self._snapshotter.trained(step)
                     if is_saved:
                         self._take_snapshot(step + 1)
                 case CheckpointStaged(step=step):
@@ -480,7 +482,7 @@ class Orchestrator:
                     return step
 
     def _take_snapshot(self, version: int) -> None:
-        snapshot = self._standing.snapshot(version, max_steps=self._config.max_steps)
+        snapshot = self._snapshotter.snapshot(version, max_steps=self._config.max_steps)
         self._checkpoint.take(version, snapshot)
 
     async def _next_event(self) -> Event:
@@ -520,14 +522,14 @@ class Orchestrator:
         held = WaitFor("the evaluation of the version served now", on="evaluation")
         with self._board.waiting("refresh", held):
             seconds = await self._evaluation.released()
-        self._steps.held(published.version - 1, seconds)
+        self._step_metrics.held(published.version - 1, seconds)
         self._abandon_too_old()
         to_serve = WaitFor(f"version {published.version} to be served", on="inference")
         weights = weights_digest(Path(published.directory))
         with self._board.waiting("refresh", to_serve):
             applied = await self._parts.policy.apply(published)
         self._evaluation.begin_if_due(applied.version)
-        freed = self._ledger.release_trained(version=applied.version)
+        freed = self._slots.release_trained(version=applied.version)
         self._parts.journal.write(
             JournalEvent.POLICY_APPLIED,
             version=applied.version,
@@ -538,6 +540,6 @@ class Orchestrator:
         self._room.set()
         self._num_served = applied.version
         self._note_answer()
-        self._steps.shipped(applied.version - 1, self._engine.take())
-        metrics = self._steps.applied(applied, now=self._slots_freed_at)
-        self._recorder.add_metrics(metrics, step=applied.version - 1)
+        self._step_metrics.shipped(applied.version - 1, self._engine.take())
+        metrics = self._step_metrics.applied(applied, now=self._slots_freed_at)
+        self._record_writer.add_metrics(metrics, step=applied.version - 1)

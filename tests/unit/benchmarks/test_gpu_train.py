@@ -73,8 +73,8 @@ def test_a_case_that_does_not_fit_recomputes_more(script: Any) -> None:
     def run(case: Any) -> Any:
         tried.append(case.recompute)
         if case.recompute != "full":
-            return script.Outcome(False, "", "torch.OutOfMemoryError: CUDA out of memory.")
-        return script.Outcome(True, 'a line of a library\n{"mfu": 0.5}\n', "")
+            return script.EpisodeOutcome(False, "", "torch.OutOfMemoryError: CUDA out of memory.")
+        return script.EpisodeOutcome(True, 'a line of a library\n{"mfu": 0.5}\n', "")
 
     result = script.measure(build_case(script), run)
     assert (result["recompute"], result["mfu"]) == ("full", 0.5)
@@ -82,9 +82,9 @@ def test_a_case_that_does_not_fit_recomputes_more(script: Any) -> None:
 
 
 def test_a_case_that_never_fits_or_fails_otherwise_says_so(script: Any) -> None:
-    full = script.Outcome(False, "", "CUDA out of memory")
+    full = script.EpisodeOutcome(False, "", "CUDA out of memory")
     assert script.measure(build_case(script), lambda case: full)["failed"] == ["out of memory"]
-    broken = script.Outcome(False, "", "Traceback\nValueError: heads\n")
+    broken = script.EpisodeOutcome(False, "", "Traceback\nValueError: heads\n")
     assert script.measure(build_case(script), lambda case: broken)["failed"] == [
         "ValueError: heads"
     ]

@@ -22,10 +22,10 @@ from gradus.config import (
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
-from gradus.orchestrator.build import Parts, Source, build_grading
+from gradus.orchestrator.build import Components, Source, build_grading
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.failures import build_error_policy
-from gradus.orchestrator.orchestrator import Orchestrator, first_cause
+from gradus.orchestrator.orchestrator import Orchestrator, root_cause
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal, read_journal
@@ -130,7 +130,7 @@ class Rig:
             )
             for source in self.config.sources
         }
-        parts = Parts(
+        parts = Components(
             sources=sources,
             policy=self.policy,
             sender=self.trainer,
@@ -152,7 +152,7 @@ class Rig:
                 async with asyncio.timeout(LIMIT_SECONDS):
                     await orchestrator.play()
             except BaseExceptionGroup as group:
-                raise first_cause(group) from group
+                raise root_cause(group) from group
             finally:
                 training.cancel()
 

@@ -26,7 +26,7 @@ from gradus.orchestrator.groups.filters import (
     dropped_by,
     judge,
 )
-from gradus.orchestrator.groups.grading import Grading, Group, PlayedEpisode, grade
+from gradus.orchestrator.groups.grading import Group, PlayedEpisode, SourceGrader, grade
 from gradus.orchestrator.play.episode_check import Failure
 from gradus.orchestrator.play.task_socket import Task
 from gradus.orchestrator.play.tasks import TaskPointer
@@ -190,7 +190,7 @@ def test_a_filter_of_the_user_sees_the_trace_its_truncation_and_the_group(
         episode = build_episode([trace])
         played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode, failure)
         group.played.append(played)
-    grade(group, Grading(GroupRelative(), filters, temperature=1.0, max_length_tokens=64))
+    grade(group, SourceGrader(GroupRelative(), filters, temperature=1.0, max_length_tokens=64))
     assert group.dropped == {"g0.1/0/0": "cut", "g0.2": "error:TaskError"}
     assert [sample.id for sample in group.samples] == ["g0.0/0/0"]
 

@@ -16,8 +16,8 @@ from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.groups.filters import ActiveFilter, ZeroAdvantage
-from gradus.orchestrator.groups.grading import Grading, Group, PlayedEpisode, give_up, grade
-from gradus.orchestrator.groups.slots import Outcome
+from gradus.orchestrator.groups.grading import Group, PlayedEpisode, SourceGrader, give_up, grade
+from gradus.orchestrator.groups.slots import EpisodeOutcome
 from gradus.orchestrator.play.episode_check import (
     MAX_OTHER_INFO_BYTES,
     MAX_RECORD_BYTES,
@@ -31,7 +31,9 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent, read_jour
 from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.versions import VersionSpan
 
-GRADING = Grading(GroupRelative(), [ActiveFilter(ZeroAdvantage(), True, "zero_advantage")], 1.0, 64)
+GRADING = SourceGrader(
+    GroupRelative(), [ActiveFilter(ZeroAdvantage(), True, "zero_advantage")], 1.0, 64
+)
 
 
 def group_of(*results: WireEpisode | Failure | None) -> Group:
@@ -48,9 +50,9 @@ def group_of(*results: WireEpisode | Failure | None) -> Group:
 def test_outcomes_are_told_apart() -> None:
     group = group_of(build_episode(), Failure("A", "a"), None)
     assert [p.outcome for p in group.played] == [
-        Outcome.FINISHED,
-        Outcome.FAILED,
-        Outcome.CANCELLED,
+        EpisodeOutcome.FINISHED,
+        EpisodeOutcome.FAILED,
+        EpisodeOutcome.CANCELLED,
     ]
 
 
@@ -64,7 +66,7 @@ def test_grading_compares_the_finished_and_names_the_failed() -> None:
 def test_credit_does_not_depend_on_which_episode_ended_first() -> None:
     group = group_of(*build_group([1.0, 0.0]))
     group.played.reverse()
-    grade(group, Grading(RoleAdvantageEstimation(momentum=0.5), [], 1.0, 64))
+    grade(group, SourceGrader(RoleAdvantageEstimation(momentum=0.5), [], 1.0, 64))
     assert [p.id for p in group.played] == ["g0.0", "g0.1"]
     assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
     assert group.samples[1].advantages.min() == -0.25
@@ -89,7 +91,7 @@ def test_grading_drops_equal_rewards_by_the_name_of_the_filter() -> None:
 
 def test_an_episode_cut_before_its_reply_is_counted_not_lost() -> None:
     group = group_of(*build_group([1.0, 0.0]))
-    grade(group, Grading(GroupRelative(), [], 1.0, max_length_tokens=3))
+    grade(group, SourceGrader(GroupRelative(), [], 1.0, max_length_tokens=3))
     assert group.reasons == {"no_trainable_tokens": 2}
 
 

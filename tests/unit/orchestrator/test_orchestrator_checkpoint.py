@@ -17,15 +17,15 @@ import pytest
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
 from gradus.orchestrator.groups.grading import PlayedEpisode
-from gradus.orchestrator.groups.slots import GroupLedger, Outcome, Phase
+from gradus.orchestrator.groups.slots import EpisodeOutcome, GroupSlots, Phase
 from gradus.orchestrator.play.concurrency import Load
 from gradus.orchestrator.play.episode_check import Failure
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.play.player import episode_seed
-from gradus.orchestrator.play.tasks import Draws, SourceShare, TaskSource
+from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.episode_codec import load_played, save_played
 from gradus.orchestrator.records.journal import Journal, read_journal
-from gradus.orchestrator.records.metrics import StepRecords
+from gradus.orchestrator.records.metrics import PendingStepMetrics
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     CheckpointWriter,
@@ -114,8 +114,8 @@ def test_a_piece_that_the_run_does_not_have_is_named() -> None:
 
 
 def test_a_damaged_piece_is_named() -> None:
-    with pytest.raises(CorruptStateError, match=r"state of tally .* damaged: KeyError: 'value'"):
-        load_pieces({"tally": Piece()}, {"tally": {}})
+    with pytest.raises(CorruptStateError, match=r"state of counters .* damaged: KeyError: 'value'"):
+        load_pieces({"counters": Piece()}, {"counters": {}})
 
 
 def test_a_piece_that_does_not_take_its_state_is_named_with_its_class() -> None:
@@ -282,11 +282,11 @@ def test_an_episode_that_is_no_episode_is_corruption() -> None:
 
 
 def test_interrupted_groups_are_drawn_first_under_their_old_numbers() -> None:
-    draws = Draws(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
-    first, second, third = draws.next(), draws.next(), draws.next()
-    draws.opened(second)
-    assert draws.waiting == [first, third]
-    resumed = Draws(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
+    queue = TaskQueue(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
+    first, second, third = queue.next(), queue.next(), queue.next()
+    queue.opened(second)
+    assert queue.waiting == [first, third]
+    resumed = TaskQueue(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
     resumed.restore([third, first], num_drawn=3)
     assert resumed.waiting == [first, third]
     assert [resumed.next().number for _ in range(3)] == [0, 2, 3]
@@ -306,30 +306,30 @@ def test_a_retry_samples_from_another_seed() -> None:
 
 
 def test_a_restored_ledger_counts_neither_open_nor_lost_episodes_twice() -> None:
-    ledger = GroupLedger(slots=3)
+    slots = GroupSlots(budget=3)
     for group in ("done", "open", "given up"):
-        for episode in ledger.open(group, size=2):
-            ledger.start(episode, version=0)
-    ledger.end("done.0", Outcome.FINISHED)
-    ledger.end("done.1", Outcome.FAILED)
-    ledger.complete("done")
-    ledger.end("open.0", Outcome.FINISHED)
-    ledger.abandon("given up")
-    assert ledger.state() == {"finished": 1, "failed": 1, "cancelled": 2}
-    assert ledger.abandoned() == ["given up"]
-    resumed = GroupLedger(slots=3)
-    resumed.load_state(ledger.state())
+        for episode in slots.open(group, size=2):
+            slots.start(episode, version=0)
+    slots.end("done.0", EpisodeOutcome.FINISHED)
+    slots.end("done.1", EpisodeOutcome.FAILED)
+    slots.complete("done")
+    slots.end("open.0", EpisodeOutcome.FINISHED)
+    slots.abandon("given up")
+    assert slots.state() == {"finished": 1, "failed": 1, "cancelled": 2}
+    assert slots.abandoned() == ["given up"]
+    resumed = GroupSlots(budget=3)
+    resumed.load_state(slots.state())
     resumed.restore("done")
     assert (resumed.started, resumed.running_episodes, resumed.free_slots) == (4, 0, 2)
     assert resumed.phase("done") is Phase.COMPLETE
 
 
 def test_a_restored_batch_frees_its_slots_when_its_version_is_served() -> None:
-    ledger = GroupLedger(slots=2, total_groups=4)
-    ledger.restore("a", step=3)
-    assert ledger.free_slots == 1
-    assert ledger.release_trained(version=4) == 1
-    assert ledger.free_slots == 2
+    slots = GroupSlots(budget=2, total_groups=4)
+    slots.restore("a", step=3)
+    assert slots.free_slots == 1
+    assert slots.release_trained(version=4) == 1
+    assert slots.free_slots == 2
 
 
 async def applied(version: int) -> AppliedPolicy:
@@ -337,10 +337,10 @@ async def applied(version: int) -> AppliedPolicy:
 
 
 async def test_a_record_that_waited_for_its_version_is_completed_after_the_resume() -> None:
-    before = StepRecords(now=0.0)
+    before = PendingStepMetrics(now=0.0)
     before.shipped(4, {"batch/samples/sum": 3.0})
     before.finished(4, {"loss/total/mean": 0.5})
-    resumed = StepRecords(now=0.0)
+    resumed = PendingStepMetrics(now=0.0)
     resumed.load_state(before.state())
     metrics = resumed.applied_again(await applied(5), now=1.0)
     assert metrics is not None
@@ -348,8 +348,8 @@ async def test_a_record_that_waited_for_its_version_is_completed_after_the_resum
 
 
 async def test_a_record_that_was_complete_is_not_written_again() -> None:
-    resumed = StepRecords(now=0.0)
-    resumed.load_state(StepRecords(now=0.0).state())
+    resumed = PendingStepMetrics(now=0.0)
+    resumed.load_state(PendingStepMetrics(now=0.0).state())
     assert resumed.applied_again(await applied(5), now=1.0) is None
     assert resumed.state()["open"] == {}
 
@@ -362,7 +362,7 @@ async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> Non
         assert first._scheduler.max_in_flight == 100
         full = Load(40, num_ended=0, running=40, waiting=0, kv_usage=0.875, preemptions=0)
         assert first._engine._controller.observe(full) == 32
-        snapshot = first._standing.snapshot(1, max_steps=3)
+        snapshot = first._snapshotter.snapshot(1, max_steps=3)
     saved = SavedOrchestrator(
         decode_state(snapshot.state), decode(snapshot.pending, PendingSamples)
     )
@@ -372,15 +372,15 @@ async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> Non
 
 
 async def test_unfinished_numbers_that_are_not_finite_survive_a_restart() -> None:
-    records = StepRecords(now=0.0)
+    records = PendingStepMetrics(now=0.0)
     records.shipped(0, {"loss/ratio/max": float("inf"), "batch/samples/sum": 2.0})
-    resumed = StepRecords(now=0.0)
+    resumed = PendingStepMetrics(now=0.0)
     resumed.load_state(msgspec.json.decode(msgspec.json.encode(records.state())))
     assert resumed._open == {0: {"loss/ratio/max": float("inf"), "batch/samples/sum": 2.0}}
 
 
 async def test_a_complete_record_leaves_nothing_behind() -> None:
-    records = StepRecords(now=0.0)
+    records = PendingStepMetrics(now=0.0)
     for step in range(3):
         records.shipped(step, {"batch/samples/sum": 1.0})
         records.finished(step, {})

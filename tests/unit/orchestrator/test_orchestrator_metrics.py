@@ -14,7 +14,12 @@ from gradus.orchestrator.play.episode_check import Failure, find_failure
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.play.task_socket import Task
 from gradus.orchestrator.play.tasks import TaskPointer
-from gradus.orchestrator.records.metrics import MAX_NAMES, StepRecords, Tally, batch_metrics
+from gradus.orchestrator.records.metrics import (
+    MAX_NAMES,
+    PendingStepMetrics,
+    StepCounters,
+    batch_metrics,
+)
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import FailureProfile, build_episode, build_trace
 from gradus.wire.inference import EngineStatus
@@ -39,9 +44,9 @@ def applied(version: int, generated_tokens: int) -> AppliedPolicy:
 
 
 def test_means_over_finished_and_shares_over_all_that_ended() -> None:
-    tally = Tally()
-    tally.add_group(group_of("words", [1.0, 0.5, 0.0], failures=1, turns=2))
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group_of("words", [1.0, 0.5, 0.0], failures=1, turns=2))
+    metrics = counters.take()
     assert metrics["episode/reward/mean"] == pytest.approx(0.5)
     assert metrics["episode/turns/mean"] == 2.0
     assert metrics["episode/length_tokens/mean"] == 8.0
@@ -51,19 +56,19 @@ def test_means_over_finished_and_shares_over_all_that_ended() -> None:
 
 
 def test_sources_are_told_apart_and_summed() -> None:
-    tally = Tally()
-    tally.add_group(group_of("words", [1.0]))
-    tally.add_group(group_of("sums", [0.0, 0.0, 0.0]))
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group_of("words", [1.0]))
+    counters.add_group(group_of("sums", [0.0, 0.0, 0.0]))
+    metrics = counters.take()
     assert metrics["episode/words/reward/mean"] == 1.0
     assert metrics["episode/sums/reward/mean"] == 0.0
     assert metrics["episode/reward/mean"] == 0.25
 
 
 def test_a_source_with_nothing_but_errors_has_no_mean_reward() -> None:
-    tally = Tally()
-    tally.add_group(group_of("words", [], failures=2))
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group_of("words", [], failures=2))
+    metrics = counters.take()
     assert "episode/reward/mean" not in metrics
     assert metrics["episode/error/share"] == 1.0
 
@@ -71,36 +76,36 @@ def test_a_source_with_nothing_but_errors_has_no_mean_reward() -> None:
 def test_episodes_that_were_given_up_are_counted_apart_from_errors() -> None:
     group = group_of("words", [1.0])
     group.played.append(PlayedEpisode("g0.c", "g0", VersionSpan(0, 0)))
-    tally = Tally()
-    tally.add_group(group)
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group)
+    metrics = counters.take()
     assert metrics["episode/words/cancelled/sum"] == 1.0
     assert metrics["episode/error/share"] == 0.0
 
 
 def test_a_tally_with_failures_survives_a_restart() -> None:
-    tally = Tally()
+    counters = StepCounters()
     group = group_of("words", [1.0, 0.5], failures=2)
     group.numbers["baseline"] = float("inf")
     group.finished[0][1].traces[0].metrics = {"num_calls": 2.0}
-    tally.add_group(group)
-    tally.add_retried("words", "ProviderError")
-    resumed = Tally()
-    resumed.load_state(msgspec.json.decode(msgspec.json.encode(tally.state())))
-    assert resumed.take() == tally.take()
+    counters.add_group(group)
+    counters.add_retried("words", "ProviderError")
+    resumed = StepCounters()
+    resumed.load_state(msgspec.json.decode(msgspec.json.encode(counters.state())))
+    assert resumed.take() == counters.take()
 
 
 @settings(max_examples=40, deadline=None)
 @given(seeds=st.lists(st.integers(0, 1 << 31), max_size=12), cut=st.integers(0, 12))
 def test_a_restart_changes_no_metric_whatever_went_wrong(seeds: list[int], cut: int) -> None:
-    straight, resumed = Tally(), Tally()
+    straight, resumed = StepCounters(), StepCounters()
     for number, seed in enumerate(seeds):
         if number == cut:
             stored = msgspec.json.encode(resumed.state())
-            resumed = Tally()
+            resumed = StepCounters()
             resumed.load_state(msgspec.json.decode(stored))
-        for tally in (straight, resumed):
-            tally.add_group(group_of_mishaps(seed))
+        for counters in (straight, resumed):
+            counters.add_group(group_of_mishaps(seed))
     assert resumed.take() == straight.take()
 
 
@@ -120,9 +125,9 @@ def group_of_mishaps(seed: int) -> Group:
 def test_truncated_episodes_are_counted(limit: str) -> None:
     group = group_of("words", [1.0, 1.0])
     group.finished[0][1].traces[0].stop_condition = limit
-    tally = Tally()
-    tally.add_group(group)
-    assert tally.take()["episode/truncated/share"] == 0.5
+    counters = StepCounters()
+    counters.add_group(group)
+    assert counters.take()["episode/truncated/share"] == 0.5
 
 
 def test_what_the_environment_measured_is_a_mean_under_its_own_name() -> None:
@@ -133,9 +138,9 @@ def test_what_the_environment_measured_is_a_mean_under_its_own_name() -> None:
         trace.rewards["style"] = Reward(score=0.5, weight=0.1)
         trace.timing.setup = TimeSpan(start=10.0, end=10.5)
         trace.timing.scoring = TimeSpan(start=20.0, end=22.0 + 2 * number)
-    tally = Tally()
-    tally.add_group(group)
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group)
+    metrics = counters.take()
     assert metrics["episode/words/metric/num_calls/mean"] == 1.0
     assert metrics["episode/words/reward/style/mean"] == 0.5
     assert metrics["episode/words/setup_seconds/mean"] == 0.5
@@ -147,19 +152,19 @@ def test_what_the_environment_measured_is_a_mean_under_its_own_name() -> None:
 def test_an_environment_that_names_a_metric_after_each_task_does_not_flood_the_record() -> None:
     group = group_of("words", [1.0])
     group.finished[0][1].traces[0].metrics = {f"task_{n}": 1.0 for n in range(1000)}
-    tally = Tally()
-    tally.add_group(group)
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group)
+    metrics = counters.take()
     assert len([name for name in metrics if "/metric/" in name]) == MAX_NAMES - 1
     assert metrics["episode/words/names_left_out/sum"] == 1001 - MAX_NAMES
 
 
 def test_episodes_of_groups_with_equal_rewards_are_flat() -> None:
-    tally = Tally()
-    tally.add_group(group_of("words", [0.1 + 0.2, 0.3]))
-    tally.add_group(group_of("words", [1.0, 0.0]))
-    tally.add_group(group_of("sums", [1.0]))
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group_of("words", [0.1 + 0.2, 0.3]))
+    counters.add_group(group_of("words", [1.0, 0.0]))
+    counters.add_group(group_of("sums", [1.0]))
+    metrics = counters.take()
     assert metrics["episode/words/flat/share"] == 0.5
     assert metrics["episode/sums/flat/share"] == 0.0, "one episode has nothing to be equal to"
 
@@ -180,9 +185,9 @@ def test_finished_episodes_of_which_nothing_trains_are_dropped() -> None:
         for n in range(2)
     ]
     group.dropped = {"g0.1/0/0": "stale", "g0.2": "no_trainable_tokens"}
-    tally = Tally()
-    tally.add_group(group)
-    assert tally.take()["episode/dropped/share"] == pytest.approx(2 / 3)
+    counters = StepCounters()
+    counters.add_group(group)
+    assert counters.take()["episode/dropped/share"] == pytest.approx(2 / 3)
 
 
 def test_dropped_samples_are_counted_by_source_and_reason_and_errors_are_not() -> None:
@@ -192,23 +197,23 @@ def test_dropped_samples_are_counted_by_source_and_reason_and_errors_are_not() -
         "g0.1": "no_trainable_tokens",
         "g0.f0": "error:ProviderError",
     }
-    tally = Tally()
-    tally.add_group(group)
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group)
+    metrics = counters.take()
     assert metrics["sample/dropped/sum"] == 2.0
     assert metrics["sample/dropped/words/zero_advantage/sum"] == 1.0
     assert metrics["sample/dropped/words/no_trainable_tokens/sum"] == 1.0
 
 
 def test_a_tally_starts_again_after_it_was_taken() -> None:
-    tally = Tally()
-    tally.add_group(group_of("words", [1.0]))
-    tally.add_abandoned("words", "too_old")
-    tally.add_dropped("words")
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group_of("words", [1.0]))
+    counters.add_abandoned("words", "too_old")
+    counters.add_dropped("words")
+    metrics = counters.take()
     assert metrics["group/abandoned/words/too_old/sum"] == 1.0
     assert metrics["group/dropped/words/sum"] == 1.0
-    assert tally.take() == {"sample/dropped/sum": 0.0}
+    assert counters.take() == {"sample/dropped/sum": 0.0}
 
 
 def test_batch_metrics_say_size_and_age() -> None:
@@ -229,7 +234,7 @@ def test_batch_metrics_say_size_and_age() -> None:
 def test_a_record_is_complete_when_trained_and_served_in_any_order(
     is_applied_first: bool,
 ) -> None:
-    records = StepRecords(now=0.0)
+    records = PendingStepMetrics(now=0.0)
     records.shipped(0, {"batch/samples/sum": 4.0})
     if is_applied_first:
         assert records.applied(applied(1, 300), now=2.0) is None
@@ -249,7 +254,7 @@ def test_a_record_is_complete_when_trained_and_served_in_any_order(
 
 
 def test_generated_tokens_are_counted_between_two_versions() -> None:
-    records = StepRecords(now=0.0)
+    records = PendingStepMetrics(now=0.0)
     for version, tokens in ((1, 100), (2, 400)):
         records.finished(version - 1, {})
         record = records.applied(applied(version, tokens), now=float(version))
@@ -258,7 +263,7 @@ def test_generated_tokens_are_counted_between_two_versions() -> None:
 
 
 def test_our_step_time_wins_over_the_trainer_s() -> None:
-    records = StepRecords(now=0.0)
+    records = PendingStepMetrics(now=0.0)
     records.applied(applied(1, 0), now=4.0)
     record = records.finished(0, {"time/step_seconds": 1.0})
     assert record is not None
@@ -271,23 +276,23 @@ def test_verdicts_of_filters_are_counted_and_metrics_count_what_they_drop() -> N
         "g0.0/0/0": {"repetition": Verdict.FLAG, "zero_advantage": Verdict.KEEP},
         "g0.1/0/0": {"repetition": Verdict.FLAG, "zero_advantage": Verdict.DROP},
     }
-    tally = Tally()
-    tally.add_group(group)
-    metrics = tally.take()
+    counters = StepCounters()
+    counters.add_group(group)
+    metrics = counters.take()
     assert metrics["sample/trainable/share"] == 0.5
     assert metrics["sample/flagged/words/repetition/sum"] == 2.0
     assert metrics["episode/reward/mean"] == 1.0
-    assert "sample/trainable/share" not in tally.take()
+    assert "sample/trainable/share" not in counters.take()
 
 
 def test_numbers_of_an_algorithm_are_averaged_over_groups() -> None:
-    tally = Tally()
+    counters = StepCounters()
     for value in (1.0, 0.0, 0.5):
         group = group_of("words", [1.0])
         group.numbers["rae_baseline/first"] = value
-        tally.add_group(group)
-    assert tally.take()["group/words/rae_baseline/first/mean"] == 0.5
-    assert not any(name.startswith("group/") for name in tally.take())
+        counters.add_group(group)
+    assert counters.take()["group/words/rae_baseline/first/mean"] == 0.5
+    assert not any(name.startswith("group/") for name in counters.take())
 
 
 def game_of(white: float, black: float) -> Group:
@@ -298,17 +303,17 @@ def game_of(white: float, black: float) -> Group:
 
 
 def test_the_agents_of_a_zero_sum_game_have_rewards_of_their_own() -> None:
-    before, tally = Tally(), Tally()
+    before, counters = StepCounters(), StepCounters()
     before.add_group(game_of(1.0, -1.0))
-    tally.load_state(msgspec.json.decode(msgspec.json.encode(before.state())))
-    tally.add_group(game_of(0.5, -0.5))
-    metrics = tally.take()
+    counters.load_state(msgspec.json.decode(msgspec.json.encode(before.state())))
+    counters.add_group(game_of(0.5, -0.5))
+    metrics = counters.take()
     assert metrics["episode/poker/white/reward/mean"] == 0.75
     assert metrics["episode/poker/black/reward/mean"] == -0.75
     assert metrics["episode/poker/reward/mean"] == 0.0
 
 
 def test_a_single_agent_has_no_mean_beside_that_of_its_source() -> None:
-    tally = Tally()
-    tally.add_group(group_of("words", [1.0, 0.5]))
-    assert "episode/words/agent/reward/mean" not in tally.take()
+    counters = StepCounters()
+    counters.add_group(group_of("words", [1.0, 0.5]))
+    assert "episode/words/agent/reward/mean" not in counters.take()

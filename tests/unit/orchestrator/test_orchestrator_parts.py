@@ -17,8 +17,8 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import write_json
-from gradus.orchestrator.build import build_grading, build_reference, open_parts
-from gradus.orchestrator.orchestrator import first_cause, run
+from gradus.orchestrator.build import build_grading, build_reference, connect
+from gradus.orchestrator.orchestrator import root_cause, run
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 
@@ -53,7 +53,7 @@ async def test_an_engine_that_serves_an_old_run_s_weights_is_refused(build_rig: 
     engine = await connected(rig.root)
     engine.served = engine.served.__class__("run0", 1, 4, "digest")
     with pytest.raises(ProtocolError, match="serves version 4; a run starts with version 0"):
-        async with open_parts(rig.config):
+        async with connect(rig.config):
             pass
     await engine.close()
 
@@ -62,7 +62,7 @@ async def test_an_environment_that_is_not_ready_is_named(build_rig: Any) -> None
     rig = build_rig()
     engine = await connected(rig.root)
     with pytest.raises(ProcessError, match="'env_words' is not ready"):
-        async with open_parts(rig.config):
+        async with connect(rig.config):
             pass
     await engine.close()
 
@@ -82,12 +82,12 @@ def test_filters_can_be_switched_off(build_rig: Any) -> None:
 def test_the_first_error_that_names_itself_is_the_cause() -> None:
     inner = ExceptionGroup("watch", [EnvironmentFailure("ended")])
     group = BaseExceptionGroup("run", [ValueError("noise"), inner, DeadlineError("later")])
-    assert str(first_cause(group)) == "ended"
+    assert str(root_cause(group)) == "ended"
 
 
 def test_without_a_named_error_the_first_of_all_is_the_cause() -> None:
     group = BaseExceptionGroup("run", [ValueError("first"), KeyError("second")])
-    assert str(first_cause(group)) == "first"
+    assert str(root_cause(group)) == "first"
 
 
 async def test_a_distilled_policy_s_stop_tokens_are_read_from_its_files(

@@ -21,7 +21,7 @@ from gradus.config import AlgorithmConfig, CheckpointConfig, CurriculumConfig
 from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.build import Parts, Source, build_grading
+from gradus.orchestrator.build import Components, Source, build_grading
 from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.orchestrator import Orchestrator
@@ -228,7 +228,7 @@ class Lives:
                 )
                 for source in config.sources
             }
-            parts = Parts(
+            parts = Components(
                 sources=sources,
                 policy=ScriptedPolicy(wait=random_wait(f"apply {config.term}", turns)),
                 sender=trainer,
@@ -328,8 +328,8 @@ def assert_task_order(lives: Lives) -> None:
 
 
 def assert_counters(lives: Lives, found: Any) -> None:
-    ledger = lives.orchestrators[-1]._ledger
-    assert {str(outcome): n for outcome, n in ledger.ended.items() if n} == {
+    slots = lives.orchestrators[-1]._slots
+    assert {str(outcome): n for outcome, n in slots.ended.items() if n} == {
         outcome: n for outcome, n in found.ended.items() if n
     }
 

@@ -17,7 +17,7 @@ from gradus.orchestrator.play.task_socket import Task
 from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.orchestrator.records.starvation import (
     WINDOW_GROUPS,
-    Fate,
+    GroupOutcome,
     GroupTime,
     PlayTime,
     Starvation,
@@ -31,16 +31,18 @@ from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.versions import VersionSpan
 
 
-def groups_of(fate: Fate, number: int, *, seconds: float) -> list[GroupTime]:
-    is_trained = fate is Fate.TRAINED
-    return [GroupTime(fate, (PlayTime(seconds + n / 1000, 8, is_trained),)) for n in range(number)]
+def groups_of(outcome: GroupOutcome, number: int, *, seconds: float) -> list[GroupTime]:
+    is_trained = outcome is GroupOutcome.TRAINED
+    return [
+        GroupTime(outcome, (PlayTime(seconds + n / 1000, 8, is_trained),)) for n in range(number)
+    ]
 
 
 def mixed(*, slow_trained: int, slow_lost: int, quick: int = 30) -> list[GroupTime]:
     return [
-        *groups_of(Fate.TRAINED, quick, seconds=1.0),
-        *groups_of(Fate.TRAINED, slow_trained, seconds=9.0),
-        *groups_of(Fate.TOO_SLOW, slow_lost, seconds=9.5),
+        *groups_of(GroupOutcome.TRAINED, quick, seconds=1.0),
+        *groups_of(GroupOutcome.TRAINED, slow_trained, seconds=9.0),
+        *groups_of(GroupOutcome.TOO_SLOW, slow_lost, seconds=9.5),
     ]
 
 
@@ -62,8 +64,8 @@ def test_half_of_the_slow_tasks_is_in_between() -> None:
 
 def test_tasks_lost_for_other_reasons_are_no_sign_of_starvation() -> None:
     groups = [
-        *groups_of(Fate.TRAINED, 30, seconds=1.0),
-        *groups_of(Fate.OTHER, 30, seconds=9.0),
+        *groups_of(GroupOutcome.TRAINED, 30, seconds=1.0),
+        *groups_of(GroupOutcome.OTHER, 30, seconds=9.0),
     ]
     assert slow_bias(groups) == 0.0
     assert not is_alarming(groups)
@@ -71,8 +73,8 @@ def test_tasks_lost_for_other_reasons_are_no_sign_of_starvation() -> None:
 
 def test_quick_tasks_that_are_lost_are_no_sign_of_starvation() -> None:
     groups = [
-        *groups_of(Fate.TOO_SLOW, 10, seconds=0.5),
-        *groups_of(Fate.TRAINED, 30, seconds=1.0),
+        *groups_of(GroupOutcome.TOO_SLOW, 10, seconds=0.5),
+        *groups_of(GroupOutcome.TRAINED, 30, seconds=1.0),
     ]
     assert slow_bias(groups) < 0
     assert not is_alarming(groups)
@@ -84,10 +86,10 @@ def test_a_few_groups_raise_no_alarm() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(list(Fate)), st.floats(0, 1e6)), max_size=60),
+    st.lists(st.tuples(st.sampled_from(list(GroupOutcome)), st.floats(0, 1e6)), max_size=60),
 )
-def test_the_bias_is_at_most_one(groups: list[tuple[Fate, float]]) -> None:
-    times = [GroupTime(fate, (PlayTime(seconds, None, False),)) for fate, seconds in groups]
+def test_the_bias_is_at_most_one(groups: list[tuple[GroupOutcome, float]]) -> None:
+    times = [GroupTime(outcome, (PlayTime(seconds, None, False),)) for outcome, seconds in groups]
     assert slow_bias(times) <= 1.0
 
 
@@ -97,7 +99,7 @@ def test_a_quantile_is_one_of_the_values(share: float, value: float) -> None:
 
 
 def test_a_group_is_as_slow_as_its_slowest_episode() -> None:
-    group = GroupTime(Fate.TRAINED, (PlayTime(1.0, 8, True), PlayTime(7.0, 8, True)))
+    group = GroupTime(GroupOutcome.TRAINED, (PlayTime(1.0, 8, True), PlayTime(7.0, 8, True)))
     assert group.seconds == 7.0
 
 
@@ -117,7 +119,7 @@ def test_the_alarm_is_said_once_per_window(caplog: pytest.LogCaptureFixture) -> 
     starvation = Starvation()
     for group in mixed(slow_trained=0, slow_lost=0, quick=60):
         starvation.add("words", group)
-    for group in groups_of(Fate.TOO_SLOW, WINDOW_GROUPS, seconds=9.0):
+    for group in groups_of(GroupOutcome.TOO_SLOW, WINDOW_GROUPS, seconds=9.0):
         starvation.add("words", group)
     assert len(caplog.records) == 1
     assert "source 'words': slow tasks are under-trained" in caplog.text
@@ -138,7 +140,7 @@ def test_only_the_last_groups_count() -> None:
     starvation = Starvation()
     for group in mixed(slow_trained=0, slow_lost=10):
         starvation.add("words", group)
-    for group in groups_of(Fate.TRAINED, WINDOW_GROUPS, seconds=1.0):
+    for group in groups_of(GroupOutcome.TRAINED, WINDOW_GROUPS, seconds=1.0):
         starvation.add("words", group)
     assert starvation.metrics()["episode/words/slow_bias"] == 0.0
 
@@ -163,24 +165,26 @@ def test_a_group_with_a_kept_sample_trained() -> None:
     group.samples = [sample_of("g0.0"), sample_of("g0.9")]
     group.dropped = {"g0.9/0/0": STALE}
     time = group_time(group)
-    assert time.fate is Fate.TRAINED
+    assert time.outcome is GroupOutcome.TRAINED
     assert [episode.is_trained for episode in time.episodes] == [True, False, False]
     assert [episode.length_tokens for episode in time.episodes] == [4, None, None]
     assert time.seconds == 4.0
 
 
-@pytest.mark.parametrize(("reason", "fate"), [(ABANDONED, Fate.TOO_SLOW), (RUN_ENDED, Fate.OTHER)])
-def test_why_a_group_was_given_up_decides(reason: str, fate: Fate) -> None:
+@pytest.mark.parametrize(
+    ("reason", "outcome"), [(ABANDONED, GroupOutcome.TOO_SLOW), (RUN_ENDED, GroupOutcome.OTHER)]
+)
+def test_why_a_group_was_given_up_decides(reason: str, outcome: GroupOutcome) -> None:
     group = played_group()
     give_up(group, reason)
-    assert group_time(group).fate is fate
+    assert group_time(group).outcome is outcome
 
 
 def test_a_group_of_which_every_sample_was_stale_was_too_slow() -> None:
     group = played_group()
     group.samples = [sample_of("g0.0")]
     group.dropped = {"g0.0/0/0": STALE}
-    assert group_time(group).fate is Fate.TOO_SLOW
+    assert group_time(group).outcome is GroupOutcome.TOO_SLOW
 
 
 async def test_a_run_with_a_slow_task_shows_its_started_and_trained_times(build_rig: Any) -> None:

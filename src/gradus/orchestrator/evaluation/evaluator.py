@@ -32,7 +32,7 @@ from gradus.orchestrator.evaluation.episodes import (
 )
 from gradus.orchestrator.evaluation.file import EvaluationFile
 from gradus.orchestrator.evaluation.results import EnvironmentResult, EpisodeScore, combine
-from gradus.orchestrator.failures import FirstFailures, first_cause
+from gradus.orchestrator.failures import FirstFailures, root_cause
 from gradus.orchestrator.play.environment import (
     EnvironmentClient,
     EpisodeSettings,
@@ -55,7 +55,7 @@ def run(config: EvaluatorProcessConfig) -> None:
     try:
         asyncio.run(_run(config))
     except BaseExceptionGroup as group:
-        raise first_cause(group) from group
+        raise root_cause(group) from group
 
 
 async def _run(config: EvaluatorProcessConfig) -> None:

@@ -22,7 +22,7 @@ from gradus.orchestrator.evaluation.episodes import EvaluationSource, warn_of_gr
 from gradus.orchestrator.evaluation.measurement import Measurement
 from gradus.orchestrator.play.inference_client import PolicyPool
 from gradus.orchestrator.records.journal import Journal, JournalEvent
-from gradus.orchestrator.records.writer import Recorder
+from gradus.orchestrator.records.writer import RecordWriter
 
 
 class Evaluation:
@@ -39,7 +39,7 @@ class Evaluation:
         sources: Sequence[EvaluationSource],
         *,
         policy: PolicyPool,
-        recorder: Recorder,
+        recorder: RecordWriter,
         journal: Journal,
         episodes: Path,
     ) -> None:

@@ -29,7 +29,7 @@ from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.build import open_served
 from gradus.orchestrator.evaluation.episodes import warn_of_graded_rewards, watched
 from gradus.orchestrator.evaluation.measurement import Measurement
-from gradus.orchestrator.failures import first_cause
+from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.play.inference_client import InferencePool, PolicyPool
 from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.run.lease import check_term
@@ -45,7 +45,7 @@ def run(config: SftEvaluatorProcessConfig) -> None:
     try:
         asyncio.run(_run(config))
     except BaseExceptionGroup as group:
-        raise first_cause(group) from group
+        raise root_cause(group) from group
 
 
 async def _run(config: SftEvaluatorProcessConfig) -> None:

@@ -43,7 +43,7 @@ from gradus.orchestrator.groups.filters import (
     judge,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.orchestrator.groups.slots import Outcome
+from gradus.orchestrator.groups.slots import EpisodeOutcome
 from gradus.orchestrator.play.episode_check import cut_bytes, is_truncated
 from gradus.orchestrator.play.task_socket import Task
 from gradus.orchestrator.play.tasks import TaskPointer
@@ -93,11 +93,11 @@ class PlayedEpisode:
         return int(self.id.rpartition(".")[2])
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> EpisodeOutcome:
         """Exactly one of the three."""
         if self.failure is not None:
-            return Outcome.FAILED
-        return Outcome.CANCELLED if self.episode is None else Outcome.FINISHED
+            return EpisodeOutcome.FAILED
+        return EpisodeOutcome.CANCELLED if self.episode is None else EpisodeOutcome.FINISHED
 
     @cached_property
     def numbers(self) -> EpisodeNumbers | None:
@@ -161,7 +161,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Grading:
+class SourceGrader:
     """How the groups of one source are credited and filtered."""
 
     algorithm: Algorithm
@@ -181,7 +181,7 @@ class Grading:
         return inspect.iscoroutinefunction(self.algorithm.score_group)
 
 
-def grade(group: Group, grading: Grading) -> None:
+def grade(group: Group, grading: SourceGrader) -> None:
     """Score a group by an algorithm that needs no wait, and fill its samples.
 
     The credit of one that is awaited lies on the episodes already: this is a replay.
@@ -194,7 +194,7 @@ def grade(group: Group, grading: Grading) -> None:
     fill(group, grading)
 
 
-async def score_awaited(group: Group, grading: Grading, errors: ErrorPolicy) -> None:
+async def score_awaited(group: Group, grading: SourceGrader, errors: ErrorPolicy) -> None:
     """Let an algorithm with `async def score_group` score a group, again where the policy says so.
 
     Each time it finds the credit of `score_episode`, and nothing of its own. `group.failure` says
@@ -227,7 +227,7 @@ async def score_awaited(group: Group, grading: Grading, errors: ErrorPolicy) -> 
         retry += 1
 
 
-def fill(group: Group, grading: Grading) -> None:
+def fill(group: Group, grading: SourceGrader) -> None:
     """Fill `samples` and `dropped` of a scored group."""
     for played in group.played:
         if played.failure is not None:
@@ -253,7 +253,7 @@ def fail(group: Group, failure: Failure) -> None:
 
 
 def _filter_samples(
-    group: Group, played: PlayedEpisode, samples: Sequence[Sample], grading: Grading
+    group: Group, played: PlayedEpisode, samples: Sequence[Sample], grading: SourceGrader
 ) -> None:
     if not samples:
         group.dropped[played.id] = NO_TOKENS
@@ -316,7 +316,7 @@ def _refuse_awaitable(result: object) -> None:
 
 
 @contextmanager
-def _scoring(group: Group, grading: Grading) -> Iterator[None]:
+def _scoring(group: Group, grading: SourceGrader) -> Iterator[None]:
     """What the algorithm does wrong is kept as the group's failure."""
     try:
         with blaming("algorithm", grading.algorithm, _place(group), failure=ALGORITHM_FAILED):
@@ -379,7 +379,7 @@ def give_up(group: Group, reason: str) -> None:
         group.dropped[played.id] = f"{ERROR_PREFIX}{failure.kind}" if failure else reason
 
 
-def _origin(group: Group, played: PlayedEpisode, grading: Grading) -> SampleOrigin:
+def _origin(group: Group, played: PlayedEpisode, grading: SourceGrader) -> SampleOrigin:
     return SampleOrigin(
         environment=group.source,
         group_id=group.id,

@@ -31,16 +31,21 @@ from gradus.orchestrator.groups.grading import (
     grade,
     score_awaited,
 )
-from gradus.orchestrator.groups.slots import GroupLedger, Phase
+from gradus.orchestrator.groups.slots import GroupSlots, Phase
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
 from gradus.orchestrator.play.player import RunningEpisode
 from gradus.orchestrator.play.task_socket import Task, TaskRefused
 from gradus.orchestrator.play.tasks import TaskPointer, TaskSource
 from gradus.orchestrator.records.journal import Journal, JournalEvent
-from gradus.orchestrator.records.metrics import TRAINABLE_SHARE, Metrics, Tally, batch_metrics
+from gradus.orchestrator.records.metrics import (
+    TRAINABLE_SHARE,
+    Metrics,
+    StepCounters,
+    batch_metrics,
+)
 from gradus.orchestrator.records.recording import Recording
-from gradus.orchestrator.records.starvation import Fate, GroupTime, PlayTime, Starvation
-from gradus.orchestrator.records.writer import Recorder
+from gradus.orchestrator.records.starvation import GroupOutcome, GroupTime, PlayTime, Starvation
+from gradus.orchestrator.records.writer import RecordWriter
 
 ABANDONED = "abandoned"
 RUN_ENDED = "run_ended"
@@ -64,21 +69,21 @@ class Abandoned:
 
 
 @dataclass(frozen=True)
-class OpenGroups:
-    """Owns every group that is not final, and moves it between ledger, batcher and records.
+class GroupBuffer:
+    """Owns every group that is not final, and moves it between slots, batcher and records.
 
-    >>> groups = OpenGroups(...)  # doctest: +SKIP
+    >>> groups = GroupBuffer(...)  # doctest: +SKIP
     >>> group, episode_ids = groups.open(pointer, task)  # doctest: +SKIP
     """
 
     sources: Mapping[str, Source]
     tasks: TaskSource
-    ledger: GroupLedger
+    slots: GroupSlots
     batcher: Batcher
     journal: Journal
-    recorder: Recorder
+    recorder: RecordWriter
     recording: Recording
-    tally: Tally
+    counters: StepCounters
     starvation: Starvation
     failures: FirstFailures
     evict: Callable[[str], None]
@@ -92,7 +97,7 @@ class OpenGroups:
         self.groups[group.id] = group
         source = self.sources[pointer.source]
         size = pointer.group_size or source.group_size
-        episode_ids = self.ledger.open(group.id, size=size, is_frozen=source.is_frozen)
+        episode_ids = self.slots.open(group.id, size=size, is_frozen=source.is_frozen)
         self.journal.write(
             JournalEvent.GROUP_OPENED,
             group=group.id,
@@ -116,7 +121,7 @@ class OpenGroups:
             reason=reason,
             error=error,
         )
-        self.tally.add_set_aside(pointer.source, reason)
+        self.counters.add_set_aside(pointer.source, reason)
         self._record(pointer, TaskResult(Ending.SET_ASIDE))
         place = f"task {pointer.index}, put aside"
         self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
@@ -129,13 +134,13 @@ class OpenGroups:
 
     def start(self, episode_id: str, *, version: int) -> None:
         """An episode starts while `version` is served."""
-        self.ledger.start(episode_id, version=version)
+        self.slots.start(episode_id, version=version)
         self.journal.write(JournalEvent.EPISODE_STARTED, episode=episode_id, version=version)
 
     def retry(self, episode: RunningEpisode, failure: Failure) -> None:
         """An episode failed and is played again from its start."""
-        self.ledger.restart(episode.id, version=episode.version)
-        self.tally.add_retried(episode.group.source, failure.kind)
+        self.slots.restart(episode.id, version=episode.version)
+        self.counters.add_retried(episode.group.source, failure.kind)
         self._tell(episode.group, f"{episode.id}, played again", failure)
         self.journal.write(
             JournalEvent.EPISODE_RETRIED,
@@ -159,7 +164,7 @@ class OpenGroups:
             self._tell(group, played.id, played.failure)
         # Counted now, episode by episode: at the end of a step it would stop the loops.
         _ = played.numbers
-        is_complete = self.ledger.end(played.id, played.outcome)
+        is_complete = self.slots.end(played.id, played.outcome)
         self.journal.write(
             JournalEvent.EPISODE_ENDED,
             episode=played.id,
@@ -190,10 +195,10 @@ class OpenGroups:
 
     def ship(self, batch: SampleBatch) -> Metrics:
         """The groups of `batch` train; the numbers of all that became final since the last one."""
-        self.ledger.ship(batch.group_ids, step=batch.step)
+        self.slots.ship(batch.group_ids, step=batch.step)
         for group_id in batch.group_ids:
             self._close(self.groups[group_id], batch.step)
-        metrics = self.tally.take() | self.starvation.metrics()
+        metrics = self.counters.take() | self.starvation.metrics()
         share = metrics.get(TRAINABLE_SHARE, 1.0)
         if share <= LEAST_TRAINABLE_SHARE:
             log.warning(
@@ -213,14 +218,14 @@ class OpenGroups:
 
         Their tasks go back to their sources.
         """
-        too_old = self.ledger.must_end_too_old(step=self.batcher.step, max_staleness=max_staleness)
+        too_old = self.slots.must_end_too_old(step=self.batcher.step, max_staleness=max_staleness)
         to_cancel: list[str] = []
         for group_id in too_old:
             group = self.groups[group_id]
             self.journal.write(JournalEvent.GROUP_ABANDONED, group=group_id, reason=TOO_OLD)
-            self.tally.add_abandoned(group.source, TOO_OLD)
+            self.counters.add_abandoned(group.source, TOO_OLD)
             self._return_task(group)
-            to_cancel += self.ledger.abandon(group_id)
+            to_cancel += self.slots.abandon(group_id)
             self._close_if_abandoned(group)
         return Abandoned(too_old, to_cancel)
 
@@ -246,7 +251,7 @@ class OpenGroups:
 
     def _graded(self, group: Group) -> None:
         """The group has its credit: it waits for a batch, or trains nothing."""
-        self.ledger.complete(group.id)
+        self.slots.complete(group.id)
         try:
             self.tasks.record(group.pointer, task_result(group, Ending.PLAYED))
         except EpisodeFailed as failed:
@@ -282,21 +287,21 @@ class OpenGroups:
 
     def _drop(self, group: Group) -> None:
         """The group trains nothing: free its slot for a replacement."""
-        self.ledger.drop(group.id)
-        self.tally.add_dropped(group.source)
+        self.slots.drop(group.id)
+        self.counters.add_dropped(group.source)
         self.journal.write(JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons))
         self._close(group, self.batcher.step)
 
     def _close(self, group: Group, step: int) -> None:
         """Count and record a group to which nothing more can happen."""
         del self.groups[group.id]
-        self.tally.add_group(group)
+        self.counters.add_group(group)
         self.starvation.add(group.source, group_time(group))
         self.recorder.add_group(group, step=step)
 
     def _close_if_abandoned(self, group: Group) -> None:
         """An abandoned group is final when its last running episode ended."""
-        if self.ledger.phase(group.id) is Phase.GONE:
+        if self.slots.phase(group.id) is Phase.GONE:
             give_up(group, ABANDONED)
             self._close(group, self.batcher.step)
 
@@ -318,7 +323,7 @@ class OpenGroups:
         if self.tasks.give_back(group.pointer):
             self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
             return
-        self.tally.add_given_up(group.source)
+        self.counters.add_given_up(group.source)
         self.journal.write(JournalEvent.TASK_GIVEN_UP, group=group.id)
 
 
@@ -337,11 +342,11 @@ def task_result(group: Group, ending: Ending) -> TaskResult:
 def group_time(group: Group) -> GroupTime:
     """How long the episodes of a final group took, and whether time kept it from training."""
     kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
-    fate = Fate.TRAINED if kept else Fate.OTHER
+    outcome = GroupOutcome.TRAINED if kept else GroupOutcome.OTHER
     if not kept and not {ABANDONED, STALE}.isdisjoint(group.dropped.values()):
-        fate = Fate.TOO_SLOW
+        outcome = GroupOutcome.TOO_SLOW
     return GroupTime(
-        fate,
+        outcome,
         tuple(
             PlayTime(
                 played.seconds,

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Outcome(StrEnum):
+class EpisodeOutcome(StrEnum):
     """How a started episode ended; exactly one of these, once."""
 
     FINISHED = "finished"
@@ -51,7 +51,7 @@ class _Group:
     versions: dict[str, int] = field(default_factory=dict)
     """Version at the start of every episode that started, also of those that ended."""
     step: int | None = None
-    ended: Counter[Outcome] = field(default_factory=Counter)
+    ended: Counter[EpisodeOutcome] = field(default_factory=Counter)
 
     @property
     def oldest_version(self) -> int | None:
@@ -59,29 +59,29 @@ class _Group:
         return min(self.versions.values(), default=None)
 
 
-class GroupLedger:
+class GroupSlots:
     """Owns the state of all groups, and counts what became of every started episode.
 
-    >>> ledger = GroupLedger(slots=1)
-    >>> episode_ids = ledger.open("g0", size=2)
-    >>> ledger.free_slots
+    >>> slots = GroupSlots(budget=1)
+    >>> episode_ids = slots.open("g0", size=2)
+    >>> slots.free_slots
     0
     """
 
-    def __init__(self, *, slots: int, total_groups: int | None = None) -> None:
+    def __init__(self, *, budget: int, total_groups: int | None = None) -> None:
         """`total_groups` is how many groups train in the whole run; more are never open at once."""
-        self._slots = slots
+        self._budget = budget
         self._untrained = total_groups
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, str] = {}
         self._occupied = 0
         self.started = 0
-        self.ended: Counter[Outcome] = Counter()
+        self.ended: Counter[EpisodeOutcome] = Counter()
 
     @property
     def free_slots(self) -> int:
         """How many groups may open now."""
-        budget = self._slots if self._untrained is None else min(self._slots, self._untrained)
+        budget = self._budget if self._untrained is None else min(self._budget, self._untrained)
         return budget - self._occupied
 
     @property
@@ -122,7 +122,7 @@ class GroupLedger:
         group.running[episode_id] = version
         group.versions[episode_id] = version
 
-    def end(self, episode_id: str, outcome: Outcome) -> bool:
+    def end(self, episode_id: str, outcome: EpisodeOutcome) -> bool:
         """A running episode ended; True when that completed its group for scoring."""
         group = self._groups[self._group_of.pop(episode_id)]
         group.running.pop(episode_id)
@@ -208,10 +208,10 @@ class GroupLedger:
         ended = Counter(self.ended)
         for group in self._groups.values():
             if group.is_abandoned:
-                ended[Outcome.CANCELLED] += len(group.running)
+                ended[EpisodeOutcome.CANCELLED] += len(group.running)
             elif group.phase in (Phase.OPEN, Phase.SCORING):
                 ended -= group.ended
-        return {str(outcome): ended[outcome] for outcome in Outcome}
+        return {str(outcome): ended[outcome] for outcome in EpisodeOutcome}
 
     def abandoned(self) -> list[str]:
         """Groups that were given up and of which something still runs."""
@@ -219,7 +219,7 @@ class GroupLedger:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`; `restore` puts the groups back that still hold a slot."""
-        self.ended = Counter({outcome: int(state[outcome]) for outcome in Outcome})
+        self.ended = Counter({outcome: int(state[outcome]) for outcome in EpisodeOutcome})
         self.started = self.ended.total()
 
     def restore(self, group_id: str, *, step: int | None = None) -> None:

@@ -218,15 +218,15 @@ class Draw:
     task: TaskPointer
 
 
-class Draws:
+class TaskQueue:
     """Owns the numbers of groups, and the draws whose group is not open yet.
 
-    >>> draws = Draws(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
-    >>> draw = draws.next()
-    >>> draw.number, len(draws.waiting)
+    >>> queue = TaskQueue(TaskSource([SourceShare("words", 1.0, num_tasks=None)], seed=0))
+    >>> draw = queue.next()
+    >>> draw.number, len(queue.waiting)
     (0, 1)
-    >>> draws.opened(draw)
-    >>> len(draws.waiting)
+    >>> queue.opened(draw)
+    >>> len(queue.waiting)
     0
     """
 

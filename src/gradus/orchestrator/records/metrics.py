@@ -14,7 +14,7 @@ from gradus.monitor.reduce import Mean
 from gradus.orchestrator.evaluation.results import MAX_NAMES
 from gradus.orchestrator.groups.filters import Verdict, dropped_by
 from gradus.orchestrator.groups.grading import Group, is_flat, untrained_episodes
-from gradus.orchestrator.groups.slots import Outcome
+from gradus.orchestrator.groups.slots import EpisodeOutcome
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.wire.sample import Sample
 from gradus.wire.versions import staleness
@@ -56,7 +56,7 @@ class EpisodeCounts:
         self.num_dropped += untrained_episodes(group)
         self.num_flat += len(group.finished) if is_flat(group) else 0
         for played in group.played:
-            self.num_cancelled += played.outcome is Outcome.CANCELLED
+            self.num_cancelled += played.outcome is EpisodeOutcome.CANCELLED
             if played.failure is not None:
                 self.errors[played.failure.kind] += 1
             if played.numbers is not None:
@@ -146,7 +146,7 @@ class EpisodeCounts:
         return found
 
 
-class Tally:
+class StepCounters:
     """Counts everything between two batches; `take` hands it over and starts again."""
 
     def __init__(self) -> None:
@@ -162,7 +162,9 @@ class Tally:
         for name, value in group.numbers.items():
             metric = f"group/{group.source}/{name}/mean"
             self._numbers[metric] = self._numbers.get(metric, Mean(0.0, 0.0)).merge(Mean(value))
-        finished = {played.id for played in group.played if played.outcome is Outcome.FINISHED}
+        finished = {
+            played.id for played in group.played if played.outcome is EpisodeOutcome.FINISHED
+        }
         for verdicts in group.verdicts.values():
             self._judged += 1
             self._kept += dropped_by(verdicts) is None
@@ -257,7 +259,7 @@ def _num_trainable(sample: Sample) -> int:
     return int(np.count_nonzero(sample.loss_mask))
 
 
-class StepRecords:
+class PendingStepMetrics:
     """Owns the unfinished records: a step's numbers come from the batch, the trainer and inference.
 
     A record is complete when the step is trained and the version it made is served, in whichever

@@ -36,7 +36,7 @@ SLOW_SHARE = 0.25
 log = get_logger(__name__)
 
 
-class Fate(StrEnum):
+class GroupOutcome(StrEnum):
     """What became of a group, as far as time is concerned."""
 
     TRAINED = "trained"
@@ -59,7 +59,7 @@ class PlayTime:
 class GroupTime:
     """One group that is final."""
 
-    fate: Fate
+    outcome: GroupOutcome
     episodes: tuple[PlayTime, ...]
 
     @property
@@ -71,12 +71,12 @@ class GroupTime:
 def slow_bias(groups: Sequence[GroupTime]) -> float:
     """1 - share of the slowest quarter that trained / share of all; 0 with too few groups.
 
-    >>> quick = [GroupTime(Fate.TRAINED, (PlayTime(1.0, 8, True),))] * 15
-    >>> slow = [GroupTime(Fate.TOO_SLOW, (PlayTime(9.0, None, False),))] * 5
+    >>> quick = [GroupTime(GroupOutcome.TRAINED, (PlayTime(1.0, 8, True),))] * 15
+    >>> slow = [GroupTime(GroupOutcome.TOO_SLOW, (PlayTime(9.0, None, False),))] * 5
     >>> slow_bias(quick + slow)
     1.0
     """
-    counted = [group for group in groups if group.fate is not Fate.OTHER]
+    counted = [group for group in groups if group.outcome is not GroupOutcome.OTHER]
     if len(counted) < LEAST_GROUPS:
         return 0.0
     share = _trained_share(counted)
@@ -85,8 +85,8 @@ def slow_bias(groups: Sequence[GroupTime]) -> float:
 
 def is_alarming(groups: Sequence[GroupTime]) -> bool:
     """Whether slow tasks are under-trained so much that somebody should look."""
-    counted = [group for group in groups if group.fate is not Fate.OTHER]
-    lost = sum(group.fate is Fate.TOO_SLOW for group in _slowest(counted))
+    counted = [group for group in groups if group.outcome is not GroupOutcome.OTHER]
+    lost = sum(group.outcome is GroupOutcome.TOO_SLOW for group in _slowest(counted))
     return lost >= LEAST_LOST and slow_bias(counted) >= ALARM_BIAS
 
 
@@ -119,7 +119,7 @@ class Starvation:
         window.append(group)
         quiet = self._since_warning.get(source, WINDOW_GROUPS) + 1
         self._since_warning[source] = quiet
-        if group.fate is Fate.TOO_SLOW and quiet > WINDOW_GROUPS and is_alarming(window):
+        if group.outcome is GroupOutcome.TOO_SLOW and quiet > WINDOW_GROUPS and is_alarming(window):
             self._since_warning[source] = 0
             self._warn(source, window)
 
@@ -154,7 +154,7 @@ class Starvation:
         return found
 
     def _warn(self, source: str, window: Sequence[GroupTime]) -> None:
-        counted = [group for group in window if group.fate is not Fate.OTHER]
+        counted = [group for group in window if group.outcome is not GroupOutcome.OTHER]
         slow = _slowest(counted)
         log.warning(
             "source %r: slow tasks are under-trained: of the slowest quarter (from %.1f s on) %.0f "
@@ -174,7 +174,7 @@ def _slowest(groups: Sequence[GroupTime]) -> list[GroupTime]:
 
 
 def _trained_share(groups: Sequence[GroupTime]) -> float:
-    return sum(group.fate is Fate.TRAINED for group in groups) / len(groups)
+    return sum(group.outcome is GroupOutcome.TRAINED for group in groups) / len(groups)
 
 
 def _distribution(prefix: str, episodes: Sequence[PlayTime]) -> dict[str, float]:

@@ -36,10 +36,10 @@ class _Mark:
     seen: asyncio.Future[dict[str, int]]
 
 
-class Recorder:
+class RecordWriter:
     """Owns the queue of final groups and numbers, on their way to disk and monitors.
 
-    >>> recorder = Recorder(monitor, episodes, check_lease)  # doctest: +SKIP
+    >>> recorder = RecordWriter(monitor, episodes, check_lease)  # doctest: +SKIP
     >>> recorder.add_metrics({"episode/reward/mean": 0.5}, step=0)  # doctest: +SKIP
     """
 

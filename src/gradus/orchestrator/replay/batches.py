@@ -13,7 +13,7 @@ from gradus.errors import CorruptStateError, ReplayError
 from gradus.orchestrator.algorithms.model_files import read_vocabulary_size
 from gradus.orchestrator.build import build_grading
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
-from gradus.orchestrator.groups.grading import Grading, Group, grade
+from gradus.orchestrator.groups.grading import Group, SourceGrader, grade
 from gradus.orchestrator.play.task_socket import Task
 from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
 from gradus.orchestrator.replay.journal_reader import CutBatch, Decision, GradedGroup
@@ -37,7 +37,7 @@ class BatchMaker:
         self._episodes = episodes
         self._frozen = {source.name for source in config.sources if source.is_frozen}
         # Reference models were asked when the episodes ended; the answers lie on the episodes.
-        self._gradings: Mapping[str, Grading] = {
+        self._gradings: Mapping[str, SourceGrader] = {
             source.name: build_grading(config, source, vocabulary_size=vocabulary_size)
             for source in config.sources
         }

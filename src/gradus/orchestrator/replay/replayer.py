@@ -20,7 +20,7 @@ from gradus.errors import DeadlineError
 from gradus.files import write_json
 from gradus.monitor.base import Monitor
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.failures import first_cause
+from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.replay.batches import BatchMaker
 from gradus.orchestrator.replay.comparison import Comparison
@@ -42,7 +42,7 @@ def run(config: ReplayProcessConfig) -> None:
     try:
         asyncio.run(_run(config))
     except BaseExceptionGroup as group:
-        raise first_cause(group) from group
+        raise root_cause(group) from group
 
 
 async def _run(config: ReplayProcessConfig) -> None:

@@ -8,12 +8,12 @@ from functools import partial
 
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.grading import Group
-from gradus.orchestrator.groups.slots import GroupLedger, Phase
+from gradus.orchestrator.groups.slots import GroupSlots, Phase
 from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import Draw, Draws, TaskPointer
+from gradus.orchestrator.play.tasks import Draw, TaskPointer, TaskQueue
 from gradus.orchestrator.records.episode_codec import load_played, save_played
 from gradus.orchestrator.records.journal import Journal, JournalEvent
-from gradus.orchestrator.records.writer import Recorder
+from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     OpenGroup,
@@ -35,7 +35,7 @@ from gradus.run.paths import RunDirectory
 
 
 @dataclass
-class Standing:
+class Snapshotter:
     """Reads and restores the parts that outlive a step; owns the batches that are not trained yet.
 
     >>> standing.cut(batch)  # doctest: +SKIP
@@ -44,12 +44,12 @@ class Standing:
 
     run_dir: RunDirectory
     pieces: Mapping[str, Stateful]
-    draws: Draws
+    queue: TaskQueue
     batcher: Batcher
-    ledger: GroupLedger
+    slots: GroupSlots
     groups: dict[str, Group]
     """Every group that is not final, by id."""
-    recorder: Recorder
+    recorder: RecordWriter
     journal: Journal
     _untrained: dict[int, SampleBatch] = field(default_factory=dict)
 
@@ -68,9 +68,9 @@ class Standing:
             step=step,
             max_steps=max_steps,
             journal_lines=self.journal.num_lines,
-            num_drawn=self.draws.num_drawn,
+            num_drawn=self.queue.num_drawn,
             open_groups=[OpenGroup(d.number, asdict(d.task)) for d in self._to_play_again()],
-            cut_off=self.ledger.abandoned(),
+            cut_off=self.slots.abandoned(),
             batcher=self.batcher.state(),
             pieces=take_states(self.pieces),
         )
@@ -86,11 +86,11 @@ class Standing:
         """Stand as `saved` says; the batches that the trainer needs again."""
         load_pieces(self.pieces, saved.state.pieces)
         interrupted = with_name("open groups", lambda: _draws(saved.state.open_groups))
-        self.draws.restore(interrupted, num_drawn=saved.state.num_drawn)
+        self.queue.restore(interrupted, num_drawn=saved.state.num_drawn)
         for group in saved.pending.groups:
             restored = with_name(f"group {group.ready.group_id}", partial(_load_group, group))
             self.groups[restored.id] = restored
-            self.ledger.restore(restored.id)
+            self.slots.restore(restored.id)
         ready = [_load_samples(group.ready) for group in saved.pending.groups]
         with_name("batcher", lambda: self.batcher.load_state(saved.state.batcher, ready))
         batches = [
@@ -100,7 +100,7 @@ class Standing:
         for batch in batches:
             self._untrained[batch.step] = batch
             for group_id in batch.group_ids:
-                self.ledger.restore(group_id, step=batch.step)
+                self.slots.restore(group_id, step=batch.step)
         self._write_resumed(saved.state)
         return batches
 
@@ -118,10 +118,10 @@ class Standing:
         playing = [
             Draw(int(group.id[1:]), group.pointer)
             for group in self.groups.values()
-            if self.ledger.phase(group.id) in (Phase.OPEN, Phase.SCORING)
-            and group.id not in self.ledger.abandoned()
+            if self.slots.phase(group.id) in (Phase.OPEN, Phase.SCORING)
+            and group.id not in self.slots.abandoned()
         ]
-        return sorted([*playing, *self.draws.waiting], key=lambda draw: draw.number)
+        return sorted([*playing, *self.queue.waiting], key=lambda draw: draw.number)
 
 
 def _group_id(number: int) -> str:
