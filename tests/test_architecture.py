@@ -82,7 +82,6 @@ SHORT_WITH_ONE_IMPORTER: dict[str, str] = {}
 """Short modules with one importer that are better alone, with the reason."""
 MAX_SLICES = 60
 DEFINED_TWICE = {
-    "EpisodeKey",
     "FileEntry",
     "Health",
     "Progress",

@@ -12,7 +12,7 @@ from gradus.config import ReplayChoice, load_replay, one_config, resolve_run
 from gradus.errors import ConfigError, ReplayError
 
 if TYPE_CHECKING:
-    from gradus.orchestrator.replay.recorded_run import RecordedRun
+    from gradus.orchestrator.replay.recording import RecordedRun
 
 REPLAY = "--replay"
 RUN_DIR = "--run-dir"
@@ -47,7 +47,7 @@ class Replay:
 
 def check_replay(run: str, words: Sequence[str]) -> Replay:
     """Read a recorded run as a whole; refuses what cannot be replayed, creates nothing."""
-    from gradus.orchestrator.replay.recorded_run import open_recorded_run
+    from gradus.orchestrator.replay.recording import open_recorded_run
 
     recorded = open_recorded_run(Path(run).resolve())
     choice = load_replay(one_config(recorded.configs), words)

@@ -48,7 +48,7 @@ from gradus.orchestrator.play.environment import (
     build_settings,
     find_environment,
 )
-from gradus.orchestrator.play.inference_client import InferencePool, PolicyPool
+from gradus.orchestrator.play.inference_client import InferenceClient, PolicyClient
 from gradus.orchestrator.play.renderer import check_tools, settle_renderer
 from gradus.orchestrator.play.restarts import RestartedEnvironment
 from gradus.orchestrator.play.task_socket import TaskRefused
@@ -87,7 +87,7 @@ class Components:
     """Everything outside the loops; tests put fakes here."""
 
     sources: Mapping[str, Source]
-    policy: PolicyPool
+    policy: PolicyClient
     sender: BatchSender
     monitor: Monitor
     journal: Journal
@@ -108,7 +108,7 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
     async with AsyncExitStack() as stack:
-        policy = await InferencePool.connect(
+        policy = await InferenceClient.connect(
             run_dir,
             term=config.term,
             apply_timeout_seconds=config.orchestrator.apply_timeout_seconds,

@@ -17,8 +17,7 @@ from gradus.config import ModelConfig
 from gradus.errors import GradusError
 from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.replay.batches import BatchMaker
-from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
-from gradus.orchestrator.replay.recorded_run import open_recorded_run, read_learned
+from gradus.orchestrator.replay.recording import RecordedEpisodes, open_recorded_run, read_learned
 from gradus.run.lease import MARKER_NAME, mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, note_launch

@@ -16,8 +16,8 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent, read_jour
 from gradus.orchestrator.replay.journal_reader import (
     CutBatch,
     Decision,
-    EpisodeKey,
     GradedGroup,
+    RecordKey,
     read_decisions,
 )
 
@@ -26,7 +26,7 @@ GROUPS_PER_BATCH = 2
 
 def graded(number: int, *, samples: int = 2) -> GradedGroup:
     name = f"g{number:06d}"
-    episodes = tuple(EpisodeKey(1, f"{name}.{play}") for play in range(2))
+    episodes = tuple(RecordKey(1, f"{name}.{play}") for play in range(2))
     pointer = TaskPointer("words", number // 5, number % 5, attempt=number % 2)
     ids = tuple(f"{name}.{sample}/0/0" for sample in range(samples))
     return GradedGroup(name, pointer, f"key-{number}", episodes, ids)

@@ -16,10 +16,13 @@ from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ReplayE
 from gradus.files import read_json, write_json
 from gradus.orchestrator.records.recording import EpisodeRecording, digest_model
 from gradus.orchestrator.replay.batches import BatchMaker
-from gradus.orchestrator.replay.comparison import Comparison
-from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
-from gradus.orchestrator.replay.recorded_run import RecordedRun, open_recorded_run, read_learned
-from gradus.orchestrator.replay.replayer import Replayer, compare_models
+from gradus.orchestrator.replay.recording import (
+    RecordedEpisodes,
+    RecordedRun,
+    open_recorded_run,
+    read_learned,
+)
+from gradus.orchestrator.replay.replayer import Comparison, Replayer, compare_models
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, note_launch

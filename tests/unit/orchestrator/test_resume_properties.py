@@ -34,7 +34,7 @@ from gradus.orchestrator.records.journal_check import check_journal
 from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.replay.batches import BatchMaker
 from gradus.orchestrator.replay.journal_reader import read_decisions
-from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
+from gradus.orchestrator.replay.recording import RecordedEpisodes
 from gradus.orchestrator.resume.checkpoint import find_saved
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.growing_files import truncate_to_sizes, truncate_to_step

@@ -20,7 +20,7 @@ from typing import Any
 from gradus.config import EvalSourcesConfig
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, warn_of_graded_rewards
 from gradus.orchestrator.evaluation.measurement import Measurement
-from gradus.orchestrator.play.inference_client import PolicyPool
+from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 
@@ -38,7 +38,7 @@ class Evaluation:
         settings: EvalSourcesConfig | None,
         sources: Sequence[EvaluationSource],
         *,
-        policy: PolicyPool,
+        policy: PolicyClient,
         recorder: RecordWriter,
         journal: Journal,
         episodes: Path,

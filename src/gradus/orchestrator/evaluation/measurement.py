@@ -21,7 +21,7 @@ from gradus.orchestrator.evaluation.episodes import (
 from gradus.orchestrator.evaluation.file import EvaluationFile
 from gradus.orchestrator.evaluation.results import EnvironmentResult, EpisodeScore
 from gradus.orchestrator.failures import FirstFailures
-from gradus.orchestrator.play.inference_client import PolicyPool
+from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.restarts import Blame
 from gradus.run.paths import RunDirectory
 
@@ -55,7 +55,7 @@ class Measurement:
         settings: EvalSourcesConfig,
         sources: Sequence[EvaluationSource],
         *,
-        policy: PolicyPool,
+        policy: PolicyClient,
         episodes: Path,
     ) -> None:
         self._settings = settings

@@ -30,7 +30,7 @@ from gradus.orchestrator.build import open_served
 from gradus.orchestrator.evaluation.episodes import warn_of_graded_rewards, watched
 from gradus.orchestrator.evaluation.measurement import Measurement
 from gradus.orchestrator.failures import root_cause
-from gradus.orchestrator.play.inference_client import InferencePool, PolicyPool
+from gradus.orchestrator.play.inference_client import InferenceClient, PolicyClient
 from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
@@ -54,7 +54,7 @@ async def _run(config: SftEvaluatorProcessConfig) -> None:
     keep_identity(run_dir.root / "evaluation.json", config.identity)
     config = config.model_copy(update={"model": await settle_renderer(config.model)})
     async with AsyncExitStack() as stack:
-        policy = await InferencePool.connect(
+        policy = await InferenceClient.connect(
             run_dir,
             term=config.term,
             apply_timeout_seconds=config.eval.apply_timeout_seconds,
@@ -108,7 +108,7 @@ class SftEvaluator:
 
     config: SftEvaluatorProcessConfig
     measurement: Measurement
-    policy: PolicyPool
+    policy: PolicyClient
     events: TrainerEvents
     monitor: Monitor
     _graded: set[str] = field(default_factory=set)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gradus.errors import GradusError
 from gradus.log import get_logger
 from gradus.orchestrator.play.concurrency import InFlightController, Load
-from gradus.orchestrator.play.inference_client import PolicyPool
+from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.wire.inference import EngineStatus
 
 INTERVAL_SECONDS = 2.0
@@ -80,7 +80,7 @@ class EngineWatch:
 
     def __init__(
         self,
-        policy: PolicyPool,
+        policy: PolicyClient,
         controller: InFlightController,
         *,
         count: Callable[[], tuple[int, int]],

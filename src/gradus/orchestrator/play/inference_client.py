@@ -39,7 +39,7 @@ class AppliedPolicy:
     status: EngineStatus
 
 
-class PolicyPool(Protocol):
+class PolicyClient(Protocol):
     """What the orchestrator needs of inference."""
 
     version: int
@@ -62,11 +62,11 @@ class PolicyPool(Protocol):
         ...
 
 
-class InferencePool:
+class InferenceClient:
     """Owns the connection to the run's inference server and the live version.
 
-    >>> pool = await InferencePool.connect(run_dir, term=1, timeout_seconds=60)  # doctest: +SKIP
-    >>> pool.version  # doctest: +SKIP
+    >>> client = await InferenceClient.connect(run_dir, term=1, ...)  # doctest: +SKIP
+    >>> client.version  # doctest: +SKIP
     0
     """
 
@@ -92,8 +92,8 @@ class InferencePool:
     @classmethod
     async def connect(
         cls, run_dir: RunDirectory, *, term: int, apply_timeout_seconds: float
-    ) -> InferencePool:
-        """The pool of the run's inference server; asks which version it serves."""
+    ) -> InferenceClient:
+        """The client of the run's inference server; asks which version it serves."""
         base_url = read_ready(run_dir, "inference", InferenceReady).base_url
         token = read_token(run_dir.admin_token)
         session = aiohttp.ClientSession(

@@ -25,7 +25,7 @@ from gradus.orchestrator.failures import (
 from gradus.orchestrator.groups.grading import Group, PlayedEpisode
 from gradus.orchestrator.play.agents import settle_standing
 from gradus.orchestrator.play.episode_check import find_failure
-from gradus.orchestrator.play.inference_client import PolicyPool
+from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.restarts import Blame
 from gradus.wire.versions import VersionSpan
 
@@ -82,7 +82,7 @@ class EpisodePlayer:
     def __init__(
         self,
         sources: Mapping[str, Source],
-        policy: PolicyPool,
+        policy: PolicyClient,
         *,
         on_retry: RetryListener,
         clock: Callable[[], float] = time.monotonic,

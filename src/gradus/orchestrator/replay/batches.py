@@ -17,7 +17,7 @@ from gradus.orchestrator.groups.grading import Group, SourceGrader, grade
 from gradus.orchestrator.play.task_socket import Task
 from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
 from gradus.orchestrator.replay.journal_reader import CutBatch, Decision, GradedGroup
-from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
+from gradus.orchestrator.replay.recording import RecordedEpisodes
 
 _SHOWN_IDS = 4
 

@@ -21,7 +21,7 @@ _SHOWN_PROBLEMS = 3
 
 
 @dataclass(frozen=True)
-class EpisodeKey:
+class RecordKey:
     """Where the record of an episode lies."""
 
     term: int
@@ -36,7 +36,7 @@ class GradedGroup:
     id: str
     pointer: TaskPointer
     task_key: str | int
-    episodes: tuple[EpisodeKey, ...]
+    episodes: tuple[RecordKey, ...]
     """In the order of their ends."""
     samples: tuple[str, ...]
     """Ids of the samples that the filters left."""
@@ -121,7 +121,7 @@ class _Reader:
     order: list[GradedGroup | int] = field(default_factory=list)
     """Graded groups, and the steps of batches where they were cut."""
     opened: dict[str, Line] = field(default_factory=dict)
-    ended: dict[str, list[EpisodeKey]] = field(default_factory=dict)
+    ended: dict[str, list[RecordKey]] = field(default_factory=dict)
     cut: dict[int, tuple[str, ...]] = field(default_factory=dict)
     shipped: dict[int, CutBatch] = field(default_factory=dict)
     weights: dict[int, str | None] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class _Reader:
         self.opened[line["group"]] = line
 
     def _end(self, line: Line) -> None:
-        episode = EpisodeKey(int(line["term"]), str(line["episode"]))
+        episode = RecordKey(int(line["term"]), str(line["episode"]))
         self.ended.setdefault(episode.id.rpartition(".")[0], []).append(episode)
 
     def _grade(self, line: Line) -> None:

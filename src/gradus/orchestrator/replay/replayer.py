@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gradus.config import ReplayProcessConfig
 from gradus.errors import DeadlineError
@@ -23,9 +24,13 @@ from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.replay.batches import BatchMaker
-from gradus.orchestrator.replay.comparison import Comparison
-from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
-from gradus.orchestrator.replay.recorded_run import RecordedRun, open_recorded_run, read_learned
+from gradus.orchestrator.replay.recording import (
+    RecordedEpisodes,
+    RecordedRun,
+    learned,
+    open_recorded_run,
+    read_learned,
+)
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import digest_files, weights_digest
@@ -62,6 +67,70 @@ async def _run(config: ReplayProcessConfig) -> None:
         monitor.close()
     files = compare_models(recorded, run_dir, num_steps=config.num_steps)
     write_json(run_dir.replay_report, comparison.report(files))
+
+
+@dataclass
+class Comparison:
+    """Owns what both came to, step by step.
+
+    >>> comparison = Comparison(weights={1: "ab"}, metrics={0: {"loss/total/mean": 0.5}})
+    >>> comparison.published(1, "ab")
+    >>> comparison.first_weights is None
+    True
+    """
+
+    weights: Mapping[int, str | None]
+    """Version → digest in the run; None where it was not known."""
+    metrics: Mapping[int, Mapping[str, float]]
+    """Step → learning metrics of the run."""
+    first_weights: int | None = None
+    """The first version whose weights differ."""
+    first_metrics: int | None = None
+    """The first step whose learning metrics differ."""
+    differing_metrics: list[str] = field(default_factory=list)
+    """Names of those that differ at that step."""
+    num_versions: int = 0
+    """Versions that were compared."""
+    loss: list[tuple[float | None, float | None]] = field(default_factory=list)
+    """The loss of each step, of the run and of the replay."""
+
+    def published(self, version: int, digest: str | None) -> None:
+        """The replay published a version."""
+        recorded = self.weights.get(version)
+        if recorded is None or digest is None:
+            return
+        self.num_versions += 1
+        if digest != recorded and self.first_weights is None:
+            self.first_weights = version
+
+    def finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The replay trained a step."""
+        recorded, found = learned(self.metrics.get(step, {})), learned(metrics)
+        self.loss.append((recorded.get("loss/total/mean"), found.get("loss/total/mean")))
+        names = sorted(recorded.keys() & found.keys())
+        wrong = [name for name in names if recorded[name] != found[name]]
+        if wrong and self.first_metrics is None:
+            self.first_metrics = step
+            self.differing_metrics = wrong
+
+    def report(self, files: Mapping[str, bool] | None) -> dict[str, Any]:
+        """Everything as JSON values; `files` says of each file of the final model whether it is
+        the same, None when the run has no model of that step."""
+        is_same_model = files is None or (bool(files) and all(files.values()))
+        is_compared = self.num_versions > 0 or bool(files)
+        return {
+            "is_same": is_compared
+            and self.first_weights is None
+            and self.first_metrics is None
+            and is_same_model,
+            "steps": len(self.loss),
+            "versions_compared": self.num_versions,
+            "first_different_version": self.first_weights,
+            "first_different_step": self.first_metrics,
+            "different_metrics": self.differing_metrics,
+            "model_files": None if files is None else dict(files),
+            "loss": [list(pair) for pair in self.loss],
+        }
 
 
 @dataclass(frozen=True)

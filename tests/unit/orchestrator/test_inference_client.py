@@ -18,7 +18,7 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import write_json
-from gradus.orchestrator.play.inference_client import InferencePool
+from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.processes.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
@@ -49,68 +49,68 @@ def published(engine: ScriptedEngine, version: int) -> PolicyPublished:
 
 async def connect(engine: ScriptedEngine, *, term: int = 1, seconds: float = 10.0) -> Any:
     assert engine.run_dir is not None
-    return await InferencePool.connect(engine.run_dir, term=term, apply_timeout_seconds=seconds)
+    return await InferenceClient.connect(engine.run_dir, term=term, apply_timeout_seconds=seconds)
 
 
 async def test_a_published_version_goes_live_and_the_engine_confirms_it(
     engine: ScriptedEngine,
 ) -> None:
-    pool = await connect(engine)
-    assert pool.version == 0
-    applied = await pool.apply(published(engine, 1))
-    assert (pool.version, applied.version, applied.status.version) == (1, 1, 1)
+    client = await connect(engine)
+    assert client.version == 0
+    applied = await client.apply(published(engine, 1))
+    assert (client.version, applied.version, applied.status.version) == (1, 1, 1)
     assert engine.applied[0].run_id == "demo"
     assert engine.applied[0].digest == "digest-1"
-    await pool.close()
+    await client.close()
 
 
 async def test_the_newest_version_is_known_while_it_is_being_applied(
     engine: ScriptedEngine,
 ) -> None:
-    pool = await connect(engine)
+    client = await connect(engine)
     engine.inject(Stuck(), path="/gradus/apply")
-    applying = asyncio.create_task(pool.apply(published(engine, 1)))
+    applying = asyncio.create_task(client.apply(published(engine, 1)))
     await asyncio.sleep(0)
-    assert (pool.version, pool.newest_version) == (0, 1)
+    assert (client.version, client.newest_version) == (0, 1)
     applying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await applying
-    await pool.close()
+    await client.close()
 
 
 async def test_an_engine_that_serves_another_version_is_not_believed(
     engine: ScriptedEngine,
 ) -> None:
-    pool = await connect(engine)
+    client = await connect(engine)
     engine.reported_version = 7
     with pytest.raises(ProtocolError, match="serves version 7 after it was asked for 1"):
-        await pool.apply(published(engine, 1))
-    assert pool.version == 0
-    await pool.close()
+        await client.apply(published(engine, 1))
+    assert client.version == 0
+    await client.close()
 
 
 async def test_an_apply_that_never_ends_is_a_named_deadline(engine: ScriptedEngine) -> None:
-    pool = await connect(engine, seconds=0.05)
+    client = await connect(engine, seconds=0.05)
     engine.inject(Stuck(), path="/gradus/apply")
     with pytest.raises(DeadlineError, match="did not apply version 1"):
-        await pool.apply(published(engine, 1))
-    await pool.close()
+        await client.apply(published(engine, 1))
+    await client.close()
 
 
 async def test_a_broken_connection_says_which_process_to_look_at(engine: ScriptedEngine) -> None:
-    pool = await connect(engine)
+    client = await connect(engine)
     engine.inject(Reset(), path="/gradus/apply")
     with pytest.raises(ProcessError, match=r"inference: POST .*/gradus/apply failed"):
-        await pool.apply(published(engine, 1))
-    await pool.close()
+        await client.apply(published(engine, 1))
+    await client.close()
 
 
 async def test_an_error_of_the_engine_carries_its_status(engine: ScriptedEngine) -> None:
-    pool = await connect(engine)
+    client = await connect(engine)
     engine.inject(Status(500), path="/gradus/apply")
     with pytest.raises(ProtocolError, match="answered 500"):
-        await pool.apply(published(engine, 1))
-    await pool.close()
+        await client.apply(published(engine, 1))
+    await client.close()
 
 
 async def test_weights_that_were_damaged_on_the_way_are_named_and_the_old_version_serves(
@@ -119,24 +119,24 @@ async def test_weights_that_were_damaged_on_the_way_are_named_and_the_old_versio
     def damaged(directory: Path, _: str) -> None:
         raise CorruptStateError(f"{directory}/model.safetensors has 7 bytes, not 9")
 
-    pool = await connect(engine)
+    client = await connect(engine)
     engine.check_weights = damaged
     with pytest.raises(CorruptStateError, match=r"refused the new one.*has 7 bytes.*--resume"):
-        await pool.apply(published(engine, 1))
-    assert (engine.version, pool.version) == (0, 0)
-    await pool.close()
+        await client.apply(published(engine, 1))
+    assert (engine.version, client.version) == (0, 0)
+    await client.close()
 
 
 async def test_a_stale_term_is_fenced(engine: ScriptedEngine) -> None:
-    pool = await connect(engine, term=0)
+    client = await connect(engine, term=0)
     with pytest.raises(FencedError, match="term 1 owns the run"):
-        await pool.apply(published(engine, 1))
-    await pool.close()
+        await client.apply(published(engine, 1))
+    await client.close()
 
 
 async def test_a_run_without_an_inference_server_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="'inference' is not ready"):
-        await InferencePool.connect(RunDirectory(tmp_path), term=1, apply_timeout_seconds=1.0)
+        await InferenceClient.connect(RunDirectory(tmp_path), term=1, apply_timeout_seconds=1.0)
 
 
 async def test_a_run_without_tokens_says_who_makes_them(engine: ScriptedEngine) -> None:

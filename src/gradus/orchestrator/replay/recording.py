@@ -3,32 +3,95 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from gradus.closing import Closing
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
+from gradus.orchestrator.groups.grading import PlayedEpisode
+from gradus.orchestrator.records.episode_codec import PlayedState, load_played
 from gradus.orchestrator.records.journal import read_journal
 from gradus.orchestrator.records.recording import digest_model
-from gradus.orchestrator.replay.comparison import learned
 from gradus.orchestrator.replay.journal_reader import (
     Decision,
     Decisions,
     GradedGroup,
+    RecordKey,
     read_decisions,
 )
-from gradus.orchestrator.replay.recorded_episodes import RecordedEpisodes
 from gradus.run.lease import MARKER_NAME, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import (
+    EpisodeEntry,
     LaunchRecord,
     RecordedLaunch,
     installed_libraries,
+    iter_entries,
+    read_body,
     read_launch,
     recorded_terms,
 )
+from gradus.wire.codec import decode
+
+LEARNED = ("loss/", "optimizer/")
+"""Metrics that follow from weights and batch alone, not from time."""
+_SHOWN_IDS = 3
+
+
+class RecordedEpisodes(Closing):
+    """Owns the open files of all launches; an episode is read when it is asked for.
+
+    >>> with RecordedEpisodes(run_dir, [1]) as episodes:  # doctest: +SKIP
+    ...     played = episodes.load(RecordKey(1, "g000000.0"))
+    """
+
+    def __init__(self, run_dir: RunDirectory, terms: Iterable[int], *, check: bool = False) -> None:
+        """With `check` every byte is compared; CorruptStateError when one changed."""
+        self._files: dict[int, BinaryIO] = {}
+        self._entries: dict[RecordKey, EpisodeEntry] = {}
+        self._records = {term: LaunchRecord(run_dir, term) for term in terms}
+        with ExitStack() as stack:
+            for term, record in self._records.items():
+                self._files[term] = stack.enter_context(_open(record))
+                for entry in iter_entries(record.episodes, check=check):
+                    self._entries[RecordKey(term, entry.id)] = entry
+            self._stack = stack.pop_all()
+
+    def require(self, episodes: Iterable[RecordKey]) -> None:
+        """CorruptStateError that counts and names those of `episodes` that are not there."""
+        missing = [episode for episode in episodes if episode not in self._entries]
+        if missing:
+            shown = ", ".join(f"{it.id} of launch {it.term}" for it in missing[:_SHOWN_IDS])
+            path = self._records[missing[0].term].episodes
+            raise CorruptStateError(
+                f"{path} lacks {len(missing)} episodes that the journal names, the first: {shown}; "
+                "it was cut off, or the disk was full when the run was recorded"
+            )
+
+    def load(self, key: RecordKey) -> PlayedEpisode:
+        """One episode as it arrived; CorruptStateError when it cannot be read."""
+        self.require([key])
+        path = self._records[key.term].episodes
+        body = read_body(self._files[key.term], self._entries[key], path)
+        return load_played(decode(body, PlayedState))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._stack.close()
+
+
+def _open(record: LaunchRecord) -> BinaryIO:
+    try:
+        return record.episodes.open("rb")
+    except OSError as error:
+        raise CorruptStateError(
+            f"{record.episodes} cannot be read ({error.strerror}), so the episodes of launch "
+            f"{record.term} are gone; a replay needs them all"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -131,6 +194,11 @@ def open_recorded_run(root: Path) -> RecordedRun:
         raise ConfigError(f"{root} made no batch, so there is nothing to replay")
     launches = tuple(read_launch(run_dir, term) for term in decisions.terms)
     return RecordedRun(run_dir, decisions, launches)
+
+
+def learned(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that a replay must repeat."""
+    return {name: value for name, value in metrics.items() if name.startswith(LEARNED)}
 
 
 def read_learned(metrics: Path) -> dict[int, Mapping[str, float]]:
