@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
-from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
+from gradus.trainer.model import shard
+from gradus.trainer.model.layers import compile_layers, decoder_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
@@ -91,23 +93,21 @@ def test_every_layer_of_the_model_is_found(build_policy_with: Any) -> None:
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_compiled_layers_give_the_same_gradient(
     build_policy_with: Any,
-    tiny_model: Path,
     world: World,
     ragged_samples: Any,
+    monkeypatch: pytest.MonkeyPatch,
     mode: Any,
 ) -> None:
     """Captured and differentiated ahead of time, but run by plain kernels, which is quick."""
     samples = ragged_samples([12, 7, 5])
     plain, loss = gradients_and_loss(build_policy_with(), world, samples)
-    model = load_model(ModelConfig(name=str(tiny_model)), world.device)
-    compile_layers(decoder_layers(model), backend="aot_eager")
-    recompute_layers(decoder_layers(model), mode)
+    monkeypatch.setattr(shard, "compile_layers", partial(compile_layers, backend="aot_eager"))
+    policy = build_policy_with(compile=True, activation_checkpointing=mode)
     torch._dynamo.reset()
     counters.clear()
-    policy = shard_model(PolicyModel(model), world.mesh, torch.float32)
     compiled, loss_compiled = gradients_and_loss(policy, world, samples)
     assert loss_compiled == pytest.approx(loss, rel=1e-6)
-    assert all(torch.allclose(plain[n], compiled[n], rtol=1e-4, atol=1e-7) for n in plain)
+    assert all(torch.allclose(plain[n], compiled[n], rtol=1e-4, atol=2e-6) for n in plain)
     assert counters["frames"]["ok"] > 0
 
 
