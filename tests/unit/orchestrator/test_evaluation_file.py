@@ -81,7 +81,8 @@ def test_an_episode_that_stands_there_twice_counts_once(tmp_path: Path) -> None:
     with EvaluationFile.create(path) as file:
         file.append(ended(KEYS[0]), ())
         file.append(ended(KEYS[0]), ())
-    EvaluationFile.reopen(path, KEYS).close()
+    with EvaluationFile.reopen(path, KEYS):
+        pass
     assert names(path) == ["words/0/0"]
 
 

@@ -114,10 +114,9 @@ def test_the_journal_carries_time_term_and_fields(tmp_path: Path) -> None:
 
 
 def test_a_line_is_on_disk_before_the_next_decision(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl", term=1, now=lambda: 0.0)
-    journal.write(JournalEvent.RUN_STARTED)
-    assert len(read_journal(tmp_path / "journal.jsonl")) == 1
-    journal.close()
+    with Journal(tmp_path / "journal.jsonl", term=1, now=lambda: 0.0) as journal:
+        journal.write(JournalEvent.RUN_STARTED)
+        assert len(read_journal(tmp_path / "journal.jsonl")) == 1
 
 
 def test_a_torn_last_line_is_no_event_and_goes_when_the_journal_opens_again(

@@ -269,9 +269,9 @@ async def test_tokens_of_the_engine_are_movement(build_rig: Any) -> None:
     orchestrator, journal = rig.build()
     before = orchestrator._board._moved_at
     rig.policy.load = {"generated_tokens": 5}
-    await orchestrator._engine.poll()
+    with journal:
+        await orchestrator._engine.poll()
     assert orchestrator._board._moved_at > before
-    journal.close()
 
 
 BLOCKED = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def run_dir(tmp_path: Path) -> RunDirectory:
 def build_saver(
     build_policy: BuildPolicy, world: World, run_dir: RunDirectory
 ) -> Iterator[Callable[..., CheckpointSaver]]:
-    savers: list[CheckpointSaver] = []
+    savers = ExitStack()
 
     def build(files: DurableFiles | None = None, **config: object) -> CheckpointSaver:
         checkpoints = CheckpointStore(run_dir, 1)
@@ -130,12 +131,10 @@ def build_saver(
             handover=Handover(announced.append, seal),
             files=files or DurableFiles(),
         )
-        savers.append(saver)
-        return saver
+        return savers.enter_context(saver)
 
-    yield build
-    for saver in savers:
-        saver.close()
+    with savers:
+        yield build
 
 
 def committed_steps(run_dir: RunDirectory) -> list[int]:

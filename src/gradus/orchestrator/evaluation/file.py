@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import msgspec
 
-from gradus.closing import Closing
 from gradus.errors import CorruptStateError
 from gradus.files import append_whole
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
@@ -54,7 +54,7 @@ class _Line(msgspec.Struct):
     gradus: _Standing
 
 
-class EvaluationFile(Closing):
+class EvaluationFile(AbstractContextManager["EvaluationFile"]):
     """Owns one `eval.jsonl`: append-only, one JSON object per line, whole lines only.
 
     >>> with EvaluationFile.create(path) as file:  # doctest: +SKIP
@@ -107,8 +107,7 @@ class EvaluationFile(Closing):
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
-    def close(self) -> None:
-        """Close the file."""
+    def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
 

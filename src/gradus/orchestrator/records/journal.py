@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import msgspec
 
-from gradus.closing import Closing
 from gradus.errors import CorruptStateError
 from gradus.files import append_whole, storage_error
 
@@ -46,7 +46,7 @@ class JournalEvent(StrEnum):
     RUN_ENDED = "run_ended"
 
 
-class Journal(Closing):
+class Journal(AbstractContextManager["Journal"]):
     """Owns the open file; each line carries the term of the writer's lease.
 
     >>> with Journal(path, term=1, now=time.time) as journal:  # doctest: +SKIP
@@ -84,8 +84,7 @@ class Journal(Closing):
         except OSError as error:
             raise storage_error(error, self._path) from error
 
-    def close(self) -> None:
-        """Close the file."""
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gradus.closing import Closing
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
 from gradus.orchestrator.groups.grading import PlayedEpisode
@@ -42,7 +41,7 @@ LEARNED = ("loss/", "optimizer/")
 _SHOWN_IDS = 3
 
 
-class RecordedEpisodes(Closing):
+class RecordedEpisodes(AbstractContextManager["RecordedEpisodes"]):
     """Owns the open files of all launches; an episode is read when it is asked for.
 
     >>> with RecordedEpisodes(run_dir, [1]) as episodes:  # doctest: +SKIP
@@ -79,8 +78,7 @@ class RecordedEpisodes(Closing):
         body = read_body(self._files[key.term], self._entries[key], path)
         return load_played(decode(body, PlayedState))
 
-    def close(self) -> None:
-        """Close the files."""
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 

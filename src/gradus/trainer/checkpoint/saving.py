@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradus.closing import Closing
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageError
 from gradus.files import DurableFiles, free_bytes
@@ -56,8 +56,8 @@ class _Save:
 
 
 @dataclass
-class CheckpointSaver(Closing):
-    """Owns the saves of one rank; every method but `close` is called by all ranks together.
+class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
+    """Owns the saves of one rank; every method but `__exit__` is called by all ranks together.
 
     >>> saver.after_step(10)  # doctest: +SKIP
     """
@@ -113,7 +113,7 @@ class CheckpointSaver(Closing):
         if is_asked_for and self.world.is_first:
             self._request.unlink(missing_ok=True)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the background thread; a save that is not agreed on stays hidden for ever."""
         self._background.shutdown(wait=True, cancel_futures=True)
 
