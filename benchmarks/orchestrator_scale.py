@@ -50,7 +50,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.transport.base import BatchReceiver, BatchSender
-from gradus.transport.filesystem import FilesystemTransport
+from gradus.transport.spool import SpoolReceiver, SpoolSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 
@@ -230,10 +230,9 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
     engine = Engine(in_flight / EPISODES_PER_SECOND / mean_of_heavy_tailed())
     config = build_config(simulation, root).model_copy(update=LENGTHS)
     run_dir = RunDirectory(root)
-    transport = FilesystemTransport(run_dir)
     trainer = SpoolTrainer(
-        transport.sender(term=1, capacity=MAX_LAG + 1),
-        transport.receiver(term=1, rank=0),
+        SpoolSender(run_dir, term=1, capacity=MAX_LAG + 1),
+        SpoolReceiver(run_dir, term=1, rank=0),
         simulation.max_steps - MAX_LAG - 1,
         simulation.train_seconds,
     )

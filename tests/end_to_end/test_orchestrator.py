@@ -39,7 +39,7 @@ from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 from gradus.testing.environment_process import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
-from gradus.transport.build import build_receiver
+from gradus.transport.spool import SpoolReceiver
 from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import RankBatch
 from gradus.wire.versions import staleness
@@ -148,7 +148,7 @@ async def engine_in(
 
 def train(run_dir: Path) -> list[RankBatch]:
     """Both ranks in one thread: read, acknowledge, publish."""
-    receivers = [build_receiver(RunDirectory(run_dir), 1, rank) for rank in range(2)]
+    receivers = [SpoolReceiver(RunDirectory(run_dir), 1, rank) for rank in range(2)]
     parts: list[RankBatch] = []
     for step in range(MAX_STEPS):
         parts += [r.receive(step, timeout_seconds=LIMIT_SECONDS) for r in receivers]

@@ -26,7 +26,7 @@ from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.configs import RUN_TOML
 from gradus.testing.episodes import build_episode
 from gradus.transport import filesystem
-from gradus.transport.build import build_receiver, build_sender
+from gradus.transport.spool import SpoolReceiver, SpoolSender
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 
@@ -112,7 +112,7 @@ async def test_a_batch_waits_on_a_full_disk_until_there_is_room(
 ) -> None:
     monkeypatch.setattr(filesystem, "FULL_DISK_PAUSE_SECONDS", 0.01)
     run_dir = RunDirectory(small_disk)
-    sender, receiver = build_sender(run_dir, 1), build_receiver(run_dir, 1, 0)
+    sender, receiver = SpoolSender(run_dir, 1), SpoolReceiver(run_dir, 1, 0)
     ballast = fill(small_disk, leave_bytes=64 << 10)
     sending = asyncio.create_task(sender.send(large_batch(0)))
     async with asyncio.timeout(10):
@@ -130,7 +130,7 @@ async def test_a_disk_that_stays_full_ends_the_wait(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesystem, "FULL_DISK_SECONDS", 0.0)
-    sender = build_sender(RunDirectory(small_disk), 1)
+    sender = SpoolSender(RunDirectory(small_disk), 1)
     fill(small_disk, leave_bytes=64 << 10)
     with pytest.raises(StorageError, match=r"bytes needed.*bytes free"):
         await sender.send(large_batch(0))

@@ -60,7 +60,7 @@ from gradus.processes.ready import read_token
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.transport.base import BatchSender
-from gradus.transport.build import build_sender
+from gradus.transport.spool import SpoolSender
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 TASKS_TO_TRY = 10
@@ -130,7 +130,7 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
         ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1
-        sender = build_sender(run_dir, config.term, capacity=capacity)
+        sender = SpoolSender(run_dir, config.term, capacity=capacity)
         stack.push_async_callback(sender.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)

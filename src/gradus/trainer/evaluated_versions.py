@@ -18,7 +18,7 @@ from gradus.trainer.distributed import World
 from gradus.trainer.publish import PolicyPublisher
 from gradus.trainer.trainer import run_directory
 from gradus.transport.base import BatchReceiver
-from gradus.transport.build import build_receiver
+from gradus.transport.spool import SpoolReceiver
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights, published_versions
 from gradus.wire.events import PolicyPublished, TrainerDone
@@ -69,7 +69,7 @@ class EvaluatedVersions:
             weights = FilesystemWeights(
                 run_dir, term=config.term, extra_files=files, keep_published=None
             )
-            evaluator = build_receiver(run_dir, config.term, rank=0)
+            evaluator = SpoolReceiver(run_dir, config.term, rank=0)
         return cls(
             settings=settings,
             max_steps=config.sft.max_steps,

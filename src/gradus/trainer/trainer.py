@@ -50,7 +50,7 @@ from gradus.trainer.publish import PolicyPublisher, model_files
 from gradus.trainer.step import GradientStep, StepLoss, merge_losses
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.transport.base import BatchReceiver
-from gradus.transport.build import build_receiver
+from gradus.transport.spool import SpoolReceiver
 from gradus.weights.base import Published, WeightPublisher
 from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
@@ -177,7 +177,7 @@ def run(config: TrainerProcessConfig) -> None:
     trainer = config.trainer
     with join_world(deterministic=trainer.deterministic, parallel=trainer.parallel) as world:
         torch.manual_seed(config.seed)
-        receiver = build_receiver(run_directory(config.run_dir), config.term, world.data_rank)
+        receiver = SpoolReceiver(run_directory(config.run_dir), config.term, world.data_rank)
         try:
             _train(config, world, receiver)
         finally:

@@ -40,19 +40,3 @@ class BatchReceiver(Protocol):
     def close(self) -> None:
         """Release files and sockets."""
         ...
-
-
-class Transport(Protocol):
-    """One way to carry batches; makes both ends.
-
-    >>> transport = FilesystemTransport(run_dir)  # doctest: +SKIP
-    >>> receiver = transport.receiver(term=1, rank=0)  # doctest: +SKIP
-    """
-
-    def sender(self, *, term: int, capacity: int) -> BatchSender:
-        """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged."""
-        ...
-
-    def receiver(self, *, term: int, rank: int) -> BatchReceiver:
-        """The end of data-parallel rank `rank`."""
-        ...

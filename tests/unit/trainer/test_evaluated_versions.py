@@ -25,7 +25,7 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer import evaluated_versions
 from gradus.trainer.sft import run
-from gradus.transport.build import build_sender
+from gradus.transport.spool import SpoolSender
 from gradus.weights.filesystem import published_versions
 from gradus.weights.manifest import verify
 from gradus.wire.events import Event, PolicyPublished, TrainerDone
@@ -59,7 +59,7 @@ def events_of(root: Path, term: int = 0) -> list[Event]:
     """What the evaluator hears, until the trainer is done."""
 
     async def receive() -> list[Event]:
-        sender = build_sender(RunDirectory(root), term, capacity=1)
+        sender = SpoolSender(RunDirectory(root), term, capacity=1)
         events: list[Event] = []
         while not (events and isinstance(events[-1], TrainerDone)):
             async with asyncio.timeout(10):

@@ -47,7 +47,7 @@ from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.trainer import run
-from gradus.transport.build import build_sender
+from gradus.transport.spool import SpoolSender
 from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
 
 pytestmark = pytest.mark.torch
@@ -442,7 +442,7 @@ async def send_batches(
     root: Path, *, num_ranks: int = 1, term: int = 0, first: int = 0, num_updates: int = 1
 ) -> object:
     """Lay all batches into the spool before the trainer starts; gives the sender."""
-    sender = build_sender(RunDirectory(root), term, capacity=STEPS + 1)
+    sender = SpoolSender(RunDirectory(root), term, capacity=STEPS + 1)
     for step in range(first, STEPS):
         samples = [build_sample(5 + i, seed=10 * step + i, id=f"{step}-{i}") for i in range(6)]
         layout = Layout(num_ranks, max_tokens=40, num_updates=num_updates)

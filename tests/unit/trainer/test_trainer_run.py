@@ -25,7 +25,7 @@ from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_gro
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.trainer.trainer import run
-from gradus.transport.build import build_sender
+from gradus.transport.spool import SpoolSender
 from gradus.weights.manifest import BASE_FILE, verify
 from gradus.wire.events import (
     BatchReceived,
@@ -94,7 +94,7 @@ async def send_batches(
 
     One sample of each step in `poisoned` makes its gradient infinite.
     """
-    sender = build_sender(RunDirectory(root), 0, capacity=steps + 1)
+    sender = SpoolSender(RunDirectory(root), 0, capacity=steps + 1)
     for step in range(steps):
         samples = samples_of(step)
         if step in poisoned:
@@ -276,7 +276,7 @@ async def test_updates_of_one_batch_are_those_of_as_many_batches(
 ) -> None:
     """Two parts of each batch, published once behind the second; and the parts as batches."""
     rate = {"optimizer": AdamWConfig(lr=1e-3), "receive_timeout_seconds": 5}
-    sender = build_sender(RunDirectory(tmp_path / "parts"), 0, capacity=STEPS + 1)
+    sender = SpoolSender(RunDirectory(tmp_path / "parts"), 0, capacity=STEPS + 1)
     for step in range(STEPS):
         layout = Layout(1, max_tokens=40, num_updates=2)
         await sender.send(build_batch(samples_of(step), step=step, term=0, layout=layout))
@@ -284,7 +284,7 @@ async def test_updates_of_one_batch_are_those_of_as_many_batches(
     events = await events_of(sender)
     published = [event.version for event in events if isinstance(event, PolicyPublished)]
     assert published == [1, 2, 3, 4]
-    sender = build_sender(RunDirectory(tmp_path / "batches"), 0, capacity=2 * STEPS + 1)
+    sender = SpoolSender(RunDirectory(tmp_path / "batches"), 0, capacity=2 * STEPS + 1)
     parts = [part for step in range(STEPS) for part in split_by_group(samples_of(step), 2)]
     for step, part in enumerate(parts):
         layout = Layout(1, max_tokens=40)

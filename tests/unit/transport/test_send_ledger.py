@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import FencedError, ProtocolError
-from gradus.transport.ledger import SendLedger
+from gradus.transport.spool import SendLedger
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan

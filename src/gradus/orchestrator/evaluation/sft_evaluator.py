@@ -34,7 +34,7 @@ from gradus.orchestrator.play.inference_client import InferenceClient, PolicyCli
 from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.transport.build import build_sender
+from gradus.transport.spool import SpoolSender
 from gradus.wire.events import Event, PolicyPublished, TrainerDone
 
 log = get_logger(__name__)
@@ -64,7 +64,7 @@ async def _run(config: SftEvaluatorProcessConfig) -> None:
             await open_served(config, source, policy.base_url, stack)
             for source in config.evaluation_sources
         ]
-        events = build_sender(run_dir, config.term, capacity=1)
+        events = SpoolSender(run_dir, config.term, capacity=1)
         stack.push_async_callback(events.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)

@@ -35,7 +35,7 @@ from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import digest_files, weights_digest
 from gradus.transport.base import BatchSender
-from gradus.transport.build import build_sender
+from gradus.transport.spool import SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
 
 BATCHES_AHEAD = 2
@@ -56,7 +56,7 @@ async def _run(config: ReplayProcessConfig) -> None:
     recorded = open_recorded_run(Path(config.recorded))
     ready = {"pid": os.getpid(), "term": config.term}
     monitor = JsonlMonitor(run_dir.metrics)
-    sender = build_sender(run_dir, config.term, capacity=BATCHES_AHEAD)
+    sender = SpoolSender(run_dir, config.term, capacity=BATCHES_AHEAD)
     write_json(run_dir.ready_file("replayer"), ready)
     try:
         with RecordedEpisodes(recorded.run_dir, recorded.decisions.terms) as episodes:

@@ -1,10 +1,9 @@
-"""What every transport must hold: numbered, acknowledged, at least once, fenced, bounded."""
+"""What a transport must hold: numbered, acknowledged, at least once, fenced, bounded."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,16 @@ import pytest
 from gradus.errors import DeadlineError, FencedError, ProtocolError
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.transport.base import BatchReceiver, BatchSender, Transport
-from gradus.transport.build import TRANSPORTS
-from gradus.transport.memory import MemoryTransport
+from gradus.transport.spool import SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 
-KINDS: dict[str, Callable[[Path], Transport]] = {
-    "memory": lambda root: MemoryTransport(),
-    **{
-        name: lambda root, kind=kind: kind(RunDirectory(root))  # type: ignore[misc]
-        for name, kind in TRANSPORTS.items()
-    },
-}
 
-
-@pytest.fixture(params=sorted(KINDS))
-def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Transport:
-    return KINDS[request.param](tmp_path)
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
 
 
 def build_batch(step: int, *, term: int = 1, ranks: int = 1, seed: int = 0) -> Batch:
@@ -39,60 +28,60 @@ def build_batch(step: int, *, term: int = 1, ranks: int = 1, seed: int = 0) -> B
     return Batch(step, term, VersionSpan(0, 0), parts)
 
 
-def ends(transport: Transport, *, capacity: int = 2) -> tuple[BatchSender, BatchReceiver]:
-    sender = transport.sender(term=1, capacity=capacity)
-    return sender, transport.receiver(term=1, rank=0)
+def ends(run_dir: RunDirectory, *, capacity: int = 2) -> tuple[SpoolSender, SpoolReceiver]:
+    sender = SpoolSender(run_dir, term=1, capacity=capacity)
+    return sender, SpoolReceiver(run_dir, term=1, rank=0)
 
 
-def receive(receiver: BatchReceiver, step: int) -> int:
+def receive(receiver: SpoolReceiver, step: int) -> int:
     return receiver.receive(step, timeout_seconds=5).step
 
 
-async def test_a_batch_arrives_as_it_was_sent(transport: Transport) -> None:
-    sender, receiver = ends(transport)
+async def test_a_batch_arrives_as_it_was_sent(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir)
     batch = build_batch(0)
     await sender.send(batch)
     arrived = receiver.receive(0, timeout_seconds=5)
     assert [encode(m) for m in arrived.micro_batches] == [encode(m) for m in batch.ranks[0]]
 
 
-async def test_every_rank_gets_its_own_part(transport: Transport) -> None:
-    sender, first = ends(transport)
-    second = transport.receiver(term=1, rank=1)
+async def test_every_rank_gets_its_own_part(run_dir: RunDirectory) -> None:
+    sender, first = ends(run_dir)
+    second = SpoolReceiver(run_dir, term=1, rank=1)
     batch = build_batch(0, ranks=2)
     await sender.send(batch)
     parts = [r.receive(0, timeout_seconds=5).micro_batches[0] for r in (first, second)]
     assert [p.sample_ids for p in parts] == [m[0].sample_ids for m in batch.ranks]
 
 
-async def test_a_rank_without_a_part_is_refused(transport: Transport) -> None:
-    sender, _ = ends(transport)
+async def test_a_rank_without_a_part_is_refused(run_dir: RunDirectory) -> None:
+    sender, _ = ends(run_dir)
     await sender.send(build_batch(0, ranks=1))
     with pytest.raises(ProtocolError, match="parts for 1 ranks, this is rank 3"):
-        transport.receiver(term=1, rank=3).receive(0, timeout_seconds=5)
+        SpoolReceiver(run_dir, term=1, rank=3).receive(0, timeout_seconds=5)
 
 
-async def test_a_batch_can_be_received_again(transport: Transport) -> None:
-    sender, receiver = ends(transport)
+async def test_a_batch_can_be_received_again(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir)
     await sender.send(build_batch(0))
     assert [receive(receiver, 0), receive(receiver, 0)] == [0, 0]
 
 
-async def test_a_waiting_rank_is_woken_by_the_batch(transport: Transport) -> None:
-    sender, receiver = ends(transport)
+async def test_a_waiting_rank_is_woken_by_the_batch(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir)
     waiting = asyncio.create_task(asyncio.to_thread(receive, receiver, 4))
     await sender.send(build_batch(4))
     assert await waiting == 4
 
 
-def test_a_missing_batch_ends_with_the_deadline(transport: Transport) -> None:
-    receiver = transport.receiver(term=1, rank=0)
+def test_a_missing_batch_ends_with_the_deadline(run_dir: RunDirectory) -> None:
+    receiver = SpoolReceiver(run_dir, term=1, rank=0)
     with pytest.raises(DeadlineError, match=r"batch 7 .* from the orchestrator in 0.02 s"):
         receiver.receive(7, timeout_seconds=0.02)
 
 
-async def test_a_resend_is_no_duplicate_and_needs_no_room(transport: Transport) -> None:
-    sender, receiver = ends(transport, capacity=1)
+async def test_a_resend_is_no_duplicate_and_needs_no_room(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir, capacity=1)
     await sender.send(build_batch(0))
     await sender.send(build_batch(0))
     receiver.send_event(BatchReceived(0, 1))
@@ -100,30 +89,30 @@ async def test_a_resend_is_no_duplicate_and_needs_no_room(transport: Transport) 
     assert receive(receiver, 1) == 1
 
 
-async def test_the_same_step_with_other_content_is_refused(transport: Transport) -> None:
-    sender, _ = ends(transport)
+async def test_the_same_step_with_other_content_is_refused(run_dir: RunDirectory) -> None:
+    sender, _ = ends(run_dir)
     await sender.send(build_batch(0))
     with pytest.raises(ProtocolError, match="batch 0 was already sent with other content"):
         await sender.send(build_batch(0, seed=9))
 
 
-async def test_a_batch_of_another_term_is_not_sent(transport: Transport) -> None:
-    sender, _ = ends(transport)
+async def test_a_batch_of_another_term_is_not_sent(run_dir: RunDirectory) -> None:
+    sender, _ = ends(run_dir)
     with pytest.raises(ProtocolError, match="carries term 2, its sender has 1"):
         await sender.send(build_batch(0, term=2))
 
 
 @pytest.mark.parametrize("term", [1, 3])
-async def test_a_batch_of_another_term_stops_the_trainer(transport: Transport, term: int) -> None:
-    receiver = transport.receiver(term=2, rank=0)
-    sender = transport.sender(term=term, capacity=1)
+async def test_a_batch_of_another_term_stops_the_trainer(run_dir: RunDirectory, term: int) -> None:
+    receiver = SpoolReceiver(run_dir, term=2, rank=0)
+    sender = SpoolSender(run_dir, term=term, capacity=1)
     await sender.send(build_batch(0, term=term))
     with pytest.raises(FencedError, match=f"under term {term}; this trainer has term 2"):
         receiver.receive(0, timeout_seconds=5)
 
 
-async def test_send_waits_until_the_trainer_acknowledges(transport: Transport) -> None:
-    sender, receiver = ends(transport, capacity=2)
+async def test_send_waits_until_the_trainer_acknowledges(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir, capacity=2)
     await sender.send(build_batch(0))
     await sender.send(build_batch(1))
     third = asyncio.create_task(sender.send(build_batch(2)))
@@ -133,8 +122,8 @@ async def test_send_waits_until_the_trainer_acknowledges(transport: Transport) -
     await asyncio.wait_for(third, 5)
 
 
-async def test_events_arrive_in_order_and_once(transport: Transport) -> None:
-    sender, receiver = ends(transport)
+async def test_events_arrive_in_order_and_once(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir)
     sent: list[Event] = [
         BatchReceived(0, 1),
         StepFinished(0, 1, {"loss/total/mean": 0.5}),
@@ -148,8 +137,8 @@ async def test_events_arrive_in_order_and_once(transport: Transport) -> None:
         await asyncio.wait_for(sender.receive_event(), 0.05)
 
 
-async def test_events_reach_the_reader_while_send_waits_for_room(transport: Transport) -> None:
-    sender, receiver = ends(transport, capacity=1)
+async def test_events_reach_the_reader_while_send_waits_for_room(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir, capacity=1)
     await sender.send(build_batch(0))
     second = asyncio.create_task(sender.send(build_batch(1)))
     event = asyncio.create_task(sender.receive_event())
@@ -158,28 +147,28 @@ async def test_events_reach_the_reader_while_send_waits_for_room(transport: Tran
     await asyncio.wait_for(second, 5)
 
 
-async def test_events_of_an_older_term_are_ignored(transport: Transport) -> None:
-    transport.receiver(term=1, rank=0).send_event(TrainerDone(0, 1))
-    sender = transport.sender(term=2, capacity=1)
-    transport.receiver(term=2, rank=0).send_event(TrainerDone(5, 2))
+async def test_events_of_an_older_term_are_ignored(run_dir: RunDirectory) -> None:
+    SpoolReceiver(run_dir, term=1, rank=0).send_event(TrainerDone(0, 1))
+    sender = SpoolSender(run_dir, term=2, capacity=1)
+    SpoolReceiver(run_dir, term=2, rank=0).send_event(TrainerDone(5, 2))
     assert await asyncio.wait_for(sender.receive_event(), 5) == TrainerDone(5, 2)
 
 
-async def test_an_event_of_a_newer_term_stops_the_orchestrator(transport: Transport) -> None:
-    sender, _ = ends(transport)
-    transport.receiver(term=2, rank=0).send_event(TrainerDone(0, 2))
+async def test_an_event_of_a_newer_term_stops_the_orchestrator(run_dir: RunDirectory) -> None:
+    sender, _ = ends(run_dir)
+    SpoolReceiver(run_dir, term=2, rank=0).send_event(TrainerDone(0, 2))
     with pytest.raises(FencedError, match="term 2, this orchestrator has term 1"):
         await asyncio.wait_for(sender.receive_event(), 5)
 
 
-def test_an_event_with_another_term_is_not_sent(transport: Transport) -> None:
-    receiver = transport.receiver(term=1, rank=0)
+def test_an_event_with_another_term_is_not_sent(run_dir: RunDirectory) -> None:
+    receiver = SpoolReceiver(run_dir, term=1, rank=0)
     with pytest.raises(ProtocolError, match="TrainerDone carries term 2"):
         receiver.send_event(TrainerDone(0, 2))
 
 
-async def test_a_whole_run_of_steps_flows_through_a_full_transport(transport: Transport) -> None:
-    sender, receiver = ends(transport, capacity=1)
+async def test_a_whole_run_of_steps_flows_through_a_full_transport(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir, capacity=1)
     seen: list[int] = []
 
     def train() -> None:
@@ -200,6 +189,6 @@ async def test_a_whole_run_of_steps_flows_through_a_full_transport(transport: Tr
     receiver.close()
 
 
-def test_a_capacity_of_zero_is_refused(tmp_path: Path) -> None:
+def test_a_capacity_of_zero_is_refused(run_dir: RunDirectory) -> None:
     with pytest.raises(ValueError, match="lets no batch through"):
-        KINDS["filesystem"](tmp_path).sender(term=1, capacity=0)
+        SpoolSender(run_dir, term=1, capacity=0)

@@ -31,8 +31,6 @@ from gradus.files import FULL_DISK_ERRORS, storage_error
 from gradus.log import get_logger
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.transport.base import BatchReceiver, BatchSender
-from gradus.transport.ledger import SendLedger
 from gradus.transport.watch import FolderWatch
 from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
 from gradus.wire.events import BatchReceived, Event, StepFinished
@@ -67,35 +65,88 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event: bytes
 
 
-class FilesystemTransport:
-    """The spool of one run.
+class SendLedger:
+    """Counts the batches between send and acknowledgement; refuses what breaks the numbering.
 
-    >>> transport = FilesystemTransport(RunDirectory(Path("runs/demo")))
-    >>> transport.name_of_batch(3)
-    'batch_00000003'
+    >>> ledger = SendLedger(term=1, capacity=1)
+    >>> ledger.note_sent(0, "digest")
+    >>> ledger.has_room
+    False
     """
 
-    def __init__(self, run_dir: RunDirectory) -> None:
-        self.run_dir = run_dir
+    def __init__(self, *, term: int, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity = {capacity} lets no batch through; use at least 1")
+        self.term = term
+        self.capacity = capacity
+        self.last_finished = -1
+        self._last_received = -1
+        self._digests: dict[int, str] = {}
+        self._unacknowledged: set[int] = set()
 
-    @staticmethod
-    def name_of_batch(step: int) -> str:
-        """Folder of batch `step`; sorts by step."""
-        return f"batch_{step:08d}"
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch may be sent."""
+        return len(self._unacknowledged) < self.capacity
 
-    def sender(self, *, term: int, capacity: int) -> BatchSender:
-        """The orchestrator's end."""
-        return _Sender(self.run_dir, SendLedger(term=term, capacity=capacity))
+    def is_resend(self, batch: Batch, digest: str) -> bool:
+        """True when `batch` was sent before; refuses another term and another content."""
+        if batch.term != self.term:
+            raise ProtocolError(
+                f"batch {batch.step} carries term {batch.term}, its sender has {self.term}"
+            )
+        known = self._digests.get(batch.step)
+        if known is not None and known != digest:
+            raise ProtocolError(
+                f"batch {batch.step} was already sent with other content; a step has one batch"
+            )
+        return known is not None or batch.step <= self.last_finished
 
-    def receiver(self, *, term: int, rank: int) -> BatchReceiver:
-        """The end of rank `rank`."""
-        return _Receiver(self.run_dir, term, rank)
+    def note_sent(self, step: int, digest: str, *, acknowledged: bool = False) -> None:
+        """Batch `step` lies durable in the transport.
+
+        The trainer may have acknowledged it before: it reads a batch as soon as it has its name.
+        """
+        self._digests[step] = digest
+        if not acknowledged and step > self._last_received:
+            self._unacknowledged.add(step)
+
+    def note_event(self, event: Event) -> None:
+        """Learn from an event of the trainer; FencedError when a newer term sent it."""
+        if event.term > self.term:
+            raise FencedError(
+                f"the trainer answers to term {event.term}, this orchestrator has term "
+                f"{self.term} and must stop"
+            )
+        if event.term < self.term:
+            return  # Of a dead launch, whose steps this one does again.
+        if isinstance(event, BatchReceived):
+            self._last_received = max(self._last_received, event.step)
+            self._unacknowledged.discard(event.step)
+        if isinstance(event, StepFinished):
+            self.last_finished = max(self.last_finished, event.step)
+            # Trained batches are never sent again, so their digests may be forgotten.
+            for step in [s for s in self._digests if s < event.step]:
+                del self._digests[step]
+                self._unacknowledged.discard(step)
 
 
-class _Sender:
-    def __init__(self, run_dir: RunDirectory, ledger: SendLedger) -> None:
+def name_of_batch(step: int) -> str:
+    """Folder of batch `step`; sorts by step."""
+    return f"batch_{step:08d}"
+
+
+class SpoolSender:
+    """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged.
+
+    >>> sender = SpoolSender(run_dir, term=1)  # doctest: +SKIP
+    >>> await sender.send(batch)  # doctest: +SKIP
+    """
+
+    def __init__(self, run_dir: RunDirectory, term: int, *, capacity: int = 2) -> None:
+        """Takes over what an earlier life of the same term left; FencedError for a newer one's."""
         self._run_dir = run_dir
-        self._ledger = ledger
+        self._ledger = SendLedger(term=term, capacity=capacity)
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
         self._arrived: deque[tuple[int, Event]] = deque()
@@ -166,7 +217,7 @@ class _Sender:
 
     def _write(self, manifest: _Manifest, parts: list[bytes]) -> None:
         spool = self._run_dir.spool
-        folder = spool / FilesystemTransport.name_of_batch(manifest.step)
+        folder = spool / name_of_batch(manifest.step)
         temporary = spool / f".{folder.name}.tmp-{manifest.term}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -195,12 +246,12 @@ class _Sender:
         """Remember an acknowledgement on disk; delete batches that are trained."""
         spool = self._run_dir.spool
         if isinstance(event, BatchReceived):
-            folder = spool / FilesystemTransport.name_of_batch(event.step)
+            folder = spool / name_of_batch(event.step)
             if folder.exists():
                 (folder / _RECEIVED).touch()
         if isinstance(event, StepFinished):
             for folder in spool.glob("batch_*"):
-                if folder.name < FilesystemTransport.name_of_batch(event.step):
+                if folder.name < name_of_batch(event.step):
                     _remove_batch(folder)
 
     def _mark_done(self, sequence: int) -> None:
@@ -219,7 +270,12 @@ class _Sender:
                 (self._events / name).unlink()
 
 
-class _Receiver:
+class SpoolReceiver:
+    """The end of data-parallel rank `rank`.
+
+    >>> SpoolReceiver(run_dir, term=1, rank=0).receive(0, timeout_seconds=60)  # doctest: +SKIP
+    """
+
     def __init__(self, run_dir: RunDirectory, term: int, rank: int) -> None:
         self._run_dir = run_dir
         self._term = term
@@ -230,7 +286,7 @@ class _Receiver:
         self._watch = FolderWatch(run_dir.spool)
 
     def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
-        name = FilesystemTransport.name_of_batch(step)
+        name = name_of_batch(step)
         deadline = time.monotonic() + timeout_seconds
         while name not in os.listdir(self._run_dir.spool):
             if time.monotonic() >= deadline:
@@ -298,7 +354,7 @@ def _read_manifest(folder: Path) -> _Manifest:
         manifest = msgspec.json.decode(_read_file(path), type=_Manifest)
     except ValueError as error:
         raise CorruptStateError(f"{path} is not a manifest: {error}") from error
-    if FilesystemTransport.name_of_batch(manifest.step) != folder.name:
+    if name_of_batch(manifest.step) != folder.name:
         raise ProtocolError(f"{path} says step {manifest.step}, which is not its folder's")
     return manifest
 

@@ -16,9 +16,8 @@ from gradus.errors import CorruptStateError, FencedError, ProtocolError
 from gradus.files import write_json
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.transport import filesystem
-from gradus.transport.base import BatchReceiver, BatchSender
-from gradus.transport.build import build_receiver, build_sender
+from gradus.transport import spool
+from gradus.transport.spool import SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
@@ -36,8 +35,8 @@ def build_batch(step: int, *, term: int = 1, length: int = 6) -> Batch:
     )
 
 
-def both_ends(run_dir: RunDirectory) -> tuple[BatchSender, BatchReceiver]:
-    return build_sender(run_dir, 1), build_receiver(run_dir, 1, 0)
+def both_ends(run_dir: RunDirectory) -> tuple[SpoolSender, SpoolReceiver]:
+    return SpoolSender(run_dir, 1), SpoolReceiver(run_dir, 1, 0)
 
 
 def part_of(run_dir: RunDirectory, step: int) -> Path:
@@ -51,24 +50,24 @@ def flip_one_bit(path: Path) -> None:
 
 
 async def test_a_batch_survives_both_processes(run_dir: RunDirectory) -> None:
-    await build_sender(run_dir, 1).send(build_batch(0))
-    assert build_receiver(run_dir, 1, 0).receive(0, timeout_seconds=1).step == 0
+    await SpoolSender(run_dir, 1).send(build_batch(0))
+    assert SpoolReceiver(run_dir, 1, 0).receive(0, timeout_seconds=1).step == 0
 
 
 async def test_a_trainer_that_is_quicker_than_the_sender_does_not_block_it(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch has its name, but the thread that wrote it still waits for the disk."""
-    sender, receiver = build_sender(run_dir, 1, capacity=1), build_receiver(run_dir, 1, 0)
+    sender, receiver = SpoolSender(run_dir, 1, capacity=1), SpoolReceiver(run_dir, 1, 0)
     answered = threading.Event()
-    sync = filesystem._sync_directory
+    sync = spool._sync_directory
 
     def slow_sync(path: Path) -> None:
         if path == run_dir.spool:
             assert answered.wait(10)
         sync(path)
 
-    monkeypatch.setattr(filesystem, "_sync_directory", slow_sync)
+    monkeypatch.setattr(spool, "_sync_directory", slow_sync)
     sending = asyncio.create_task(sender.send(build_batch(0)))
     batch = await asyncio.to_thread(receiver.receive, 0, timeout_seconds=10)
     receiver.send_event(BatchReceived(batch.step, 1))
@@ -141,13 +140,13 @@ async def test_an_event_under_another_number_is_refused(run_dir: RunDirectory) -
 
 
 async def test_a_sender_that_starts_again_knows_what_it_sent(run_dir: RunDirectory) -> None:
-    await build_sender(run_dir, 1, capacity=1).send(build_batch(0))
-    again = build_sender(run_dir, 1, capacity=1)
+    await SpoolSender(run_dir, 1, capacity=1).send(build_batch(0))
+    again = SpoolSender(run_dir, 1, capacity=1)
     await again.send(build_batch(0))
     waiting = asyncio.create_task(again.send(build_batch(1)))
     done, _ = await asyncio.wait([waiting], timeout=0.03)
     assert not done
-    build_receiver(run_dir, 1, 0).send_event(BatchReceived(0, 1))
+    SpoolReceiver(run_dir, 1, 0).send_event(BatchReceived(0, 1))
     await asyncio.wait_for(waiting, 5)
 
 
@@ -156,7 +155,7 @@ async def test_an_acknowledgement_survives_the_sender(run_dir: RunDirectory) -> 
     await sender.send(build_batch(0))
     receiver.send_event(BatchReceived(0, 1))
     await sender.receive_event()
-    again = build_sender(run_dir, 1, capacity=1)
+    again = SpoolSender(run_dir, 1, capacity=1)
     await asyncio.wait_for(again.send(build_batch(1)), 5)
 
 
@@ -165,7 +164,7 @@ async def test_handled_events_do_not_come_again_after_a_restart(run_dir: RunDire
     for step in range(3):
         receiver.send_event(TrainerDone(step, 1))
     assert [(await sender.receive_event()).step for _ in range(2)] == [0, 1]
-    again = build_sender(run_dir, 1)
+    again = SpoolSender(run_dir, 1)
     # Event 1 was handed out, but nobody knows whether it was handled.
     assert [(await again.receive_event()).step for _ in range(2)] == [1, 2]
 
@@ -174,23 +173,23 @@ async def test_a_trainer_that_starts_again_continues_the_numbers(run_dir: RunDir
     sender, receiver = both_ends(run_dir)
     receiver.send_event(TrainerDone(0, 1))
     assert (await sender.receive_event()).step == 0
-    build_receiver(run_dir, 1, 0).send_event(TrainerDone(1, 1))
+    SpoolReceiver(run_dir, 1, 0).send_event(TrainerDone(1, 1))
     assert (await asyncio.wait_for(sender.receive_event(), 5)).step == 1
 
 
 async def test_a_new_term_starts_with_an_empty_spool(run_dir: RunDirectory) -> None:
-    await build_sender(run_dir, 1).send(build_batch(0))
+    await SpoolSender(run_dir, 1).send(build_batch(0))
     (run_dir.spool / ".batch_00000001.tmp-1").mkdir()
-    sender = build_sender(run_dir, 2)
+    sender = SpoolSender(run_dir, 2)
     assert list(run_dir.spool.glob("*batch*")) == []
     await sender.send(build_batch(0, term=2))
-    assert build_receiver(run_dir, 2, 0).receive(0, timeout_seconds=1).term == 2
+    assert SpoolReceiver(run_dir, 2, 0).receive(0, timeout_seconds=1).term == 2
 
 
 async def test_an_old_orchestrator_cannot_take_a_newer_spool(run_dir: RunDirectory) -> None:
-    await build_sender(run_dir, 2).send(build_batch(0, term=2))
+    await SpoolSender(run_dir, 2).send(build_batch(0, term=2))
     with pytest.raises(FencedError, match="written under term 2"):
-        build_sender(run_dir, 1)
+        SpoolSender(run_dir, 1)
 
 
 async def test_both_ends_stop_when_the_lease_was_taken_over(run_dir: RunDirectory) -> None:
@@ -230,7 +229,7 @@ async def handle_events(run_dir: RunDirectory) -> list[int]:
     """The events that one life of the orchestrator is given, up to the last of eight."""
     given: list[int] = []
     try:
-        sender = build_sender(run_dir, 1, capacity=9)
+        sender = SpoolSender(run_dir, 1, capacity=9)
         while given[-1:] != [7]:
             event = await asyncio.wait_for(sender.receive_event(), 1)
             given.append(2 * event.step + isinstance(event, StepFinished))
@@ -243,7 +242,7 @@ async def handle_events(run_dir: RunDirectory) -> list[int]:
 async def test_a_kill_at_any_change_of_a_name_costs_no_event_and_no_batch(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    sender, receiver = build_sender(run_dir, 1, capacity=9), build_receiver(run_dir, 1, 0)
+    sender, receiver = SpoolSender(run_dir, 1, capacity=9), SpoolReceiver(run_dir, 1, 0)
     for step in range(4):
         await sender.send(build_batch(step))
         receiver.send_event(BatchReceived(step, 1))
@@ -270,13 +269,6 @@ async def test_the_spool_does_not_grow_with_the_run(run_dir: RunDirectory) -> No
     names = sorted(path.name for path in run_dir.spool.glob("batch_*"))
     assert names == ["batch_00000007"]
     assert len(list((run_dir.spool / "events").iterdir())) <= 2
-
-
-async def test_an_unknown_transport_is_refused_with_the_known_ones(run_dir: RunDirectory) -> None:
-    with pytest.raises(
-        Exception, match=r"transport 'pigeon' is not known\. Use one of: filesystem"
-    ):
-        build_sender(run_dir, 1, type="pigeon")
 
 
 async def test_a_small_batch_arrives_within_a_few_milliseconds(run_dir: RunDirectory) -> None:
