@@ -16,6 +16,7 @@ from gradus.orchestrator.play.task_socket import Task
 from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.orchestrator.records.metrics import (
     MAX_NAMES,
+    Mean,
     PendingStepMetrics,
     StepCounters,
     batch_metrics,
@@ -317,3 +318,12 @@ def test_a_single_agent_has_no_mean_beside_that_of_its_source() -> None:
     counters = StepCounters()
     counters.add_group(group_of("words", [1.0, 0.5]))
     assert "episode/words/agent/reward/mean" not in counters.take()
+
+
+@given(st.lists(st.lists(st.integers(-1000, 1000), min_size=1), min_size=1))
+def test_a_mean_of_parts_is_the_mean_of_the_whole(parts: list[list[int]]) -> None:
+    whole = [value for part in parts for value in part]
+    merged = Mean(0.0, 0.0)
+    for part in reversed(parts):
+        merged = merged.merge(Mean(sum(part), len(part)))
+    assert merged.value == pytest.approx(sum(whole) / len(whole))

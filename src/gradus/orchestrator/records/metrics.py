@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from gradus.monitor.reduce import Mean
 from gradus.orchestrator.evaluation.results import MAX_NAMES
 from gradus.orchestrator.groups.filters import Verdict, dropped_by
 from gradus.orchestrator.groups.grading import Group, is_flat, untrained_episodes
@@ -22,6 +21,22 @@ from gradus.wire.versions import staleness
 Metrics = dict[str, float]
 TRAINABLE_SHARE = "sample/trainable/share"
 """Of the samples that became final since the last batch, those that no filter dropped."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A weighted mean in the making; parts merge in any order, which a mean of means does not."""
+
+    total: float
+    """Sum of weight x value."""
+    weight: float = 1.0
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight
+
+    def merge(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.weight + other.weight)
 
 
 @dataclass
@@ -137,10 +152,10 @@ class EpisodeCounts:
         for kind, count in self.errors.items():
             found[f"{prefix}/error/{kind}/sum"] = float(count)
         for name, mean in self.values.items():
-            found[f"{prefix}/{name}/mean"] = mean.total / mean.weight
+            found[f"{prefix}/{name}/mean"] = mean.value
         if len(self.agents) > 1:
             for agent, mean in self.agents.items():
-                found[f"{prefix}/{agent}/reward/mean"] = mean.total / mean.weight
+                found[f"{prefix}/{agent}/reward/mean"] = mean.value
         if self.num_left_out:
             found[f"{prefix}/names_left_out/sum"] = float(self.num_left_out)
         return found
@@ -232,7 +247,7 @@ class StepCounters:
             found |= counts.metrics(f"episode/{source}")
         found |= total.metrics("episode")
         found |= {name: float(count) for name, count in self._counts.items()}
-        found |= {name: mean.total / mean.weight for name, mean in self._numbers.items()}
+        found |= {name: mean.value for name, mean in self._numbers.items()}
         if self._judged:
             found[TRAINABLE_SHARE] = self._kept / self._judged
         self._episodes = {}
