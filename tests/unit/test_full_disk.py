@@ -25,7 +25,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.configs import RUN_TOML
 from gradus.testing.episodes import build_episode
-from gradus.transport import filesystem
+from gradus.transport import spool
 from gradus.transport.spool import SpoolReceiver, SpoolSender
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
@@ -110,7 +110,7 @@ def large_batch(step: int) -> Batch:
 async def test_a_batch_waits_on_a_full_disk_until_there_is_room(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(filesystem, "FULL_DISK_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(spool, "FULL_DISK_PAUSE_SECONDS", 0.01)
     run_dir = RunDirectory(small_disk)
     sender, receiver = SpoolSender(run_dir, 1), SpoolReceiver(run_dir, 1, 0)
     ballast = fill(small_disk, leave_bytes=64 << 10)
@@ -129,7 +129,7 @@ async def test_a_batch_waits_on_a_full_disk_until_there_is_room(
 async def test_a_disk_that_stays_full_ends_the_wait(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystem, "FULL_DISK_SECONDS", 0.0)
+    monkeypatch.setattr(spool, "FULL_DISK_SECONDS", 0.0)
     sender = SpoolSender(RunDirectory(small_disk), 1)
     fill(small_disk, leave_bytes=64 << 10)
     with pytest.raises(StorageError, match=r"bytes needed.*bytes free"):
