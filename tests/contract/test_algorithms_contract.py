@@ -20,12 +20,7 @@ from gradus.config import ALGORITHM_OPTIONS, AlgorithmConfig, ErrorPolicyConfig
 from gradus.config.algorithm_options import algorithm_option_problems
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm
-from gradus.orchestrator.algorithms.base import (
-    Algorithm,
-    CreditContext,
-    assign_advantage,
-    trainable_traces,
-)
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
 from gradus.orchestrator.algorithms.distill import (
     FrozenSampler,
     OnPolicyDistillation,
@@ -34,18 +29,16 @@ from gradus.orchestrator.algorithms.distill import (
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.groups.grading import (
-    Group,
-    PlayedEpisode,
     SourceGrader,
     fill,
     grade,
     score_awaited,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.orchestrator.records.episode_codec import save_played
 from gradus.orchestrator.records.episodes import encode_record, episode_record
+from gradus.orchestrator.traces import trainable_traces
+from gradus.orchestrator.types import Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.versions import VersionSpan
 

@@ -11,7 +11,7 @@ from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
 from gradus.config.check import ERROR_POLICIES as CHECKED_NAMES
 from gradus.errors import ConfigError
 from gradus.orchestrator.failures import ERROR_POLICIES, ErrorPolicy, build_error_policy
-from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.types import Failure
 
 MOST_RETRIES = 10_000
 

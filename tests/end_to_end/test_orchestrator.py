@@ -32,7 +32,8 @@ from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.errors import EnvironmentFailure
 from gradus.files import write_json
 from gradus.orchestrator.build import connect
-from gradus.orchestrator.orchestrator import Orchestrator, root_cause
+from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine

@@ -13,7 +13,7 @@ import pytest
 from gradus.config import ReferenceConfig
 from gradus.files import read_json
 from gradus.orchestrator.algorithms.teacher import PROBE, ReferenceModel, compare_tokenizers
-from gradus.orchestrator.failures import EpisodeFailed
+from gradus.orchestrator.types import EpisodeFailed
 from gradus.testing.inference_process import RunningInference
 
 pytestmark = pytest.mark.end_to_end

@@ -7,13 +7,13 @@ import contextlib
 import math
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from gradus.config import ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError
 from gradus.log import get_logger
+from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.plugins import building, describe, find_plugin, refuse_async
 from gradus.run.paths import RunDirectory
 
@@ -29,23 +29,6 @@ CURRICULUM_FAILED = "curriculum_failed"
 ERROR_POLICY_FAILED = "error_policy_failed"
 INVALID_CREDIT = "invalid_credit"
 """Kind of failure of an episode or group on which an algorithm wrote what cannot be trained."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an episode gives no samples."""
-
-    kind: str
-    """Counted by this: the type of the error, e.g. "ProviderError" or "invalid_reward"."""
-    message: str
-
-
-class EpisodeFailed(Exception):
-    """An episode could not be had; an outcome to count, not an error of the run."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.kind}: {failure.message}")
-        self.failure = failure
 
 
 class FirstFailures:

@@ -26,7 +26,6 @@ from gradus.orchestrator.build import Components, connect
 from gradus.orchestrator.evaluation.in_run import Evaluation
 from gradus.orchestrator.failures import FirstFailures, root_cause
 from gradus.orchestrator.groups.batcher import Batcher, SampleBatch
-from gradus.orchestrator.groups.grading import Group
 from gradus.orchestrator.groups.open_groups import GroupBuffer
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.groups.slots import GroupSlots
@@ -55,6 +54,7 @@ from gradus.orchestrator.records.watchdog import (
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
 from gradus.orchestrator.resume.snapshot import Snapshotter
+from gradus.orchestrator.types import Group
 from gradus.processes.child import tune_collector
 from gradus.processes.liveness import BEAT_SECONDS, beat
 from gradus.run.paths import RunDirectory

@@ -24,8 +24,8 @@ from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.orchestrator.build import Components, Source, build_grading
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.failures import build_error_policy
-from gradus.orchestrator.orchestrator import Orchestrator, root_cause
+from gradus.orchestrator.failures import build_error_policy, root_cause
+from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal, read_journal

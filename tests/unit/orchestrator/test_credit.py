@@ -8,7 +8,7 @@ import pytest
 from gradus.config import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import build_algorithm
-from gradus.orchestrator.algorithms.base import CreditContext, num_sampled_tokens, trainable_traces
+from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.credit import (
     centre,
     centre_leave_one_out,
@@ -17,6 +17,7 @@ from gradus.orchestrator.algorithms.credit import (
     penalise_overlong,
 )
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.traces import num_sampled_tokens, trainable_traces
 from gradus.testing.episodes import build_episode, build_group, build_message, build_trace
 
 CONTEXT = CreditContext("words", task_key=0)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import CorruptStateError
-from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
 from gradus.orchestrator.replay.journal_reader import (
     CutBatch,
@@ -20,6 +19,7 @@ from gradus.orchestrator.replay.journal_reader import (
     RecordKey,
     read_decisions,
 )
+from gradus.orchestrator.types import TaskPointer
 
 GROUPS_PER_BATCH = 2
 

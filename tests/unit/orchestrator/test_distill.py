@@ -13,9 +13,9 @@ from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm, needs_re
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import Adopts, FrozenSampler, SelfDistillation
 from gradus.orchestrator.algorithms.retokenize import common_prefix, tokenize_trace
-from gradus.orchestrator.failures import EpisodeFailed
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
+from gradus.orchestrator.types import EpisodeFailed
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.wire.versions import VersionSpan
 

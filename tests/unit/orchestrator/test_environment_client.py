@@ -25,8 +25,9 @@ from gradus.orchestrator.play.environment import (
     build_settings,
     find_environment,
 )
-from gradus.orchestrator.play.episode_check import EpisodeFailed, cut_bytes
-from gradus.orchestrator.play.task_socket import Task, TaskClient, TaskRefused
+from gradus.orchestrator.play.task_socket import TaskClient, TaskRefused
+from gradus.orchestrator.traces import cut_bytes
+from gradus.orchestrator.types import EpisodeFailed, Task
 from gradus.run.paths import RunDirectory
 
 MODEL = ModelConfig(name="tiny", renderer="qwen3")

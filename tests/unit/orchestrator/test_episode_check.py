@@ -10,7 +10,8 @@ import pytest
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import Error, Reward
 
-from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure, find_failure
+from gradus.orchestrator.play.episode_check import find_failure
+from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import MISHAPS, build_episode, build_message, build_trace
 
 

@@ -23,8 +23,8 @@ from gradus.orchestrator.evaluation.episodes import (
     warn_of_graded_rewards,
 )
 from gradus.orchestrator.evaluation.results import EpisodeScore
-from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
 from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
+from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment
 

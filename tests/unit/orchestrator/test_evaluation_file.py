@@ -12,7 +12,7 @@ from gradus.errors import CorruptStateError
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation.file import EvaluationFile, read_standings
 from gradus.orchestrator.evaluation.results import evaluate, metrics
-from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.types import Failure
 from gradus.testing.episodes import build_episode
 
 KEYS = [EpisodeKey("words", task, replica) for task in range(3) for replica in range(2)]

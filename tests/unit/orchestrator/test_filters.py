@@ -20,16 +20,13 @@ from gradus.orchestrator.groups.filters import (
     FilterContext,
     Gibberish,
     Repetition,
-    Verdict,
     ZeroAdvantage,
     build_filters,
     dropped_by,
     judge,
 )
-from gradus.orchestrator.groups.grading import Group, PlayedEpisode, SourceGrader, grade
-from gradus.orchestrator.play.episode_check import Failure
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.groups.grading import SourceGrader, grade
+from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.sample import Sample

@@ -16,18 +16,22 @@ from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.groups.filters import ActiveFilter, ZeroAdvantage
-from gradus.orchestrator.groups.grading import Group, PlayedEpisode, SourceGrader, give_up, grade
-from gradus.orchestrator.groups.slots import EpisodeOutcome
+from gradus.orchestrator.groups.grading import SourceGrader, credit_context, give_up, grade
 from gradus.orchestrator.play.episode_check import (
     MAX_OTHER_INFO_BYTES,
     MAX_RECORD_BYTES,
     MAX_TEXT_CHARACTERS,
-    Failure,
 )
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.orchestrator.records.episodes import EpisodeWriter, encode_record, episode_record
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal, refuse_damaged
+from gradus.orchestrator.types import (
+    EpisodeOutcome,
+    Failure,
+    Group,
+    PlayedEpisode,
+    Task,
+    TaskPointer,
+)
 from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.versions import VersionSpan
 
@@ -78,7 +82,7 @@ def test_an_algorithm_sees_the_task_and_what_failed() -> None:
     group = group_of(build_episode())
     failure = Failure("ProviderError", "refused")
     group.played.append(PlayedEpisode("g0.1", "g0", VersionSpan(0, 0), failed, failure))
-    context = group.credit_context
+    context = credit_context(group)
     assert (context.environment, context.task_key, context.failed) == ("words", "key-3", [failed])
 
 

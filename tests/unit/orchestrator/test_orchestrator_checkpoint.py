@@ -16,10 +16,8 @@ import pytest
 
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
-from gradus.orchestrator.groups.grading import PlayedEpisode
-from gradus.orchestrator.groups.slots import EpisodeOutcome, GroupSlots, Phase
+from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.concurrency import Load
-from gradus.orchestrator.play.episode_check import Failure
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.play.player import episode_seed
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
@@ -40,6 +38,7 @@ from gradus.orchestrator.resume.checkpoint import (
     load_pieces,
     take_states,
 )
+from gradus.orchestrator.types import EpisodeOutcome, Failure, GroupPhase, PlayedEpisode
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import FaultyFiles, new_run
@@ -321,7 +320,7 @@ def test_a_restored_ledger_counts_neither_open_nor_lost_episodes_twice() -> None
     resumed.load_state(slots.state())
     resumed.restore("done")
     assert (resumed.started, resumed.running_episodes, resumed.free_slots) == (4, 0, 2)
-    assert resumed.phase("done") is Phase.COMPLETE
+    assert resumed.phase("done") is GroupPhase.COMPLETE
 
 
 def test_a_restored_batch_frees_its_slots_when_its_version_is_served() -> None:

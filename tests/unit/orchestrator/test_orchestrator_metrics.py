@@ -8,12 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verifiers.v1.trace import Reward, TimeSpan
 
-from gradus.orchestrator.groups.filters import Verdict
-from gradus.orchestrator.groups.grading import Group, PlayedEpisode, give_up, is_flat
-from gradus.orchestrator.play.episode_check import Failure, find_failure
+from gradus.orchestrator.groups.grading import give_up, is_flat
+from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import AppliedPolicy
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.orchestrator.records.metrics import (
     MAX_NAMES,
     Mean,
@@ -21,6 +18,7 @@ from gradus.orchestrator.records.metrics import (
     StepCounters,
     batch_metrics,
 )
+from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import FailureProfile, build_episode, build_trace
 from gradus.wire.inference import EngineStatus

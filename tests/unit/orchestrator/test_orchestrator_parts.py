@@ -18,7 +18,8 @@ from gradus.errors import (
 )
 from gradus.files import write_json
 from gradus.orchestrator.build import build_grading, build_reference, connect
-from gradus.orchestrator.orchestrator import root_cause, run
+from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.orchestrator import run
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 

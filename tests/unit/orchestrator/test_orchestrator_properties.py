@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
-from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import FailureProfile
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.versions import staleness

@@ -19,9 +19,9 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult, Uniform
-from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
+from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer

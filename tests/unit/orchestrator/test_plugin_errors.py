@@ -13,11 +13,13 @@ import pytest
 from gradus.config import AlgorithmConfig, CurriculumConfig, FilterConfig
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.algorithms import build_algorithm
-from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage, trainable_traces
+from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.failures import EpisodeFailed, ErrorPolicy, Failure
+from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.groups.filters import build_filters
 from gradus.orchestrator.play.curriculum import Uniform, build_curriculum
+from gradus.orchestrator.traces import trainable_traces
+from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.scripted_run import ScriptedEnvironment
 
 

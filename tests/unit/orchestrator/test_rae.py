@@ -10,10 +10,8 @@ from verifiers.v1.episode import WireEpisode
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
-from gradus.orchestrator.groups.grading import Group, PlayedEpisode, SourceGrader, grade
-from gradus.orchestrator.play.episode_check import Failure
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.groups.grading import SourceGrader, grade
+from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.versions import VersionSpan
 

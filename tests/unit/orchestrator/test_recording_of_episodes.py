@@ -11,7 +11,6 @@ from msgspec import structs
 
 from gradus.config import ModelConfig
 from gradus.files import read_json
-from gradus.orchestrator.groups.grading import PlayedEpisode
 from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
 from gradus.orchestrator.records.episode_codec import PlayedState, load_played
 from gradus.orchestrator.records.recording import (
@@ -20,6 +19,7 @@ from gradus.orchestrator.records.recording import (
     digest_model,
     open_recording,
 )
+from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, iter_entries, read_body
 from gradus.testing.builders import build_sample

@@ -19,7 +19,7 @@ from gradus.orchestrator.algorithms.teacher import (
     compare_tokenizers,
     open_reference,
 )
-from gradus.orchestrator.failures import EpisodeFailed
+from gradus.orchestrator.types import EpisodeFailed
 
 Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
 

@@ -18,10 +18,10 @@ from gradus.orchestrator.evaluation.episodes import (
     EvaluationSource,
 )
 from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
-from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
 from gradus.orchestrator.play.restarts import Blame, RestartedEnvironment
-from gradus.orchestrator.play.task_socket import Task, TaskRefused, TaskSetInfo
-from gradus.orchestrator.play.tasks import SourceShare, TaskPointer, TaskSource
+from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
+from gradus.orchestrator.play.tasks import SourceShare, TaskSource
+from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.run.paths import RunDirectory
 from gradus.testing.configs import build_run_config
 from gradus.testing.episodes import build_episode

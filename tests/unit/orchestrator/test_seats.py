@@ -14,7 +14,8 @@ from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, compares_all_traces
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.play.agents import check_seats, settle_standing
-from gradus.orchestrator.play.episode_check import Failure, find_failure
+from gradus.orchestrator.play.episode_check import find_failure
+from gradus.orchestrator.types import Failure
 from gradus.testing.episodes import build_episode, build_trace
 
 BOTH = {"first": True, "second": True}

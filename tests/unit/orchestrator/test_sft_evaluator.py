@@ -20,7 +20,7 @@ from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.file import read_standings
 from gradus.orchestrator.evaluation.measurement import Measurement
 from gradus.orchestrator.evaluation.sft_evaluator import SftEvaluator, run
-from gradus.orchestrator.play.episode_check import EpisodeFailed, Failure
+from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gradus.orchestrator.groups.slots import EpisodeOutcome, GroupSlots, Phase
+from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.types import EpisodeOutcome, GroupPhase
 
 
 def play(slots: GroupSlots, group_id: str, *, size: int = 1, version: int = 0) -> None:
@@ -33,7 +34,7 @@ def test_group_without_samples_frees_its_slot_at_once() -> None:
     play(slots, "g0")
     slots.drop("g0")
     assert slots.free_slots == 1
-    assert slots.phase("g0") is Phase.GONE
+    assert slots.phase("g0") is GroupPhase.GONE
 
 
 def test_group_is_complete_when_its_last_episode_ended_in_whatever_way() -> None:
@@ -43,9 +44,9 @@ def test_group_is_complete_when_its_last_episode_ended_in_whatever_way() -> None
     assert not slots.end(first, EpisodeOutcome.FAILED)
     slots.start(second, version=1)
     assert slots.end(second, EpisodeOutcome.FINISHED)
-    assert slots.phase("g0") is Phase.SCORING
+    assert slots.phase("g0") is GroupPhase.SCORING
     slots.complete("g0")
-    assert slots.phase("g0") is Phase.COMPLETE
+    assert slots.phase("g0") is GroupPhase.COMPLETE
 
 
 def test_episodes_of_a_group_that_is_being_scored_are_played_again_after_a_restart() -> None:
@@ -64,7 +65,7 @@ def test_abandoned_group_frees_its_slot_once_and_waits_for_its_running_episodes(
     assert slots.abandon("g0") == [first]
     assert slots.free_slots == 1
     assert not slots.end(first, EpisodeOutcome.CANCELLED)
-    assert slots.phase("g0") is Phase.GONE
+    assert slots.phase("g0") is GroupPhase.GONE
     assert slots.free_slots == 1
 
 
@@ -74,7 +75,7 @@ def test_abandoned_group_without_running_episodes_is_gone_at_once() -> None:
     slots.start(first, version=0)
     slots.end(first, EpisodeOutcome.FINISHED)
     assert slots.abandon("g0") == []
-    assert slots.phase("g0") is Phase.GONE
+    assert slots.phase("g0") is GroupPhase.GONE
 
 
 def test_too_old_is_what_started_more_than_the_bound_before_the_next_batch() -> None:

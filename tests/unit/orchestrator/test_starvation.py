@@ -10,14 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gradus.orchestrator.groups.grading import Group, PlayedEpisode, give_up
+from gradus.orchestrator.groups.grading import give_up
 from gradus.orchestrator.groups.open_groups import ABANDONED, RUN_ENDED, STALE, group_time
-from gradus.orchestrator.play.episode_check import Failure
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import TaskPointer
 from gradus.orchestrator.records.starvation import (
     WINDOW_GROUPS,
-    GroupOutcome,
     GroupTime,
     PlayTime,
     Starvation,
@@ -25,6 +21,7 @@ from gradus.orchestrator.records.starvation import (
     quantile,
     slow_bias,
 )
+from gradus.orchestrator.types import Failure, Group, GroupOutcome, PlayedEpisode, Task, TaskPointer
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult
-from gradus.orchestrator.play.tasks import MAX_RETURNS, SourceShare, TaskPointer, TaskSource
+from gradus.orchestrator.play.tasks import MAX_RETURNS, SourceShare, TaskSource
+from gradus.orchestrator.types import TaskPointer
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
 SUMS = SourceShare("sums", ratio=3.0, num_tasks=None)

@@ -100,20 +100,6 @@ class Algorithm(Protocol):
         """Go on from `state()` of an earlier run; CorruptStateError when it is another's."""
 
 
-def trainable_traces(episodes: Iterable[WireEpisode]) -> list[WireTrace]:
-    """The traces that may train: of a trainable agent, and without an error."""
-    return [t for episode in episodes for t in episode.traces if t.ok and t.agent.trainable]
-
-
-def num_sampled_tokens(trace: WireTrace) -> int:
-    """Tokens that the model wrote in a trace; those of a turn that branches share count once."""
-    return sum(
-        call.usage.completion_tokens
-        for call in trace.calls
-        if call.node is not None and call.usage is not None
-    )
-
-
 def assign_advantage(trace: WireTrace, advantage: float) -> None:
     """Give every sampled token of the trace the same advantage."""
     for node in trace.nodes:

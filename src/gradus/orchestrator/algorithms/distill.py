@@ -15,14 +15,11 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import (
-    CreditContext,
-    trainable_traces,
-    write_credit,
-)
+from gradus.orchestrator.algorithms.base import CreditContext, write_credit
 from gradus.orchestrator.algorithms.retokenize import Tokenizes, tokenize_trace
 from gradus.orchestrator.algorithms.rounding import is_at_least
-from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.traces import trainable_traces
+from gradus.orchestrator.types import EpisodeFailed, Failure
 
 NO_DEMONSTRATION = "no_demonstration"
 """Kind of failure of an episode whose task has no demonstration to show."""

@@ -16,12 +16,9 @@ from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import AssistantMessage, ToolMessage
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import (
-    CreditContext,
-    trainable_traces,
-    write_credit,
-)
+from gradus.orchestrator.algorithms.base import CreditContext, write_credit
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.traces import trainable_traces
 from gradus.plugins import find_function
 
 Normalize = Literal["own", "batch"]

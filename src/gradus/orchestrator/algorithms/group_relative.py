@@ -11,12 +11,7 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import (
-    CreditContext,
-    assign_advantage,
-    num_sampled_tokens,
-    trainable_traces,
-)
+from gradus.orchestrator.algorithms.base import CreditContext, assign_advantage
 from gradus.orchestrator.algorithms.credit import (
     LENGTH_WEIGHTS,
     Floats,
@@ -27,6 +22,7 @@ from gradus.orchestrator.algorithms.credit import (
     penalise_length,
     penalise_overlong,
 )
+from gradus.orchestrator.traces import num_sampled_tokens, trainable_traces
 
 
 class GroupRelative:

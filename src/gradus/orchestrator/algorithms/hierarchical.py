@@ -10,9 +10,10 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import CreditContext, trainable_traces
+from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.credit import centre
 from gradus.orchestrator.algorithms.group_relative import assign_advantages, rewards_of
+from gradus.orchestrator.traces import trainable_traces
 
 
 class HierarchicalGroupRelative:

@@ -17,7 +17,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.algorithms.model_files import end_of_content, end_of_turn
-from gradus.orchestrator.failures import EpisodeFailed, Failure
+from gradus.orchestrator.types import EpisodeFailed, Failure
 
 UNSTABLE = "unstable_rendering"
 """Kind of failure of an episode whose earlier turns the template writes differently later on."""

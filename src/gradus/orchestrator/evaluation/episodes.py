@@ -14,7 +14,6 @@ from verifiers.v1.episode import EnvInfo, GroupInfo, WireEpisode
 from gradus.config import RETRIED_ERRORS, EvaluationSourceConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
-from gradus.orchestrator.algorithms.base import num_sampled_tokens, trainable_traces
 from gradus.orchestrator.evaluation.results import (
     EnvironmentResult,
     EpisodeScore,
@@ -23,19 +22,19 @@ from gradus.orchestrator.evaluation.results import (
     metrics,
 )
 from gradus.orchestrator.failures import FirstFailures
-from gradus.orchestrator.groups.grading import named_values
 from gradus.orchestrator.play.agents import settle_standing
 from gradus.orchestrator.play.environment import Environment
-from gradus.orchestrator.play.episode_check import (
-    EpisodeFailed,
-    Failure,
-    find_failure,
-    is_truncated,
-)
+from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.restarts import Blame
-from gradus.orchestrator.play.task_socket import Task, TaskRefused, TaskSetInfo
-from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
 from gradus.orchestrator.records.episodes import readable
+from gradus.orchestrator.traces import (
+    is_truncated,
+    named_values,
+    num_sampled_tokens,
+    trainable_traces,
+)
+from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 
 log = get_logger(__name__)
 

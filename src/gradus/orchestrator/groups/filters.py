@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -23,6 +22,7 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.rounding import tolerance
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
+from gradus.orchestrator.types import Verdict
 from gradus.plugins import building, find_plugin, refuse_async
 from gradus.wire.sample import BoolArray, Sample
 
@@ -73,14 +73,6 @@ class ContextFilter(Protocol):
     def keeps(self, sample: Sample, context: FilterContext) -> bool:
         """False for a sample that should not train."""
         ...
-
-
-class Verdict(StrEnum):
-    """What a filter says about a sample."""
-
-    KEEP = "keep"
-    FLAG = "flag"
-    DROP = "drop"
 
 
 @dataclass(frozen=True)

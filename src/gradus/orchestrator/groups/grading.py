@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 from verifiers.v1.episode import WireEpisode
-from verifiers.v1.trace import WireTrace
 
 from gradus.errors import CreditError
 from gradus.orchestrator.algorithms.base import (
@@ -20,16 +16,12 @@ from gradus.orchestrator.algorithms.base import (
     CreditContext,
     forget_credit,
     keep_credit,
-    num_sampled_tokens,
     settle_credit,
-    trainable_traces,
 )
 from gradus.orchestrator.algorithms.rounding import are_equal
 from gradus.orchestrator.failures import (
     ALGORITHM_FAILED,
-    EpisodeFailed,
     ErrorPolicy,
-    Failure,
     ask_policy,
     blaming,
     scored_within,
@@ -38,126 +30,21 @@ from gradus.orchestrator.groups.batcher import ERROR_PREFIX
 from gradus.orchestrator.groups.filters import (
     ActiveFilter,
     FilterContext,
-    Verdict,
     dropped_by,
     judge,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.orchestrator.groups.slots import EpisodeOutcome
-from gradus.orchestrator.play.episode_check import cut_bytes, is_truncated
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.traces import is_truncated
+from gradus.orchestrator.types import (
+    EpisodeFailed,
+    Failure,
+    Group,
+    PlayedEpisode,
+)
 from gradus.wire.sample import Sample
-from gradus.wire.versions import VersionSpan
 
-STAGES = ("boot", "setup", "agent", "finalize", "scoring")
-"""Stages of an episode whose time verifiers measures, in their order."""
 NO_TOKENS = "no_trainable_tokens"
 """Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
-
-
-@dataclass(frozen=True)
-class EpisodeNumbers:
-    """What is counted of the trainable traces of a finished episode."""
-
-    rewards: tuple[float, ...]
-    """One per trace."""
-    length_tokens: int
-    """Sampled tokens."""
-    num_turns: int
-    """Model turns."""
-    is_truncated: bool
-    """Whether a limit cut a trace short."""
-    agents: tuple[str, ...]
-    """Who played each trace."""
-    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """By name, one per trace that has it: parts of the reward, metrics of the environment, and
-    seconds of each stage."""
-
-
-@dataclass(frozen=True)
-class PlayedEpisode:
-    """How one started episode ended: with an episode, a failure, or neither (cancelled)."""
-
-    id: str
-    group_id: str
-    versions: VersionSpan
-    episode: WireEpisode | None = None
-    failure: Failure | None = None
-    seconds: float = 0.0
-    """From its start to its end, retries included."""
-
-    @property
-    def number(self) -> int:
-        """Which episode of its group this is, in the order of their starts, from 0."""
-        return int(self.id.rpartition(".")[2])
-
-    @property
-    def outcome(self) -> EpisodeOutcome:
-        """Exactly one of the three."""
-        if self.failure is not None:
-            return EpisodeOutcome.FAILED
-        return EpisodeOutcome.CANCELLED if self.episode is None else EpisodeOutcome.FINISHED
-
-    @cached_property
-    def numbers(self) -> EpisodeNumbers | None:
-        """None unless it finished. Counted once, because verifiers walks every branch for it."""
-        if self.episode is None or self.failure is not None:
-            return None
-        traces = trainable_traces([self.episode])
-        return EpisodeNumbers(
-            rewards=tuple(trace.reward for trace in traces),
-            length_tokens=sum(map(num_sampled_tokens, traces)),
-            num_turns=sum(trace.num_turns for trace in traces),
-            is_truncated=any(is_truncated(trace) for trace in traces),
-            agents=tuple(trace.agent.name for trace in traces),
-            values=named_values(traces),
-        )
-
-
-@dataclass
-class Group:
-    """One task and its episodes, from the first start to the last record."""
-
-    id: str
-    pointer: TaskPointer
-    task: Task
-    played: list[PlayedEpisode] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
-    """Samples that may train."""
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Reason per id of a sample, or of an episode that gave none."""
-    verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
-    """Per id of a sample, what each filter said of it."""
-    numbers: dict[str, float] = field(default_factory=dict)
-    """What the algorithm recorded about this group."""
-    failure: Failure | None = None
-    """Why the whole group could not be scored."""
-    failures: dict[str, Failure] = field(default_factory=dict)
-    """Per id of a finished episode, why a plug-in made it train nothing."""
-
-    @property
-    def source(self) -> str:
-        """Name of the source."""
-        return self.pointer.source
-
-    @property
-    def finished(self) -> list[tuple[PlayedEpisode, WireEpisode]]:
-        """The episodes that count for credit."""
-        return [(p, p.episode) for p in self.played if p.episode is not None and p.failure is None]
-
-    @property
-    def credit_context(self) -> CreditContext:
-        """What an algorithm may know of this group beside its finished episodes."""
-        came_back = [(p.episode, p.failure) for p in self.played if p.episode is not None]
-        failed = [episode for episode, failure in came_back if failure is not None]
-        played = [episode for episode, _ in came_back]
-        return CreditContext(self.source, self.task.key, failed, self.numbers, played)
-
-    @property
-    def reasons(self) -> Counter[str]:
-        """How often each reason kept something of this group from training."""
-        return Counter(self.dropped.values())
 
 
 @dataclass(frozen=True)
@@ -189,7 +76,9 @@ def grade(group: Group, grading: SourceGrader) -> None:
     _sort(group)
     if not grading.awaits_groups:
         with _scoring(group, grading):
-            _refuse_awaitable(grading.algorithm.score_group(_finished(group), group.credit_context))
+            _refuse_awaitable(
+                grading.algorithm.score_group(_finished(group), credit_context(group))
+            )
             _settle(group)
     fill(group, grading)
 
@@ -207,7 +96,7 @@ async def score_awaited(group: Group, grading: SourceGrader, errors: ErrorPolicy
         group.failure = None
         with _scoring(group, grading):
             async with scored_within(grading.timeout_seconds, algorithm, where):
-                scoring = algorithm.score_group(_finished(group), group.credit_context)
+                scoring = algorithm.score_group(_finished(group), credit_context(group))
                 if scoring is not None:
                     await scoring
             _settle(group)
@@ -270,7 +159,7 @@ def _filter_samples(
 def _filter_context(group: Group, played: PlayedEpisode, sample: Sample) -> FilterContext:
     assert played.episode is not None
     trace = played.episode.traces[int(sample.id.split("/")[1])]
-    credit = group.credit_context
+    credit = credit_context(group)
     return FilterContext(
         trace,
         is_truncated=is_truncated(trace),
@@ -325,6 +214,14 @@ def _scoring(group: Group, grading: SourceGrader) -> Iterator[None]:
         group.failure = failed.failure
 
 
+def credit_context(group: Group) -> CreditContext:
+    """What an algorithm may know of a group beside its finished episodes."""
+    came_back = [(p.episode, p.failure) for p in group.played if p.episode is not None]
+    failed = [episode for episode, failure in came_back if failure is not None]
+    played = [episode for episode, _ in came_back]
+    return CreditContext(group.source, group.task.key, failed, group.numbers, played)
+
+
 def episode_rewards(group: Group) -> list[float]:
     """Per finished episode, the mean reward of its trainable traces."""
     finished = [played.numbers for played in group.played if played.numbers is not None]
@@ -346,29 +243,6 @@ def untrained_episodes(group: Group) -> int:
     """How many finished episodes gave no sample that trains."""
     kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
     return sum(played.id not in kept for played, _ in group.finished)
-
-
-def named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
-    """By name, one per trace that has it: parts of the reward, metrics of the environment, seconds
-    of each stage. What is missing or not finite is left out.
-    """
-    found: dict[str, list[float]] = {}
-
-    def note(name: str, value: float | None) -> None:
-        if value is not None and math.isfinite(value):
-            found.setdefault(name, []).append(float(value))
-
-    for trace in traces:
-        for name, reward in trace.rewards.items():
-            note(f"reward/{name}", None if reward is None else reward.score)
-        for name, metric in trace.metrics.items():
-            note(f"metric/{name}", metric)
-        note("info_cut_bytes", cut_bytes(trace.info))
-        for stage in STAGES:
-            span = getattr(trace.timing, stage)
-            if span.end:
-                note(f"{stage}_seconds", span.duration)
-    return {name: tuple(values) for name, values in found.items()}
 
 
 def give_up(group: Group, reason: str) -> None:

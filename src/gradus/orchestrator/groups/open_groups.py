@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.build import Source
-from gradus.orchestrator.failures import EpisodeFailed, Failure, FirstFailures
+from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.groups.batcher import (
     ERROR_PREFIX,
     STALE,
@@ -22,8 +22,6 @@ from gradus.orchestrator.groups.batcher import (
     StaleDrop,
 )
 from gradus.orchestrator.groups.grading import (
-    Group,
-    PlayedEpisode,
     episode_rewards,
     fail,
     fill,
@@ -31,11 +29,11 @@ from gradus.orchestrator.groups.grading import (
     grade,
     score_awaited,
 )
-from gradus.orchestrator.groups.slots import GroupSlots, Phase
+from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
 from gradus.orchestrator.play.player import RunningEpisode
-from gradus.orchestrator.play.task_socket import Task, TaskRefused
-from gradus.orchestrator.play.tasks import TaskPointer, TaskSource
+from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.play.tasks import TaskSource
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import (
     TRAINABLE_SHARE,
@@ -44,8 +42,18 @@ from gradus.orchestrator.records.metrics import (
     batch_metrics,
 )
 from gradus.orchestrator.records.recording import Recording
-from gradus.orchestrator.records.starvation import GroupOutcome, GroupTime, PlayTime, Starvation
+from gradus.orchestrator.records.starvation import GroupTime, PlayTime, Starvation
 from gradus.orchestrator.records.writer import RecordWriter
+from gradus.orchestrator.types import (
+    EpisodeFailed,
+    Failure,
+    Group,
+    GroupOutcome,
+    GroupPhase,
+    PlayedEpisode,
+    Task,
+    TaskPointer,
+)
 
 ABANDONED = "abandoned"
 RUN_ENDED = "run_ended"
@@ -301,7 +309,7 @@ class GroupBuffer:
 
     def _close_if_abandoned(self, group: Group) -> None:
         """An abandoned group is final when its last running episode ended."""
-        if self.slots.phase(group.id) is Phase.GONE:
+        if self.slots.phase(group.id) is GroupPhase.GONE:
             give_up(group, ABANDONED)
             self._close(group, self.batcher.step)
 

@@ -15,7 +15,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.algorithms.base import Floats, TokenCredit, credit_by_node
-from gradus.orchestrator.play.episode_check import quarantined_nodes
+from gradus.orchestrator.traces import quarantined_nodes
 from gradus.wire.sample import LOSS_NAMES, BoolArray, FloatArray, Sample
 from gradus.wire.versions import VersionSpan
 

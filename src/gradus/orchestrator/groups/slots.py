@@ -15,27 +15,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-
-class EpisodeOutcome(StrEnum):
-    """How a started episode ended; exactly one of these, once."""
-
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class Phase(StrEnum):
-    """Where a group stands."""
-
-    OPEN = "open"
-    SCORING = "scoring"
-    """Every episode ended, and the algorithm has not answered."""
-    COMPLETE = "complete"
-    SHIPPED = "shipped"
-    GONE = "gone"
+from gradus.orchestrator.types import EpisodeOutcome, GroupPhase
 
 
 @dataclass
@@ -43,7 +25,7 @@ class _Group:
     id: str
     planned: set[str]
     is_frozen: bool = False
-    phase: Phase = Phase.OPEN
+    phase: GroupPhase = GroupPhase.OPEN
     holds_slot: bool = True
     is_abandoned: bool = False
     running: dict[str, int] = field(default_factory=dict)
@@ -89,10 +71,10 @@ class GroupSlots:
         """Episodes that started and have not ended."""
         return self.started - self.ended.total()
 
-    def phase(self, group_id: str) -> Phase:
+    def phase(self, group_id: str) -> GroupPhase:
         """Where the group stands; GONE once its slot is free and its episodes ended."""
         group = self._groups.get(group_id)
-        return group.phase if group else Phase.GONE
+        return group.phase if group else GroupPhase.GONE
 
     def open(self, group_id: str, *, size: int, is_frozen: bool = False) -> list[str]:
         """Take a slot for a new group; the ids of its episodes.
@@ -133,19 +115,21 @@ class GroupSlots:
         if group.is_abandoned:
             self._forget(group)
             return False
-        group.phase = Phase.SCORING
+        group.phase = GroupPhase.SCORING
         return True
 
     def complete(self, group_id: str) -> None:
         """A group whose episodes ended is scored."""
         group = self._groups[group_id]
-        assert group.phase is Phase.SCORING, f"group {group_id} is {group.phase}, not being scored"
-        group.phase = Phase.COMPLETE
+        assert group.phase is GroupPhase.SCORING, (
+            f"group {group_id} is {group.phase}, not being scored"
+        )
+        group.phase = GroupPhase.COMPLETE
 
     def abandon(self, group_id: str) -> list[str]:
         """Give up an open group and free its slot; the ids of the episodes to cancel."""
         group = self._groups[group_id]
-        assert group.phase is Phase.OPEN, (
+        assert group.phase is GroupPhase.OPEN, (
             f"group {group_id} is {group.phase}, only open ones abandon"
         )
         group.is_abandoned = True
@@ -161,7 +145,9 @@ class GroupSlots:
     def drop(self, group_id: str) -> None:
         """A complete group has no sample to train: free its slot."""
         group = self._groups[group_id]
-        assert group.phase is Phase.COMPLETE, f"group {group_id} is {group.phase}, not complete"
+        assert group.phase is GroupPhase.COMPLETE, (
+            f"group {group_id} is {group.phase}, not complete"
+        )
         self._free_slot(group)
         self._forget(group)
 
@@ -169,8 +155,10 @@ class GroupSlots:
         """Complete groups became part of the batch of `step`; they keep their slots."""
         for group_id in group_ids:
             group = self._groups[group_id]
-            assert group.phase is Phase.COMPLETE, f"group {group_id} is {group.phase}, not complete"
-            group.phase = Phase.SHIPPED
+            assert group.phase is GroupPhase.COMPLETE, (
+                f"group {group_id} is {group.phase}, not complete"
+            )
+            group.phase = GroupPhase.SHIPPED
             group.step = step
 
     def release_trained(self, *, version: int) -> int:
@@ -188,7 +176,7 @@ class GroupSlots:
         return [
             group.id
             for group in self._groups.values()
-            if group.phase is Phase.OPEN
+            if group.phase is GroupPhase.OPEN
             and group.holds_slot
             and not group.is_frozen
             and (oldest := group.oldest_version) is not None
@@ -209,7 +197,7 @@ class GroupSlots:
         for group in self._groups.values():
             if group.is_abandoned:
                 ended[EpisodeOutcome.CANCELLED] += len(group.running)
-            elif group.phase in (Phase.OPEN, Phase.SCORING):
+            elif group.phase in (GroupPhase.OPEN, GroupPhase.SCORING):
                 ended -= group.ended
         return {str(outcome): ended[outcome] for outcome in EpisodeOutcome}
 
@@ -224,7 +212,7 @@ class GroupSlots:
 
     def restore(self, group_id: str, *, step: int | None = None) -> None:
         """A group that was complete before a restart holds its slot; `step` is its batch's."""
-        phase = Phase.COMPLETE if step is None else Phase.SHIPPED
+        phase = GroupPhase.COMPLETE if step is None else GroupPhase.SHIPPED
         self._groups[group_id] = _Group(group_id, set(), phase=phase, step=step)
         self._occupied += 1
 
@@ -234,5 +222,5 @@ class GroupSlots:
         self._occupied -= 1
 
     def _forget(self, group: _Group) -> None:
-        group.phase = Phase.GONE
+        group.phase = GroupPhase.GONE
         del self._groups[group.id]

@@ -9,7 +9,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.config import LEARNER_SEAT, SourceConfig, seat_refusal
 from gradus.errors import ConfigError
-from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.types import Failure
 
 
 def settle_standing(

@@ -14,15 +14,9 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Error, WireTrace
 
-from gradus.orchestrator.algorithms.base import LARGEST_REWARD, trainable_traces
-from gradus.orchestrator.failures import EpisodeFailed as EpisodeFailed
-from gradus.orchestrator.failures import Failure as Failure
-from gradus.wire.episode import CONTEXT_FULL
-
-QUARANTINED_TURNS = "quarantined_turns"
-"""Key in a trace's `info` under which an environment lists the turns that it could not read, by
-their number among the sampled turns of the trace, from 0."""
-
+from gradus.orchestrator.algorithms.base import LARGEST_REWARD
+from gradus.orchestrator.traces import CUT, QUARANTINED_TURNS, trainable_traces
+from gradus.orchestrator.types import Failure
 
 LARGEST_TOKEN_ID = 2**31 - 1
 LOWEST_LOGPROB = -1e30
@@ -46,17 +40,6 @@ def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure 
     if needs_tokens and not any(any(node.mask) for trace in traces for node in trace.nodes):
         return Failure("no_sampled_tokens", "no trainable trace holds a sampled token")
     return None
-
-
-def quarantined_nodes(trace: WireTrace) -> list[MessageNode]:
-    """The sampled messages that the environment could not read; they train nothing."""
-    turns = [node for node in trace.nodes if node.sampled]
-    return [turns[number] for number in trace.info.get(QUARANTINED_TURNS, ())]
-
-
-def is_truncated(trace: WireTrace) -> bool:
-    """Whether a limit cut the trace short; verifiers does not know the end of the context."""
-    return bool(trace.is_truncated) or trace.stop_condition == CONTEXT_FULL
 
 
 def _reported_error(episode: WireEpisode) -> Failure:
@@ -144,8 +127,6 @@ MAX_TEXT_CHARACTERS = 256 << 10
 MAX_RECORD_BYTES = 16 << 20
 """Of a record; a larger one keeps only where the episode stood in the run."""
 
-CUT = "gradus_cut"
-"""Key in an `info` of which something was cut: how many keys, how many bytes, the largest."""
 _NUM_NAMED = 10
 
 
@@ -166,13 +147,6 @@ def bound_info(
     bounded = {key: value for key, value in info.items() if key in kept or key == CUT}
     cut = {key: size for key, size in sizes.items() if key not in kept}
     return bounded | ({CUT: _note(cut, info.get(CUT))} if cut else {})
-
-
-def cut_bytes(info: Mapping[str, Any]) -> float | None:
-    """What `bound_info` cut; None for nothing, and for a note that is not ours."""
-    note = info.get(CUT)
-    found = note.get("bytes") if isinstance(note, Mapping) else None
-    return float(found) if isinstance(found, int) else None
 
 
 def bound_texts(message: Any) -> tuple[Any, int]:

@@ -16,17 +16,16 @@ from gradus.orchestrator.algorithms.distill import Adopts
 from gradus.orchestrator.build import Source
 from gradus.orchestrator.failures import (
     ALGORITHM_FAILED,
-    EpisodeFailed,
-    Failure,
     ask_policy,
     blaming,
     scored_within,
 )
-from gradus.orchestrator.groups.grading import Group, PlayedEpisode
+from gradus.orchestrator.groups.grading import credit_context
 from gradus.orchestrator.play.agents import settle_standing
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.restarts import Blame
+from gradus.orchestrator.types import EpisodeFailed, Failure, Group, PlayedEpisode
 from gradus.wire.versions import VersionSpan
 
 
@@ -210,6 +209,6 @@ async def _find_failure_or_score(
     if failure is None:
         with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
             async with scored_within(grading.timeout_seconds, algorithm, where):
-                await algorithm.score_episode(episode, running.group.credit_context)
+                await algorithm.score_episode(episode, credit_context(running.group))
             settle_credit(episode)
     return failure

@@ -14,14 +14,13 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import DeadlineError, EnvironmentFailure, ProcessError
 from gradus.log import get_logger
-from gradus.orchestrator.failures import EpisodeFailed, Failure
 from gradus.orchestrator.play.environment import (
     ConnectionLost,
     EnvironmentAddress,
     EnvironmentClient,
 )
-from gradus.orchestrator.play.task_socket import Task, TaskRefused, TaskSetInfo
-from gradus.orchestrator.play.tasks import TaskPointer
+from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
+from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 
 LOST = "EnvironmentLost"
 """Kind of the failure of episodes whose environment process ended."""

@@ -13,6 +13,7 @@ import zmq.asyncio
 
 from gradus.errors import DeadlineError, EnvironmentFailure, ProtocolError
 from gradus.log import get_logger
+from gradus.orchestrator.types import Task
 
 T = TypeVar("T")
 MAX_REPLY_BYTES = 64 * 1024 * 1024
@@ -31,14 +32,6 @@ class TaskSetInfo(msgspec.Struct, frozen=True):
     """Agents of an episode → whether the environment lets them train."""
     tools: bool = False
     """Whether the policy is offered tools."""
-
-
-class Task(msgspec.Struct, frozen=True):
-    """One task as the environment wants it back when an episode of it is played."""
-
-    task_data: dict[str, Any]
-    key: str | int
-    """The task's identity in records."""
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -11,8 +11,9 @@ from typing import Any
 
 from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
-from gradus.orchestrator.failures import CURRICULUM_FAILED, EpisodeFailed, blaming
+from gradus.orchestrator.failures import CURRICULUM_FAILED, blaming
 from gradus.orchestrator.play.curriculum import Curriculum, TaskDraw, TaskResult, build_curriculum
+from gradus.orchestrator.types import EpisodeFailed, TaskPointer
 from gradus.plugins import describe, take_state, with_name
 
 MAX_RETURNS = 2
@@ -30,20 +31,6 @@ class SourceShare:
     num_tasks: int | None
     """None means endless: task n of the source has index n."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-
-
-@dataclass(frozen=True)
-class TaskPointer:
-    """Where one task of the stream is found."""
-
-    source: str
-    pass_number: int
-    """How often the task was drawn anew before."""
-    index: int
-    attempt: int = 0
-    """How often this draw came back to its source before it could be trained."""
-    group_size: int | None = None
-    """Episodes that its curriculum wants of it. None means the source's."""
 
 
 class TaskSource:

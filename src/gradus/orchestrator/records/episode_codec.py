@@ -11,8 +11,7 @@ import msgspec
 from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.orchestrator.groups.grading import PlayedEpisode
-from gradus.orchestrator.play.episode_check import Failure
+from gradus.orchestrator.types import Failure, PlayedEpisode
 from gradus.wire.versions import VersionSpan
 
 _COMPUTED = {"num_input_tokens", "num_output_tokens", "num_total_tokens"}

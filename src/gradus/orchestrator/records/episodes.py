@@ -18,15 +18,15 @@ from verifiers.v1.trace import WireTrace
 
 from gradus.files import append_whole
 from gradus.log import get_logger
-from gradus.orchestrator.groups.grading import Group, PlayedEpisode
 from gradus.orchestrator.play.episode_check import (
-    CUT,
     MAX_OTHER_INFO_BYTES,
     MAX_RECORD_BYTES,
     as_json,
     bound_info,
     bound_texts,
 )
+from gradus.orchestrator.traces import CUT
+from gradus.orchestrator.types import Group, PlayedEpisode
 
 T = TypeVar("T")
 _PER_TOKEN = {

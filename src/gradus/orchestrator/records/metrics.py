@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gradus.orchestrator.evaluation.results import MAX_NAMES
-from gradus.orchestrator.groups.filters import Verdict, dropped_by
-from gradus.orchestrator.groups.grading import Group, is_flat, untrained_episodes
-from gradus.orchestrator.groups.slots import EpisodeOutcome
+from gradus.orchestrator.groups.filters import dropped_by
+from gradus.orchestrator.groups.grading import is_flat, untrained_episodes
 from gradus.orchestrator.play.inference_client import AppliedPolicy
+from gradus.orchestrator.types import EpisodeOutcome, Group, Verdict
 from gradus.wire.sample import Sample
 from gradus.wire.versions import staleness
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from gradus.config import ModelConfig, OrchestratorProcessConfig
 from gradus.files import write_json
 from gradus.log import get_logger
-from gradus.orchestrator.groups.grading import PlayedEpisode
 from gradus.orchestrator.records.episode_codec import save_played
+from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import EpisodeLog, LaunchRecord, digest_files, model_folder
 from gradus.wire.codec import encode

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from gradus.log import get_logger
+from gradus.orchestrator.types import GroupOutcome
 
 WINDOW_GROUPS = 128
 """Groups of a source that are looked at; also the distance between two warnings."""
@@ -34,15 +34,6 @@ ALARM_BIAS = 0.25
 SLOW_SHARE = 0.25
 
 log = get_logger(__name__)
-
-
-class GroupOutcome(StrEnum):
-    """What became of a group, as far as time is concerned."""
-
-    TRAINED = "trained"
-    TOO_SLOW = "too_slow"
-    """Abandoned, or stale before its batch."""
-    OTHER = "other"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradus.monitor.base import Monitor
-from gradus.orchestrator.groups.grading import Group
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.metrics import Metrics
+from gradus.orchestrator.types import Group
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from gradus.errors import CorruptStateError, ReplayError
 from gradus.orchestrator.algorithms.model_files import read_vocabulary_size
 from gradus.orchestrator.build import build_grading
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
-from gradus.orchestrator.groups.grading import Group, SourceGrader, grade
-from gradus.orchestrator.play.task_socket import Task
+from gradus.orchestrator.groups.grading import SourceGrader, grade
 from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
 from gradus.orchestrator.replay.journal_reader import CutBatch, Decision, GradedGroup
 from gradus.orchestrator.replay.recording import RecordedEpisodes
+from gradus.orchestrator.types import Group, Task
 
 _SHOWN_IDS = 4
 

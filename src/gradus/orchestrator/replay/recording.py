@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.orchestrator.groups.grading import PlayedEpisode
 from gradus.orchestrator.records.episode_codec import PlayedState, load_played
 from gradus.orchestrator.records.journal import read_journal
 from gradus.orchestrator.records.recording import digest_model
@@ -22,6 +21,7 @@ from gradus.orchestrator.replay.journal_reader import (
     RecordKey,
     read_decisions,
 )
+from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.lease import MARKER_NAME, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import (

@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
-from gradus.orchestrator.groups.grading import Group
-from gradus.orchestrator.groups.slots import GroupSlots, Phase
-from gradus.orchestrator.play.task_socket import Task
-from gradus.orchestrator.play.tasks import Draw, TaskPointer, TaskQueue
+from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.play.tasks import Draw, TaskQueue
 from gradus.orchestrator.records.episode_codec import load_played, save_played
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
@@ -29,6 +27,7 @@ from gradus.orchestrator.resume.checkpoint import (
     load_pieces,
     take_states,
 )
+from gradus.orchestrator.types import Group, GroupPhase, Task, TaskPointer
 from gradus.plugins import with_name
 from gradus.run.growing_files import note_sizes
 from gradus.run.paths import RunDirectory
@@ -118,7 +117,7 @@ class Snapshotter:
         playing = [
             Draw(int(group.id[1:]), group.pointer)
             for group in self.groups.values()
-            if self.slots.phase(group.id) in (Phase.OPEN, Phase.SCORING)
+            if self.slots.phase(group.id) in (GroupPhase.OPEN, GroupPhase.SCORING)
             and group.id not in self.slots.abandoned()
         ]
         return sorted([*playing, *self.queue.waiting], key=lambda draw: draw.number)
