@@ -28,8 +28,8 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from gradus.config import AdamWConfig, BenchConfig, LoraConfig, ParallelConfig
-from gradus.trainer.bench import fake_samples
 from gradus.trainer.distributed import World, join_world
+from gradus.trainer.entry.bench import fake_samples
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.lora import add_adapters

@@ -26,8 +26,8 @@ import torch
 
 from gradus.config import AdamWConfig, BenchConfig, ModelConfig, ParallelConfig
 from gradus.testing.tiny_model import build_tiny_model
-from gradus.trainer.bench import fake_samples
 from gradus.trainer.distributed import join_world
+from gradus.trainer.entry.bench import fake_samples
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size

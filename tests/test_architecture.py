@@ -74,7 +74,6 @@ FULL_FOLDERS = {
     "inference": 16,
     "launch": 14,
     "testing": 17,
-    "trainer": 16,
     "orchestrator/play": 13,
 }
 """Folders with more than twelve files, and the most that each may hold."""

@@ -13,7 +13,7 @@ from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.testing.inference_process import RunningInference
 from gradus.testing.tiny_moe import build_tiny_moe_model
 from gradus.trainer.model.load import load_model
-from gradus.trainer.model.serving_names import serving_tensors
+from gradus.trainer.publish import serving_tensors
 from gradus.weights.filesystem import FilesystemWeights
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -14,7 +14,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _start(config: TrainerProcessConfig) -> None:
-    from gradus.trainer.bench import run
+    from gradus.trainer.entry.bench import run
 
     run(config)
 

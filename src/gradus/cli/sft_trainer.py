@@ -14,7 +14,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _start(config: SftProcessConfig) -> None:
-    from gradus.trainer.sft import run
+    from gradus.trainer.entry.sft import run
 
     run(config)
 

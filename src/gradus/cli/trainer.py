@@ -14,7 +14,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _start(config: TrainerProcessConfig) -> None:
-    from gradus.trainer.trainer import run
+    from gradus.trainer.entry.rl import run
 
     run(config)
 

@@ -28,8 +28,7 @@ from gradus.trainer.distributed import join_world
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.lora import add_adapters, base_digest
 from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.publish import PolicyPublisher, model_files
-from gradus.trainer.trainer import serving_dtype
+from gradus.trainer.publish import model_files, save_model, serving_dtype
 
 logger = get_logger(__name__)
 
@@ -76,7 +75,7 @@ def _write(checkpoint: Checkpoint, directory: Path) -> None:
             refuse_other_base(origin, base_digest(model))
             add_adapters(model, trained.lora, dtype)
         load_weights(PolicyModel(model), checkpoint.part(PART))
-        PolicyPublisher(model, world, dtype=dtype, weights=None).save(directory, files)
+        save_model(model, world, dtype, directory, files)
     logger.info("%s holds the weights of %s", directory, checkpoint.folder)
 
 

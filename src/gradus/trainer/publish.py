@@ -1,4 +1,7 @@
-"""Publishing makes the trained weights a version that inference can apply."""
+"""The trained policy as others load it: a version that inference applies, or a model directory.
+
+Gathering weights from all ranks is a collective: every rank calls these functions, rank 0 writes.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,79 @@ import copy
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from gradus.files import storage_error
 from gradus.trainer.distributed import World
-from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
-from gradus.trainer.model.serving_names import serving_tensors
+from gradus.trainer.model.lora import (
+    ADAPTER_STEM,
+    adapted_layers,
+    adapter_tensors,
+    is_adapter_tensor,
+)
 from gradus.weights.base import Published, WeightPublisher
 from gradus.weights.filesystem import write_patiently, write_tensors
+from gradus.wire.events import PolicyPublished
+
+Tensors = Iterable[tuple[str, Tensor]]
+
+
+def serving_dtype(compute_dtype: str) -> torch.dtype:
+    """Dtype of compute, publishing and serving."""
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute_dtype]
+
+
+def serving_tensors(
+    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and saved buffer, whole and on the CPU, as `save_pretrained` names them.
+
+    A collective: all ranks must exhaust it. Ranks with `keep` false take part and yield nothing.
+    Tied parameters come once, under the name that Hugging Face keeps; adapters are added to the
+    weights that they stand beside.
+    """
+    gathered = _whole_tensors(model, dtype, keep=keep)
+    if not getattr(model, "_weight_conversions", None):
+        yield from gathered
+        return
+    # Some architectures fuse tensors when loading; undoing that needs all of them together.
+    state = dict(gathered)
+    if keep:
+        yield from revert_weight_conversion(model, state).items()
+
+
+def _whole_tensors(
+    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool
+) -> Iterator[tuple[str, Tensor]]:
+    tied = set(model.all_tied_weights_keys)
+    adapted = adapted_layers(model)
+    buffers = {name for name, _ in model.named_buffers()}
+    for name, value in model.state_dict(keep_vars=True).items():
+        if name in tied or is_adapter_tensor(name):
+            continue
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        layer = adapted.get(name.removesuffix(".weight"))
+        if layer is not None and name.endswith(".weight"):
+            whole = whole.float() + layer.delta()
+        if keep:
+            # The trainer computes with buffers as they are, and with rounded parameters.
+            is_rounded = whole.is_floating_point() and name not in buffers
+            kind = dtype if is_rounded else whole.dtype
+            yield name, whole.detach().to(device="cpu", dtype=kind).contiguous()
 
 
 class TensorSource(Protocol):
-    """Gathers named tensors of a model from all ranks; see `serving_tensors`."""
+    """Gathers named tensors of a model from all ranks: `serving_tensors` or `adapter_tensors`."""
 
     def __call__(
         self, model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
@@ -33,106 +90,122 @@ class TensorSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class PolicyPublisher:
-    """Gathers the policy from all ranks and hands it to a weight transfer or to a model directory.
+    """Gathers the policy from all ranks and hands it to a weight transfer.
 
-    `weights` is None on every rank but the first; `served` is what of the model is published.
-
-        >>> published = publisher.publish(version=1)  # doctest: +SKIP
+    >>> published = publisher.publish_version(1)  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        world: World,
-        *,
-        dtype: torch.dtype,
-        weights: WeightPublisher | None,
-        served: TensorSource = serving_tensors,
-    ) -> None:
-        self._model = model
-        self._world = world
-        self._dtype = dtype
-        self._weights = weights
-        self._served = served
+    model: PreTrainedModel
+    world: World
+    dtype: torch.dtype
+    weights: WeightPublisher | None
+    """None on every rank but the first."""
+    served: TensorSource = serving_tensors
+    """What of the model is published."""
 
-    def publish(self, version: int) -> Published | None:
+    def publish_version(self, version: int) -> Published | None:
         """Publish the present weights as `version`; what was published on rank 0, else None."""
         published: list[Published] = []
 
-        def write(tensors: Iterable[tuple[str, Tensor]]) -> None:
-            assert self._weights is not None
-            published.append(self._weights.publish(version, tensors))
+        def write(tensors: Tensors) -> None:
+            assert self.weights is not None
+            published.append(self.weights.publish(version, tensors))
+
+        def wait_for_room() -> None:
+            assert self.weights is not None
+            self.weights.wait_for_room()
 
         # Before anything is gathered: a rank that waits in a collective gives up after a while.
-        self._world.first_rank_does(self._wait_for_room)
-        self._gather(write, self._served)
+        self.world.first_rank_does(wait_for_room)
+        tensors = self.served(self.model, self.dtype, keep=self.world.is_first)
+        _write_gathered(tensors, write, self.world)
         return published[0] if published else None
-
-    def _wait_for_room(self) -> None:
-        assert self._weights is not None
-        self._weights.wait_for_room()
 
     def finish(self) -> None:
         """Wait on all ranks until inference has every published version, and end the transfer."""
 
         def drain() -> None:
-            assert self._weights is not None
-            self._weights.drain()
-            self._weights.close()
+            assert self.weights is not None
+            self.weights.drain()
+            self.weights.close()
 
-        self._world.first_rank_does(drain)
+        self.world.first_rank_does(drain)
 
-    def save(self, directory: Path, extra_files: dict[str, bytes]) -> None:
-        """Write a Hugging Face model directory that replaces `directory`, adapters merged."""
-        self._save(directory, extra_files, serving_tensors, "model")
 
-    def save_adapter(self, directory: Path, extra_files: dict[str, bytes]) -> None:
-        """Write a PEFT adapter directory that replaces `directory`."""
-        self._save(directory, extra_files, adapter_tensors, ADAPTER_STEM)
+def save_model(
+    model: PreTrainedModel,
+    world: World,
+    dtype: torch.dtype,
+    directory: Path,
+    files: Mapping[str, bytes],
+) -> None:
+    """Write a Hugging Face model directory that replaces `directory`, adapters merged."""
+    tensors = serving_tensors(model, dtype, keep=world.is_first)
+    _write_gathered(tensors, partial(_replace_directory, directory, files, "model"), world)
 
-    def _save(
-        self, directory: Path, extra_files: dict[str, bytes], source: TensorSource, stem: str
-    ) -> None:
 
-        def write(tensors: Iterable[tuple[str, Tensor]]) -> None:
-            temporary = directory.with_name(f".{directory.name}.tmp")
-            shutil.rmtree(temporary, ignore_errors=True)
-            try:
-                temporary.mkdir(parents=True)
-                write_tensors(temporary, tensors, stem=stem)
-                for name, content in extra_files.items():
-                    path = temporary / name
-                    write_patiently(path, partial(_write_file, path, content))
-                shutil.rmtree(directory, ignore_errors=True)
-                temporary.rename(directory)
-            except OSError as error:
-                told = storage_error(error, directory)
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise told from error
+def save_adapter(
+    model: PreTrainedModel,
+    world: World,
+    dtype: torch.dtype,
+    directory: Path,
+    files: Mapping[str, bytes],
+) -> None:
+    """Write a PEFT adapter directory that replaces `directory`."""
+    tensors = adapter_tensors(model, dtype, keep=world.is_first)
+    _write_gathered(tensors, partial(_replace_directory, directory, files, ADAPTER_STEM), world)
 
-        self._gather(write, source)
 
-    def _gather(
-        self, write: Callable[[Iterable[tuple[str, Tensor]]], None], source: TensorSource
-    ) -> None:
-        """Let rank 0 write while all ranks gather; a failed write ends all of them, named."""
-        tensors = source(self._model, self._dtype, keep=self._world.is_first)
+def _write_gathered(
+    tensors: Iterator[tuple[str, Tensor]], write: Callable[[Tensors], None], world: World
+) -> None:
+    """Let rank 0 write while all ranks gather; a failed write ends all of them, named."""
 
-        def write_and_drain() -> None:
-            try:
-                write(tensors)
-            finally:
-                # The other ranks gather to the end; leaving early would leave them waiting.
-                deque(tensors, maxlen=0)
-
-        if not self._world.is_first:
+    def write_and_drain() -> None:
+        try:
+            write(tensors)
+        finally:
+            # The other ranks gather to the end; leaving early would leave them waiting.
             deque(tensors, maxlen=0)
-        self._world.first_rank_does(write_and_drain)
+
+    if not world.is_first:
+        deque(tensors, maxlen=0)
+    world.first_rank_does(write_and_drain)
+
+
+def _replace_directory(
+    directory: Path, files: Mapping[str, bytes], stem: str, tensors: Tensors
+) -> None:
+    temporary = directory.with_name(f".{directory.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        write_tensors(temporary, tensors, stem=stem)
+        for name, content in files.items():
+            path = temporary / name
+            write_patiently(path, partial(_write_file, path, content))
+        shutil.rmtree(directory, ignore_errors=True)
+        temporary.rename(directory)
+    except OSError as error:
+        told = storage_error(error, directory)
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise told from error
 
 
 def _write_file(path: Path, content: bytes) -> None:
     path.write_bytes(content)
+
+
+def announcement(published: Published, term: int) -> PolicyPublished:
+    """The event that tells of a published version."""
+    return PolicyPublished(
+        version=published.version,
+        term=term,
+        directory=str(published.directory),
+        digest=published.digest,
+    )
 
 
 def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> dict[str, bytes]:

@@ -278,9 +278,9 @@ def role_configs() -> dict[str, StrictConfig]:
 ENTRIES = {
     "inference": ("gradus.inference.server", "run", "inference"),
     "env-server": ("gradus.environments.process", "serve", "env_gradus-reverse-text"),
-    "trainer": ("gradus.trainer.trainer", "run", "trainer"),
-    "sft-trainer": ("gradus.trainer.sft", "run", "trainer"),
-    "bench-rank": ("gradus.trainer.bench", "run", "trainer"),
+    "trainer": ("gradus.trainer.entry.rl", "run", "trainer"),
+    "sft-trainer": ("gradus.trainer.entry.sft", "run", "trainer"),
+    "bench-rank": ("gradus.trainer.entry.bench", "run", "trainer"),
     "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
     "evaluator": ("gradus.orchestrator.evaluation.evaluator", "run", "evaluator"),
     "sft-evaluator": ("gradus.orchestrator.evaluation.sft_evaluator", "run", "evaluator"),
@@ -311,7 +311,7 @@ def test_a_role_loads_what_the_launcher_wrote_and_starts(
 def test_a_rank_logs_under_its_number(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(monkeypatch, "gradus.trainer.trainer", run=Recorder())
+    put(monkeypatch, "gradus.trainer.entry.rl", run=Recorder())
     monkeypatch.setitem(os.environ, "RANK", "1")
     (folder / "role.json").write_text(role_configs()["trainer"].model_dump_json())
     assert main(["trainer", "@", "role.json"]) == 0

@@ -422,7 +422,7 @@ import sys
 from pathlib import Path
 
 from gradus.config.processes import TrainerProcessConfig
-from gradus.trainer.trainer import run
+from gradus.trainer.entry.rl import run
 
 run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
 """

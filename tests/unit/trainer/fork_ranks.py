@@ -15,7 +15,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-import gradus.trainer.trainer  # noqa: F401
+import gradus.trainer.entry.rl  # noqa: F401
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from gradus.config import BenchConfig, ModelConfig, TrainerConfig, TrainerProcessConfig
 from gradus.run.paths import RunDirectory
-from gradus.trainer.bench import RESULT_FILE, fake_samples, medians, run
+from gradus.trainer.entry.bench import RESULT_FILE, fake_samples, medians, run
 from gradus.trainer.tensors import check_trainable
 from gradus.wire.packing import pack
 

@@ -23,8 +23,8 @@ from gradus.config import (
 from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.trainer import evaluated_versions
-from gradus.trainer.sft import run
+from gradus.trainer.entry import evaluated_versions
+from gradus.trainer.entry.sft import run
 from gradus.transport.spool import SpoolSender
 from gradus.weights.filesystem import published_versions
 from gradus.weights.manifest import verify

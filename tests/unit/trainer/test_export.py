@@ -25,9 +25,9 @@ from gradus.config import (
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.files import write_json
 from gradus.trainer.checkpoint.training_state import Progress, load_weights
+from gradus.trainer.entry.sft import run
 from gradus.trainer.export import export
 from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.sft import run
 
 pytestmark = pytest.mark.torch
 

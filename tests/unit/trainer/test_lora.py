@@ -28,10 +28,9 @@ from gradus.trainer.model.lora import (
     add_adapters,
 )
 from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
-from gradus.trainer.publish import PolicyPublisher
+from gradus.trainer.publish import save_adapter, save_model, serving_tensors
 from gradus.trainer.step import GradientStep
 
 pytestmark = pytest.mark.torch
@@ -76,9 +75,10 @@ def logits_of(model: Any) -> Tensor:
 
 
 def save(policy: PolicyModel, world: World, root: Path, base: Path) -> None:
-    publisher = PolicyPublisher(policy.model, world, dtype=torch.float32, weights=None)
-    publisher.save_adapter(root / "adapter", adapter_files(policy.model, LORA, str(base), None))
-    publisher.save(root / "model", {"config.json": (base / "config.json").read_bytes()})
+    files = adapter_files(policy.model, LORA, str(base), None)
+    save_adapter(policy.model, world, torch.float32, root / "adapter", files)
+    files = {"config.json": (base / "config.json").read_bytes()}
+    save_model(policy.model, world, torch.float32, root / "model", files)
 
 
 def test_an_adapted_layer_is_the_base_plus_the_scaled_product() -> None:

@@ -17,8 +17,8 @@ from gradus.trainer.distributed import World
 from gradus.trainer.model.cpu.fused import fuse_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
+from gradus.trainer.publish import serving_tensors
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.packing import join_samples
 

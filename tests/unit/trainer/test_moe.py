@@ -19,9 +19,9 @@ from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, refuse_leaking_layers
 from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
+from gradus.trainer.publish import serving_tensors
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import pack
 

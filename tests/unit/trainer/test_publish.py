@@ -24,9 +24,8 @@ from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.model.serving_names import serving_tensors
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.publish import PolicyPublisher, model_files
+from gradus.trainer.publish import PolicyPublisher, model_files, save_model, serving_tensors
 from gradus.trainer.step import GradientStep
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.manifest import verify
@@ -45,7 +44,7 @@ def test_a_published_version_is_the_model_in_the_serving_dtype(
     files = model_files(policy.model, load_tokenizer(config_of(tiny_model)), torch.bfloat16)
     weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files=files)
     publisher = PolicyPublisher(policy.model, world, dtype=torch.bfloat16, weights=weights)
-    published = publisher.publish(1)
+    published = publisher.publish_version(1)
     assert published is not None
     verify(published.directory, published.digest)
     stored = load_file(published.directory / "model.safetensors")
@@ -60,9 +59,8 @@ def test_a_saved_model_loads_with_its_tokenizer(
 ) -> None:
     policy = build_policy()
     files = model_files(policy.model, load_tokenizer(config_of(tiny_model)), torch.float32)
-    publisher = PolicyPublisher(policy.model, world, dtype=torch.float32, weights=None)
     for _ in range(2):  # The second time replaces the first.
-        publisher.save(tmp_path / "model", files)
+        save_model(policy.model, world, torch.float32, tmp_path / "model", files)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.dtype == torch.float32
     original = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
@@ -104,7 +102,7 @@ def test_a_write_that_fails_is_raised_after_all_gathered(
 
     publisher = PolicyPublisher(build_policy().model, world, dtype=torch.float32, weights=Broken())
     with pytest.raises(OSError, match="disk full"):
-        publisher.publish(1)
+        publisher.publish_version(1)
 
 
 def test_files_beside_the_weights_say_the_serving_dtype(tiny_model: Path, world: World) -> None:

@@ -20,7 +20,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
-from gradus.trainer.sft import run
+from gradus.trainer.entry.sft import run
 
 pytestmark = pytest.mark.torch
 

@@ -28,8 +28,8 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.waiting import wait_until
 from gradus.trainer.data.conversation_samples import ConversationEncoder, ConversationStream
 from gradus.trainer.data.conversations import PlainText
+from gradus.trainer.entry.sft import run
 from gradus.trainer.model.load import load_tokenizer
-from gradus.trainer.sft import run
 
 pytestmark = pytest.mark.torch
 

@@ -41,12 +41,12 @@ from gradus.trainer.checkpoint.training_state import (
     read_progress,
 )
 from gradus.trainer.distributed import World
+from gradus.trainer.entry.rl import run
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
-from gradus.trainer.trainer import run
 from gradus.transport.spool import SpoolSender
 from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
 

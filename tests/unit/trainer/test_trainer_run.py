@@ -24,7 +24,7 @@ from gradus.errors import DeadlineError, GradusError
 from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
-from gradus.trainer.trainer import run
+from gradus.trainer.entry.rl import run
 from gradus.transport.spool import SpoolSender
 from gradus.weights.manifest import BASE_FILE, verify
 from gradus.wire.events import (

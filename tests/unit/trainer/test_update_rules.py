@@ -10,9 +10,8 @@ import torch
 from pydantic import TypeAdapter
 
 from gradus.config import OptimizerConfig
-from gradus.trainer.optimizer.muon import Muon, orthogonalise
 from gradus.trainer.optimizer.parameter_kinds import ParameterKind, trained_parameters
-from gradus.trainer.optimizer.update_rules import build_update_rules
+from gradus.trainer.optimizer.update_rules import Muon, build_update_rules, orthogonalise
 
 pytestmark = pytest.mark.torch
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradus.config import SftConfig, TrainerConfig, head_problem
+from gradus.config import head_problem
 from gradus.errors import ConfigError
-from gradus.trainer.distributed import ContextGroup, World
+from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.logprobs import chosen_logprobs
 from gradus.trainer.model.context_parallel import ContextPart, gather_targets
 
@@ -117,13 +117,6 @@ class PolicyModel(torch.nn.Module):
             gather_targets(logprobs, mine, count, context),
             gather_targets(entropies, mine, count, context),
         )
-
-
-def build_policy(
-    model: PreTrainedModel, config: TrainerConfig | SftConfig, world: World
-) -> PolicyModel:
-    """The policy that a run trains, not yet sharded."""
-    return PolicyModel(model, world.context, has_exact_logits=config.logits_dtype == "float32")
 
 
 def output_head(model: PreTrainedModel) -> torch.nn.Linear:

@@ -10,7 +10,7 @@ import pytest
 
 from gradus.errors import DeadlineError, ProtocolError
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.trainer.batch_stream import BatchStream
+from gradus.trainer.batches import SpooledBatches
 from gradus.trainer.distributed import World
 from gradus.trainer.tensors import TrainTensors, check_trainable, count_members
 from gradus.wire.events import BatchReceived, Event
@@ -43,32 +43,32 @@ def rank_batch(*micro_batches: MicroBatch, step: int = 0, rank: int = 0) -> Rank
     return RankBatch(step, 1, rank, VersionSpan(0, 0), list(micro_batches))
 
 
-def build_stream(receiver: ListReceiver, world: World) -> BatchStream:
-    return BatchStream(receiver, world, term=1, vocabulary=32, timeout_seconds=1.0)
+def build_batches(receiver: ListReceiver, world: World) -> SpooledBatches:
+    return SpooledBatches(receiver, world, term=1, vocabulary=32, timeout_seconds=1.0)
 
 
 def test_a_good_batch_is_given_and_acknowledged(world: World) -> None:
     receiver = ListReceiver(rank_batch(build_micro_batch()))
-    assert len(build_stream(receiver, world).receive(0)) == 1
+    assert len(build_batches(receiver, world).receive(0).updates) == 1
     assert receiver.events == [BatchReceived(step=0, term=1)]
 
 
 def test_a_batch_that_does_not_come_is_a_deadline(world: World) -> None:
     with pytest.raises(DeadlineError):
-        build_stream(ListReceiver(), world).receive(0)
+        build_batches(ListReceiver(), world).receive(0)
 
 
 def test_a_bad_batch_is_not_acknowledged(world: World) -> None:
     receiver = ListReceiver(rank_batch())
     with pytest.raises(ProtocolError, match="no micro batches"):
-        build_stream(receiver, world).receive(0)
+        build_batches(receiver, world).receive(0)
     assert receiver.events == []
 
 
 def test_the_part_of_another_rank_is_refused(world: World) -> None:
     receiver = ListReceiver(rank_batch(build_micro_batch(), rank=1))
     with pytest.raises(ProtocolError, match="rank 1"):
-        build_stream(receiver, world).receive(0)
+        build_batches(receiver, world).receive(0)
 
 
 def poison(field: str, value: float) -> Callable[[MicroBatch], None]:

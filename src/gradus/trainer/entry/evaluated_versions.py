@@ -7,21 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import torch
-from transformers import PreTrainedModel
-
 from gradus.config import SftEvalConfig, SftProcessConfig
 from gradus.files import free_bytes
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
-from gradus.trainer.publish import PolicyPublisher
-from gradus.trainer.trainer import run_directory
+from gradus.trainer.learner import Learner
+from gradus.trainer.publish import PolicyPublisher, announcement
 from gradus.transport.base import BatchReceiver
 from gradus.transport.spool import SpoolReceiver
 from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights, published_versions
-from gradus.wire.events import PolicyPublished, TrainerDone
+from gradus.wire.events import TrainerDone
 
 logger = get_logger(__name__)
 
@@ -35,7 +32,7 @@ class EvaluatedVersions:
 
     Versions are whole weights, adapters merged, and wait on disk until the evaluator deletes them.
 
-    >>> published = versions.publish(20)  # doctest: +SKIP
+    >>> published = versions.publish_when_due(20)  # doctest: +SKIP
     >>> versions.announce(published)  # doctest: +SKIP
     """
 
@@ -54,16 +51,15 @@ class EvaluatedVersions:
     def build(
         cls,
         config: SftProcessConfig,
-        world: World,
-        model: PreTrainedModel,
+        learner: Learner,
+        run_dir: RunDirectory,
         files: Mapping[str, bytes],
-        dtype: torch.dtype,
     ) -> Self | None:
         """The versions of a run, with `files` beside each; None when nothing is evaluated."""
         settings = config.sft.eval
         if settings is None:
             return None
-        run_dir = run_directory(config.run_dir)
+        model, world, dtype = learner.model, learner.world, learner.dtype
         weights = evaluator = None
         if world.is_first:
             weights = FilesystemWeights(
@@ -81,7 +77,7 @@ class EvaluatedVersions:
             evaluator=evaluator,
         )
 
-    def publish(self, version: int) -> Published | None:
+    def publish_when_due(self, version: int) -> Published | None:
         """Write the present weights when `version` is due; what was written on rank 0.
 
         StorageError when the disk does not take it, although versions that wait were waited for.
@@ -89,20 +85,13 @@ class EvaluatedVersions:
         if not self.settings.is_due(version, max_steps=self.max_steps):
             return None
         self._wait_for_room(version)
-        return self.publisher.publish(version)
+        return self.publisher.publish_version(version)
 
     def announce(self, published: Published | None) -> None:
         """Tell the evaluator, after the step that made the version is recorded."""
         if published is None or self.evaluator is None:
             return
-        self.evaluator.send_event(
-            PolicyPublished(
-                version=published.version,
-                term=self.term,
-                directory=str(published.directory),
-                digest=published.digest,
-            )
-        )
+        self.evaluator.send_event(announcement(published, self.term))
 
     def go_on(self, version: int) -> None:
         """After a restart at `version`: announce what waits, and publish it if it is missing."""
@@ -112,7 +101,7 @@ class EvaluatedVersions:
         for published in waiting:
             self.announce(published)
         if self.world.all_agree(not is_known):
-            self.announce(self.publish(version))
+            self.announce(self.publish_when_due(version))
 
     def finish(self) -> None:
         """Tell the evaluator that no version comes any more."""

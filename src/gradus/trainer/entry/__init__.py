@@ -1,0 +1,1 @@
+"""Entry points: one module for each way to train, with the source of its batches."""

@@ -1,0 +1,244 @@
+"""Supervised fine-tuning, from conversations to a model directory: one rank.
+
+Every rank reads the same data in the same order, so that a resumed run only needs to know how far
+it had read. Versions are published for evaluation alone, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gradus.config import LossConfig, SftConfig, SftProcessConfig
+from gradus.errors import ConfigError
+from gradus.log import get_logger
+from gradus.monitor.base import Monitor
+from gradus.monitor.console import SFT_COLUMNS
+from gradus.run.checkpoints import CheckpointStore
+from gradus.run.paths import RunDirectory
+from gradus.trainer.batches import StepBatch, pack_own_share
+from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.training_state import PART, TrainingState
+from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversation_samples import (
+    ConversationEncoder,
+    ConversationStream,
+    learnable_samples,
+    stop_tokens_of,
+)
+from gradus.trainer.data.conversations import Conversation, PlainText
+from gradus.trainer.distributed import World, join_world, named_failures
+from gradus.trainer.entry.evaluated_versions import EvaluatedVersions
+from gradus.trainer.ladder import Ladder, StepReport, build_monitor, write_ready_file
+from gradus.trainer.learner import Learner
+from gradus.trainer.model.load import load_tokenizer
+from gradus.trainer.publish import model_files
+from gradus.trainer.tensors import TrainTensors
+from gradus.wire.micro_batch import MicroBatch
+
+logger = get_logger(__name__)
+
+_NUM_READ = "conversations_read"
+_DATA_DIGEST = "data_digest"
+
+
+def run(config: SftProcessConfig) -> None:
+    """Train all steps of a supervised run; under torchrun, as one of its ranks."""
+    sft = config.sft
+    with join_world(deterministic=sft.deterministic, parallel=sft.parallel) as world:
+        torch.manual_seed(sft.seed)
+        run_dir = RunDirectory(Path(config.run_dir).absolute())
+        monitor = build_monitor(run_dir, world, max_steps=sft.max_steps, columns=SFT_COLUMNS)
+        with closing(monitor):
+            _train(config, world, run_dir, monitor)
+
+
+def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monitor: Monitor) -> None:
+    sft = config.sft
+    conversations, held_out = load_conversations(sft.data), _load_held_out(sft)
+    tokenizer = load_tokenizer(sft.model)
+    learner = Learner.build(sft.model, sft, LossConfig(), max_steps=sft.max_steps, world=world)
+    files = model_files(learner.model, tokenizer, learner.dtype)
+    encoder = ConversationEncoder(tokenizer, stop_tokens_of(learner.model))
+    stream = ConversationStream(
+        conversations,
+        encoder,
+        max_tokens=_max_tokens(sft),
+        seed=sft.seed,
+        shuffle=sft.data.shuffle,
+    )
+    validation = _build_validation(sft, learner, encoder, held_out)
+    versions = EvaluatedVersions.build(config, learner, run_dir, files)
+    saver = _build_saver(config, learner.state, run_dir, stream)
+
+    def record(report: StepReport) -> None:
+        monitor.record(report.metrics, step=report.step)
+        if versions is not None:
+            versions.announce(report.published)
+
+    ladder = Ladder(
+        learner,
+        ConversationBatches(stream, sft, world, learner.vocabulary),
+        record=record,
+        validate=None if validation is None else validation.run_when_due,
+        publish=None if versions is None else versions.publish_when_due,
+        saver=saver,
+    )
+    write_ready_file(run_dir, config.term, world)
+    logger.info("learns from %d conversations", len(conversations))
+    first_step = _first_step(config, saver, stream)
+    if versions is not None and config.resume_step is not None:
+        versions.go_on(first_step)
+    ladder.train(first_step, sft.max_steps)
+    learner.save(run_dir, files)
+    if versions is not None:
+        versions.finish()
+
+
+@dataclass(frozen=True)
+class ConversationBatches:
+    """The next conversations, of which each rank trains its own share."""
+
+    stream: ConversationStream
+    config: SftConfig
+    world: World
+    vocabulary: int
+
+    def receive(self, step: int) -> StepBatch:  # noqa: ARG002
+        """The batch of the next step; what was read before decides, not its number."""
+        samples = self.stream.take(self.config.batch_conversations)
+        max_tokens = self.config.micro_batch_tokens
+        mine = pack_own_share(
+            samples, self.world, max_tokens=max_tokens, vocabulary=self.vocabulary
+        )
+        metrics = {
+            "batch/samples/sum": float(len(samples)),
+            "batch/tokens/sum": float(sum(map(len, samples))),
+            "batch/trainable_tokens/sum": float(sum(int(s.loss_mask.sum()) for s in samples)),
+            "sample/skipped/sum": float(self.stream.num_skipped),
+        }
+        return StepBatch([mine], metrics)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The loss on conversations that are never learned, per token and without gradients.
+
+    >>> validation.run()["validation/loss/mean"]  # doctest: +SKIP
+    1.73
+    """
+
+    interval_steps: int
+    max_steps: int
+    learner: Learner
+    micro_batches: Sequence[MicroBatch]
+    """This rank's share."""
+
+    def run_when_due(self, version: int) -> dict[str, float]:
+        """The metrics of a version; none where it is not due."""
+        is_due = version % self.interval_steps == 0 or version == self.max_steps
+        return self.run() if is_due else {}
+
+    @torch.no_grad()
+    def run(self) -> dict[str, float]:
+        """Nats per learned token over all ranks, summed in float64; all ranks call it together."""
+        world = self.learner.world
+        sums = {"loss": 0.0, "tokens": 0.0}
+        for micro_batch in self.micro_batches:
+            tensors = TrainTensors.build(micro_batch, world.device)
+            with named_failures("validate a micro batch"):
+                scores = self.learner.policy(tensors)
+            members = tensors.members("ce")
+            losses = torch.where(members, -scores.logprobs, 0.0)
+            sums["loss"] += float(losses.sum(dtype=torch.float64))
+            sums["tokens"] += float(members.sum())
+        totals = world.sums(sums)
+        return {
+            "validation/loss/mean": totals["loss"] / max(1.0, totals["tokens"]),
+            "validation/tokens/sum": totals["tokens"],
+        }
+
+
+def _load_held_out(sft: SftConfig) -> list[Conversation | PlainText]:
+    validation = sft.validation
+    if validation is None:
+        return []
+    place = {"path": validation.path, "split": validation.split}
+    return load_conversations(sft.data.model_copy(update=place))[: validation.max_conversations]
+
+
+def _build_validation(
+    sft: SftConfig,
+    learner: Learner,
+    encoder: ConversationEncoder,
+    held_out: Sequence[Conversation | PlainText],
+) -> Validation | None:
+    if sft.validation is None:
+        return None
+    limit = _max_tokens(sft)
+    samples = [sample for it in held_out for sample in learnable_samples(encoder, it, limit)]
+    if not samples:
+        raise ConfigError(
+            f"validation.path {sft.validation.path!r}: none of {len(held_out)} conversations has "
+            f"tokens to learn within {limit} tokens"
+        )
+    mine = pack_own_share(
+        samples,
+        learner.world,
+        max_tokens=sft.micro_batch_tokens,
+        vocabulary=learner.vocabulary,
+    )
+    return Validation(sft.validation.interval_steps, sft.max_steps, learner, mine)
+
+
+def _max_tokens(sft: SftConfig) -> int:
+    """Longest sample: the model's context, or what one forward can hold."""
+    return min(sft.model.max_length_tokens, sft.micro_batch_tokens)
+
+
+def _build_saver(
+    config: SftProcessConfig,
+    state: TrainingState,
+    run_dir: RunDirectory,
+    stream: ConversationStream,
+) -> CheckpointSaver:
+    """Rank 0 commits by itself: a supervised run has no other part."""
+    settings = config.sft.checkpoint
+    check_space(state, run_dir, settings)
+    checkpoints = CheckpointStore(run_dir, config.term)
+    if state.world.is_first:
+        checkpoints.discard_stale()
+    digest = stream.digest()
+
+    def seal(step: int) -> None:
+        checkpoints.commit(step, [PART])
+        checkpoints.prune(settings.keep_last, settings.keep_interval_steps)
+
+    return CheckpointSaver(
+        state=state,
+        checkpoints=checkpoints,
+        config=settings,
+        max_steps=config.sft.max_steps,
+        handover=Handover(lambda step: logger.info("checkpoint %d is saved", step), seal),
+        counters=lambda: {_NUM_READ: stream.num_read, _DATA_DIGEST: digest},
+    )
+
+
+def _first_step(
+    config: SftProcessConfig, saver: CheckpointSaver, stream: ConversationStream
+) -> int:
+    """0, or the step of the checkpoint that was loaded."""
+    if config.resume_step is None:
+        return 0
+    progress = resume(saver.state, saver.checkpoints, config.resume_step)
+    if progress.counters.get(_DATA_DIGEST) != stream.digest():
+        raise ConfigError(
+            f"data.path {config.sft.data.path!r} has changed since checkpoint {progress.step}, so "
+            "its order cannot go on where it stopped; restore the data or start a new run"
+        )
+    stream.go_to(progress.counters[_NUM_READ])
+    return progress.step
