@@ -14,6 +14,7 @@ from torch import Tensor
 from gradus.errors import ConfigError
 from gradus.trainer.model import attention
 from gradus.trainer.model.attention import PackedLayout, packed_attention, padded_tokens
+from gradus.trainer.model.gpu import flash
 
 pytestmark = pytest.mark.torch
 
@@ -200,8 +201,8 @@ def test_the_kernel_of_gpus_is_asked_for_the_same_attention(
 ) -> None:
     lengths = [7, 1, 12]
     leaves = build(sum(lengths), key_heads=key_heads)
-    monkeypatch.setattr(attention, "varlen_attn", documented_varlen)
-    monkeypatch.setattr(attention, "_has_varlen", lambda device, dtype: True)
+    monkeypatch.setattr(flash, "varlen_attn", documented_varlen)
+    monkeypatch.setattr(attention, "takes_dtype", lambda device, dtype: True)
     found = attend(*leaves, lengths, window)
     expected = plain(*leaves, lengths, window)
     np.testing.assert_allclose(found.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
@@ -216,7 +217,7 @@ def test_torch_takes_the_call_of_its_kernel_forward_and_backward(
         torch.empty(1, h, 20, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
         for h in (4, 2, 2)
     )
-    monkeypatch.setattr(attention, "_has_varlen", lambda device, dtype: True)
+    monkeypatch.setattr(attention, "takes_dtype", lambda device, dtype: True)
     layout = PackedLayout((12, 8), torch.empty(3, dtype=torch.int32, device="meta"))
     module = torch.nn.Identity()
     output, _ = packed_attention(
@@ -231,7 +232,7 @@ def test_torch_takes_the_call_of_its_kernel_forward_and_backward(
 def test_heads_that_flash_attention_does_not_know_take_the_other_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "_has_varlen", lambda device, dtype: True)
+    monkeypatch.setattr(attention, "takes_dtype", lambda device, dtype: True)
     torch.manual_seed(0)
     leaves = [torch.randn(1, 2, 5, 12) for _ in range(3)]
     found = attend(*leaves, [2, 3])

@@ -1,4 +1,4 @@
-"""Which flash attention a GPU runs: the one inside torch, or version 3 where it is installed.
+"""Flash attention on a GPU: the one inside torch, or version 3 where it is installed.
 
 torch brings version 2 and needs no other package for it. Version 3 (package `flash-attn-3`, Hopper
 GPUs) replaces torch's kernels in place, so that whoever calls torch's attention gets it.
@@ -10,8 +10,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 from torch.backends.cuda import is_flash_attention_available
 from torch.nn.attention import activate_flash_attention_impl
+from torch.nn.attention.varlen import varlen_attn
 
 from gradus.log import get_logger
 
@@ -21,11 +23,52 @@ _OLDEST = (8, 0)
 """Compute capability of Ampere; torch's kernel runs on nothing older."""
 _HOPPER = 9
 _VERSION_3 = "flash_attn_interface"
+_LARGEST_HEAD = 256
+"""Flash attention knows heads up to this size, in steps of 8."""
 
 
 def has_flash_attention(device: torch.device) -> bool:
     """Whether torch's attention for samples of different lengths runs on this device."""
     return device.type == "cuda" and _has_kernel(device)
+
+
+def takes_dtype(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether it runs there in this dtype."""
+    return dtype in (torch.bfloat16, torch.float16) and has_flash_attention(device)
+
+
+def takes_head(head_size: int) -> bool:
+    """Whether it knows heads of this size."""
+    return head_size <= _LARGEST_HEAD and head_size % 8 == 0
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: Tensor,
+    longest: int,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """[T, H, D], from queries [T, H, D] and keys and values [T, K, D], without any padding.
+
+    `boundaries` are the starts of the samples, and T, in int32.
+    """
+    attended = varlen_attn(
+        query.contiguous(),
+        key.contiguous(),
+        value.contiguous(),
+        boundaries,
+        boundaries,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor)
+    return attended
 
 
 def choose_flash_attention(device: torch.device) -> str:
