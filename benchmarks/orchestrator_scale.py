@@ -38,7 +38,8 @@ from simulation import SOURCE, JumpingLoop, Simulation, build_config, run_simula
 from gradus.config import ModelConfig
 from gradus.log import configure_logging
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.build import Components, Source, build_grading
+from gradus.orchestrator.build import Components, Source
+from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -243,7 +244,7 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         SourceShare(SOURCE, 1.0, None),
         simulation.group_size,
         environment,
-        build_grading(config, config.sources[0]),
+        build_grader(config, config.sources[0]),
     )
     with Journal(run_dir.journal, term=1, now=time.time) as journal:
         parts = Components(

@@ -26,7 +26,8 @@ from gradus.config import (
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
-from gradus.orchestrator.build import Components, Source, build_grading
+from gradus.orchestrator.build import Components, Source
+from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -195,7 +196,7 @@ async def play(simulation: Simulation, root: Path) -> SimulatedRun:
     path = root / "journal.jsonl"
     with Journal(path, term=1, now=loop.time) as journal:
         share = SourceShare(SOURCE, 1.0, None)
-        grading = build_grading(config, config.sources[0])
+        grading = build_grader(config, config.sources[0])
         parts = Components(
             sources={SOURCE: Source(share, simulation.group_size, environment, grading)},
             policy=ScriptedPolicy(wait=apply),

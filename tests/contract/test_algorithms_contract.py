@@ -30,9 +30,6 @@ from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.groups.grading import (
     SourceGrader,
-    fill,
-    grade,
-    score_awaited,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.records.episode_codec import save_played
@@ -304,10 +301,9 @@ async def test_what_an_algorithm_does_wrong_fails_its_group_and_nothing_else(
         group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
     grading = SourceGrader(kind(credit), [], temperature=1.0, max_length_tokens=100)
     if grading.awaits_groups:
-        await score_awaited(group, grading, ListedErrors(ErrorPolicyConfig()))
-        fill(group, grading)
+        await grading.grade_awaited(group, ListedErrors(ErrorPolicyConfig()))
     else:
-        grade(group, grading)
+        grading.grade(group)
     assert (group.failure.kind if group.failure else None) == failure
     assert len(group.samples) == (0 if failure else 6)
     if group.failure:

@@ -19,13 +19,11 @@ from gradus.config import (
     SftEvaluatorProcessConfig,
     SourceConfig,
 )
-from gradus.errors import ConfigError, ProtocolError
+from gradus.errors import ProtocolError
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms import (
-    build_algorithm,
-    compares_all_traces,
     needs_reference,
     reads_policy_tokens,
 )
@@ -37,8 +35,7 @@ from gradus.orchestrator.algorithms.teacher import (
 )
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, count_tasks
 from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, build_error_policy
-from gradus.orchestrator.groups.filters import build_filters
-from gradus.orchestrator.groups.grading import SourceGrader
+from gradus.orchestrator.groups.grading import SourceGrader, build_grader
 from gradus.orchestrator.play.agents import check_seats
 from gradus.orchestrator.play.environment import (
     Environment,
@@ -76,7 +73,7 @@ class Source:
     share: SourceShare
     group_size: int
     environment: Environment
-    grading: SourceGrader
+    grader: SourceGrader
     errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
     is_frozen: bool = False
     """Whether no seat is played by the policy, so that nothing of it is ever stale."""
@@ -162,7 +159,7 @@ async def _open_source(
         if source.algo.reference is not None and reads_policy_tokens(source.algo):
             async with _policy_reference(config, base_url) as policy:
                 await compare_tokenizers(reference, policy, source.name)
-    grading = build_grading(config, source, reference, vocabulary_size=vocabulary_size)
+    grader = build_grader(config, source, reference, vocabulary_size=vocabulary_size)
     settings = build_settings(source, config.model, base_url)
     environment = connect_environment(
         partial(find_environment, RunDirectory(Path(config.run_dir)), source),
@@ -178,11 +175,11 @@ async def _open_source(
             source,
             info.agents,
             await _first_task_data(environment, info.num_tasks),
-            compares_all_traces=grading.has_one_baseline,
+            compares_all_traces=grader.has_one_baseline,
         )
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
     errors = build_error_policy(source.errors, source=source.name)
-    return Source(share, source.group_size, environment, grading, errors, source.is_frozen)
+    return Source(share, source.group_size, environment, grader, errors, source.is_frozen)
 
 
 async def _first_task_data(environment: Environment, num_tasks: int | None) -> dict[str, Any]:
@@ -281,25 +278,3 @@ def _policy_reference(
     policy = ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
     token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
     return ReferenceModel(policy, token=token, stop_token_ids=stop_token_ids)
-
-
-def build_grading(
-    config: OrchestratorProcessConfig,
-    source: SourceConfig,
-    reference: ReferenceModel | None = None,
-    *,
-    vocabulary_size: int | None = None,
-) -> SourceGrader:
-    """How the groups of a source are credited; refuses a source without a temperature."""
-    temperature = source.sampling.temperature
-    if temperature is None:
-        raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
-    return SourceGrader(
-        algorithm=build_algorithm(source.algo, reference),
-        filters=build_filters(config.orchestrator.filters, vocabulary_size=vocabulary_size),
-        temperature=temperature,
-        max_length_tokens=config.model.max_length_tokens,
-        untrained_agents=frozenset(source.untrained_agents),
-        has_one_baseline=compares_all_traces(source.algo),
-        timeout_seconds=source.algo.scoring_timeout_seconds,
-    )

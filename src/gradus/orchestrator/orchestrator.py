@@ -183,7 +183,7 @@ class Orchestrator:
 
     def _build_snapshotter(self, controller: InFlightController) -> Snapshotter:
         sources = self._parts.sources.items()
-        algorithms = {f"algorithm {name}": source.grading.algorithm for name, source in sources}
+        algorithms = {f"algorithm {name}": source.grader.algorithm for name, source in sources}
         return Snapshotter(
             run_dir=RunDirectory(Path(self._config.run_dir)),
             pieces={

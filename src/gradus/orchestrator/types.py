@@ -29,6 +29,9 @@ from gradus.orchestrator.traces import (
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan
 
+ERROR_PREFIX = "error:"
+"""Reasons that begin so are errors of episodes, e.g. "error:ProviderError"."""
+
 
 @dataclass(frozen=True)
 class TaskPointer:
@@ -176,9 +179,25 @@ class Group:
         return [(p, p.episode) for p in self.played if p.episode is not None and p.failure is None]
 
     @property
+    def finished_episodes(self) -> list[WireEpisode]:
+        """The same, without how they were played."""
+        return [episode for _, episode in self.finished]
+
+    @property
     def reasons(self) -> Counter[str]:
         """How often each reason kept something of this group from training."""
         return Counter(self.dropped.values())
+
+    def sort(self) -> None:
+        """In the order of their starts: which episode ended first must not change the credit."""
+        self.played.sort(key=lambda played: played.number)
+
+    def give_up(self, reason: str) -> None:
+        """The group trains nothing, for one reason that holds for all its episodes."""
+        self.samples.clear()
+        for played in self.played:
+            failure = played.failure
+            self.dropped[played.id] = f"{ERROR_PREFIX}{failure.kind}" if failure else reason
 
 
 class GroupPhase(StrEnum):

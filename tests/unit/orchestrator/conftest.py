@@ -22,9 +22,10 @@ from gradus.config import (
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
-from gradus.orchestrator.build import Components, Source, build_grading
+from gradus.orchestrator.build import Components, Source
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.failures import build_error_policy, root_cause
+from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -124,7 +125,7 @@ class Rig:
                 SourceShare(source.name, source.ratio, 100, source.curriculum),
                 source.group_size,
                 self.environments[source.name],
-                build_grading(self.config, source),
+                build_grader(self.config, source),
                 build_error_policy(source.errors, source=source.name),
                 is_frozen=source.is_frozen,
             )

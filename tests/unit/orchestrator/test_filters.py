@@ -25,7 +25,7 @@ from gradus.orchestrator.groups.filters import (
     dropped_by,
     judge,
 )
-from gradus.orchestrator.groups.grading import SourceGrader, grade
+from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode, build_trace
@@ -187,7 +187,7 @@ def test_a_filter_of_the_user_sees_the_trace_its_truncation_and_the_group(
         episode = build_episode([trace])
         played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode, failure)
         group.played.append(played)
-    grade(group, SourceGrader(GroupRelative(), filters, temperature=1.0, max_length_tokens=64))
+    SourceGrader(GroupRelative(), filters, temperature=1.0, max_length_tokens=64).grade(group)
     assert group.dropped == {"g0.1/0/0": "cut", "g0.2": "error:TaskError"}
     assert [sample.id for sample in group.samples] == ["g0.0/0/0"]
 

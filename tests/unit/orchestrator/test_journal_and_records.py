@@ -16,7 +16,7 @@ from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.groups.filters import ActiveFilter, ZeroAdvantage
-from gradus.orchestrator.groups.grading import SourceGrader, credit_context, give_up, grade
+from gradus.orchestrator.groups.grading import SourceGrader, credit_context
 from gradus.orchestrator.play.episode_check import (
     MAX_OTHER_INFO_BYTES,
     MAX_RECORD_BYTES,
@@ -62,7 +62,7 @@ def test_outcomes_are_told_apart() -> None:
 
 def test_grading_compares_the_finished_and_names_the_failed() -> None:
     group = group_of(*build_group([1.0, 0.0]), Failure("ProviderError", "refused"))
-    grade(group, GRADING)
+    GRADING.grade(group)
     assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
     assert group.dropped == {"g0.2": "error:ProviderError"}
 
@@ -70,7 +70,7 @@ def test_grading_compares_the_finished_and_names_the_failed() -> None:
 def test_credit_does_not_depend_on_which_episode_ended_first() -> None:
     group = group_of(*build_group([1.0, 0.0]))
     group.played.reverse()
-    grade(group, SourceGrader(RoleAdvantageEstimation(momentum=0.5), [], 1.0, 64))
+    SourceGrader(RoleAdvantageEstimation(momentum=0.5), [], 1.0, 64).grade(group)
     assert [p.id for p in group.played] == ["g0.0", "g0.1"]
     assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
     assert group.samples[1].advantages.min() == -0.25
@@ -88,20 +88,20 @@ def test_an_algorithm_sees_the_task_and_what_failed() -> None:
 
 def test_grading_drops_equal_rewards_by_the_name_of_the_filter() -> None:
     group = group_of(*build_group([1.0, 1.0]))
-    grade(group, GRADING)
+    GRADING.grade(group)
     assert group.samples == []
     assert group.reasons == {"zero_advantage": 2}
 
 
 def test_an_episode_cut_before_its_reply_is_counted_not_lost() -> None:
     group = group_of(*build_group([1.0, 0.0]))
-    grade(group, SourceGrader(GroupRelative(), [], 1.0, max_length_tokens=3))
+    SourceGrader(GroupRelative(), [], 1.0, max_length_tokens=3).grade(group)
     assert group.reasons == {"no_trainable_tokens": 2}
 
 
 def test_giving_up_keeps_the_reason_of_failures() -> None:
     group = group_of(build_episode(), Failure("A", "a"), None)
-    give_up(group, "abandoned")
+    group.give_up("abandoned")
     assert group.dropped == {"g0.0": "abandoned", "g0.1": "error:A", "g0.2": "abandoned"}
 
 
@@ -143,7 +143,7 @@ def test_a_torn_line_in_the_middle_is_corruption(tmp_path: Path) -> None:
 
 def test_a_record_tells_where_the_episode_stood() -> None:
     group = group_of(*build_group([1.0, 0.0]))
-    grade(group, GRADING)
+    GRADING.grade(group)
     group.dropped["g0.1/0/0"] = "stale"
     standing = episode_record(group.played[1], group, 5, [])["gradus"]
     assert standing == {

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verifiers.v1.trace import Reward, TimeSpan
 
-from gradus.orchestrator.groups.grading import give_up, is_flat
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.records.metrics import (
@@ -17,6 +16,7 @@ from gradus.orchestrator.records.metrics import (
     PendingStepMetrics,
     StepCounters,
     batch_metrics,
+    is_flat,
 )
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
 from gradus.testing.builders import build_sample
@@ -116,7 +116,7 @@ def group_of_mishaps(seed: int) -> Group:
         failure = find_failure(episode)
         played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode, failure)
         group.played.append(played)
-    give_up(group, "stale")
+    group.give_up("stale")
     return group
 
 

@@ -17,8 +17,9 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import write_json
-from gradus.orchestrator.build import build_grading, build_reference, connect
+from gradus.orchestrator.build import build_reference, connect
 from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import run
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
@@ -72,12 +73,12 @@ def test_a_source_without_a_temperature_is_refused(build_rig: Any) -> None:
     config = build_rig().config
     source = config.sources[0].model_copy(update={"sampling": SamplingConfig()})
     with pytest.raises(ConfigError, match=r"'words': sampling\.temperature is missing"):
-        build_grading(config, source)
+        build_grader(config, source)
 
 
 def test_filters_can_be_switched_off(build_rig: Any) -> None:
     config = build_rig(filters=[]).config
-    assert build_grading(config, config.sources[0]).filters == []
+    assert build_grader(config, config.sources[0]).filters == []
 
 
 def test_the_first_error_that_names_itself_is_the_cause() -> None:

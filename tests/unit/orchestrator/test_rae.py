@@ -10,7 +10,7 @@ from verifiers.v1.episode import WireEpisode
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
-from gradus.orchestrator.groups.grading import SourceGrader, grade
+from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.versions import VersionSpan
@@ -73,7 +73,7 @@ def test_a_failed_trace_moves_the_baseline_in_its_turn() -> None:
         failure = Failure("ProviderError", "scripted") if episode is failed else None
         played = PlayedEpisode(f"g000000.{number}", group.id, VersionSpan(0, 0), episode, failure)
         group.played.insert(0, played)  # The last ended first.
-    grade(group, SourceGrader(algorithm, [], temperature=1.0, max_length_tokens=100))
+    SourceGrader(algorithm, [], temperature=1.0, max_length_tokens=100).grade(group)
     # b: 0 -> 0.5 -> 0.25 -> 0.625
     advantages = [e.traces[0].nodes[1].advantages for e in (episodes[0], episodes[2])]
     assert [values[0] for values in advantages] == pytest.approx([0.5, 0.375])

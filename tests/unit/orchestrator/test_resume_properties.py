@@ -21,8 +21,9 @@ from gradus.config import AlgorithmConfig, CheckpointConfig, CurriculumConfig
 from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.build import Components, Source, build_grading
+from gradus.orchestrator.build import Components, Source
 from gradus.orchestrator.failures import ListedErrors
+from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.curriculum import TaskDraw, TaskResult, Uniform
@@ -223,7 +224,7 @@ class Lives:
                     SourceShare(source.name, source.ratio, NUM_TASKS, source.curriculum),
                     source.group_size,
                     environment,
-                    build_grading(config, source),
+                    build_grader(config, source),
                     ListedErrors(source.errors),
                 )
                 for source in config.sources
@@ -340,7 +341,7 @@ def assert_verdicts(lives: Lives) -> None:
         return
     graded = [r for r in surviving(lives.journal) if r["event"] == "group_graded"]
     sources = lives.orchestrators[-1]._parts.sources.values()
-    counted = sum(source.grading.algorithm.num_judged for source in sources)
+    counted = sum(source.grader.algorithm.num_judged for source in sources)
     assert counted == sum(line["error"] != "algorithm_failed" for line in graded)
 
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gradus.orchestrator.groups.grading import give_up
 from gradus.orchestrator.groups.open_groups import ABANDONED, RUN_ENDED, STALE, group_time
 from gradus.orchestrator.records.starvation import (
     WINDOW_GROUPS,
@@ -173,7 +172,7 @@ def test_a_group_with_a_kept_sample_trained() -> None:
 )
 def test_why_a_group_was_given_up_decides(reason: str, outcome: GroupOutcome) -> None:
     group = played_group()
-    give_up(group, reason)
+    group.give_up(reason)
     assert group_time(group).outcome is outcome
 
 

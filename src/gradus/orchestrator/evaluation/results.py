@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from math import comb, fsum, isfinite
 
 from gradus.orchestrator.algorithms.rounding import are_equal
+from gradus.orchestrator.records.metrics import MAX_NAMES
 
-MAX_NAMES = 200
-"""Names of values that one environment may bring into one record."""
 _Estimate = Callable[[int, int, int], float]
 
 

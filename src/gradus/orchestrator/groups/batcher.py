@@ -16,11 +16,9 @@ import numpy as np
 from msgspec import structs
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.orchestrator.types import ERROR_PREFIX
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
-
-ERROR_PREFIX = "error:"
-"""Reasons that begin so are errors of episodes, e.g. "error:ProviderError"."""
 
 STALE = "stale"
 """Reason of samples that became too old."""

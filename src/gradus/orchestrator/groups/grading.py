@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.errors import CreditError
+from gradus.config import OrchestratorProcessConfig, SourceConfig
+from gradus.errors import ConfigError, CreditError
+from gradus.orchestrator.algorithms import build_algorithm, compares_all_traces
 from gradus.orchestrator.algorithms.base import (
     Algorithm,
     CreditContext,
@@ -18,7 +20,8 @@ from gradus.orchestrator.algorithms.base import (
     keep_credit,
     settle_credit,
 )
-from gradus.orchestrator.algorithms.rounding import are_equal
+from gradus.orchestrator.algorithms.distill import Adopts
+from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
     ALGORITHM_FAILED,
     ErrorPolicy,
@@ -26,16 +29,17 @@ from gradus.orchestrator.failures import (
     blaming,
     scored_within,
 )
-from gradus.orchestrator.groups.batcher import ERROR_PREFIX
 from gradus.orchestrator.groups.filters import (
     ActiveFilter,
     FilterContext,
+    build_filters,
     dropped_by,
     judge,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.traces import is_truncated
 from gradus.orchestrator.types import (
+    ERROR_PREFIX,
     EpisodeFailed,
     Failure,
     Group,
@@ -49,7 +53,12 @@ NO_TOKENS = "no_trainable_tokens"
 
 @dataclass(frozen=True)
 class SourceGrader:
-    """How the groups of one source are credited and filtered."""
+    """Gives the groups of one source their credit, and makes filtered samples of them.
+
+    >>> grader = SourceGrader(GroupRelative(), [], temperature=1.0, max_length_tokens=64)
+    ... # doctest: +SKIP
+    >>> grader.grade(group)  # doctest: +SKIP
+    """
 
     algorithm: Algorithm
     filters: Sequence[ActiveFilter]
@@ -67,106 +76,169 @@ class SourceGrader:
         """Whether groups are scored by `async def score_group`."""
         return inspect.iscoroutinefunction(self.algorithm.score_group)
 
+    async def adopt(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
+        """Let the algorithm complete an episode that came without tokens, where it can."""
+        algorithm = self.algorithm
+        if isinstance(algorithm, Adopts):
+            async with self._asking(_place(group, episode_id)):
+                await algorithm.adopt(episode)
 
-def grade(group: Group, grading: SourceGrader) -> None:
-    """Score a group by an algorithm that needs no wait, and fill its samples.
+    async def score_episode(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
+        """Credit that needs one episode only; EpisodeFailed when the algorithm cannot give it."""
+        where = _place(group, episode_id)
+        async with self._asking(where):
+            await self.algorithm.score_episode(episode, credit_context(group))
+        with self._blaming(where):
+            settle_credit(episode)
 
-    The credit of one that is awaited lies on the episodes already: this is a replay.
-    """
-    _sort(group)
-    if not grading.awaits_groups:
-        with _scoring(group, grading):
-            _refuse_awaitable(
-                grading.algorithm.score_group(_finished(group), credit_context(group))
-            )
-            _settle(group)
-    fill(group, grading)
+    def grade(self, group: Group) -> None:
+        """Score a group by an algorithm that needs no wait, and fill its samples.
 
+        The credit of one that is awaited lies on the episodes already: this is a replay.
+        """
+        group.sort()
+        if not self.awaits_groups:
+            with self._keeping_failure(group):
+                _refuse_awaitable(self.algorithm.score_group(*_asked(group)))
+                _settle(group)
+        self._fill(group)
 
-async def score_awaited(group: Group, grading: SourceGrader, errors: ErrorPolicy) -> None:
-    """Let an algorithm with `async def score_group` score a group, again where the policy says so.
+    async def grade_awaited(self, group: Group, errors: ErrorPolicy) -> None:
+        """Let an algorithm with `async def score_group` score a group, again where `errors` says
+        so, and fill its samples.
 
-    Each time it finds the credit of `score_episode`, and nothing of its own. `group.failure` says
-    why it could not.
-    """
-    _sort(group)
-    algorithm, where, retry = grading.algorithm, _place(group), 0
-    put_back, numbers = keep_credit(_finished(group)), dict(group.numbers)
-    while True:
-        group.failure = None
-        with _scoring(group, grading):
-            async with scored_within(grading.timeout_seconds, algorithm, where):
-                scoring = algorithm.score_group(_finished(group), credit_context(group))
-                if scoring is not None:
-                    await scoring
-            _settle(group)
-        if group.failure is None:
+        Each time it finds the credit of `score_episode`, and nothing of its own. `group.failure`
+        says why it could not.
+        """
+        group.sort()
+        where, retry = _place(group), 0
+        put_back, numbers = keep_credit(group.finished_episodes), dict(group.numbers)
+        while True:
+            group.failure = None
+            with self._keeping_failure(group):
+                async with scored_within(self.timeout_seconds, self.algorithm, where):
+                    scoring = self.algorithm.score_group(*_asked(group))
+                    if scoring is not None:
+                        await scoring
+                _settle(group)
+            if group.failure is None:
+                break
+            try:
+                wait = ask_policy(errors, group.failure, retry=retry, where=where)
+            except EpisodeFailed as failed:
+                group.failure = failed.failure
+                break
+            if wait is None:
+                break
+            await asyncio.sleep(wait)
+            put_back()
+            group.numbers.clear()
+            group.numbers.update(numbers)
+            retry += 1
+        self._fill(group)
+
+    def _fill(self, group: Group) -> None:
+        """Fill `samples` and `dropped` of a scored group."""
+        for played in group.played:
+            if played.failure is not None:
+                group.dropped[played.id] = f"{ERROR_PREFIX}{played.failure.kind}"
+        if group.failure is not None:
+            fail_group(group, group.failure)
             return
-        try:
-            wait = ask_policy(errors, group.failure, retry=retry, where=where)
-        except EpisodeFailed as failed:
-            group.failure = failed.failure
-            return
-        if wait is None:
-            return
-        await asyncio.sleep(wait)
-        put_back()
-        group.numbers.clear()
-        group.numbers.update(numbers)
-        retry += 1
+        for played, episode in group.finished:
+            samples = build_samples(episode, self._origin(group, played))
+            if not samples:
+                group.dropped[played.id] = NO_TOKENS
+            try:
+                for sample in samples:
+                    self._filter(group, episode, sample)
+            except EpisodeFailed as failed:
+                _drop_episode(group, played, failed.failure)
 
-
-def fill(group: Group, grading: SourceGrader) -> None:
-    """Fill `samples` and `dropped` of a scored group."""
-    for played in group.played:
-        if played.failure is not None:
-            group.dropped[played.id] = f"{ERROR_PREFIX}{played.failure.kind}"
-    if group.failure is not None:
-        fail(group, group.failure)
-        return
-    for played, episode in group.finished:
-        try:
-            _filter_samples(
-                group, played, build_samples(episode, _origin(group, played, grading)), grading
-            )
-        except EpisodeFailed as failed:
-            _drop_episode(group, played, failed.failure)
-
-
-def fail(group: Group, failure: Failure) -> None:
-    """The whole group trains nothing because a plug-in could not deal with it."""
-    group.failure = group.failure or failure
-    for played, episode in group.finished:
-        forget_credit(episode)
-        _drop_episode(group, played, failure)
-
-
-def _filter_samples(
-    group: Group, played: PlayedEpisode, samples: Sequence[Sample], grading: SourceGrader
-) -> None:
-    if not samples:
-        group.dropped[played.id] = NO_TOKENS
-    for sample in samples:
-        context = _filter_context(group, played, sample)
-        verdicts = group.verdicts[sample.id] = judge(grading.filters, sample, context)
+    def _filter(self, group: Group, episode: WireEpisode, sample: Sample) -> None:
+        trace = episode.traces[int(sample.id.split("/")[1])]
+        context = FilterContext(
+            trace,
+            is_truncated=is_truncated(trace),
+            task_key=group.task.key,
+            episodes=group.finished_episodes,
+            failed=credit_context(group).failed,
+        )
+        verdicts = group.verdicts[sample.id] = judge(self.filters, sample, context)
         reason = dropped_by(verdicts)
         if reason is None:
             group.samples.append(sample)
         else:
             group.dropped[sample.id] = reason
 
+    def _origin(self, group: Group, played: PlayedEpisode) -> SampleOrigin:
+        return SampleOrigin(
+            environment=group.source,
+            group_id=group.id,
+            episode_id=played.id,
+            versions=played.versions,
+            temperature=self.temperature,
+            max_length_tokens=self.max_length_tokens,
+        )
 
-def _filter_context(group: Group, played: PlayedEpisode, sample: Sample) -> FilterContext:
-    assert played.episode is not None
-    trace = played.episode.traces[int(sample.id.split("/")[1])]
-    credit = credit_context(group)
-    return FilterContext(
-        trace,
-        is_truncated=is_truncated(trace),
-        task_key=group.task.key,
-        episodes=_finished(group),
-        failed=credit.failed,
+    @contextmanager
+    def _blaming(self, where: str) -> Iterator[None]:
+        with blaming("algorithm", self.algorithm, where, failure=ALGORITHM_FAILED):
+            yield
+
+    @asynccontextmanager
+    async def _asking(self, where: str) -> AsyncIterator[None]:
+        """EpisodeFailed for what the algorithm does wrong, or not in time."""
+        with self._blaming(where):
+            async with scored_within(self.timeout_seconds, self.algorithm, where):
+                yield
+
+    @contextmanager
+    def _keeping_failure(self, group: Group) -> Iterator[None]:
+        """What the algorithm does wrong is kept as the group's failure."""
+        try:
+            with self._blaming(_place(group)):
+                yield
+        except EpisodeFailed as failed:
+            group.failure = failed.failure
+
+
+def build_grader(
+    config: OrchestratorProcessConfig,
+    source: SourceConfig,
+    reference: ReferenceModel | None = None,
+    *,
+    vocabulary_size: int | None = None,
+) -> SourceGrader:
+    """How the groups of a source are credited; refuses a source without a temperature."""
+    temperature = source.sampling.temperature
+    if temperature is None:
+        raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
+    return SourceGrader(
+        algorithm=build_algorithm(source.algo, reference),
+        filters=build_filters(config.orchestrator.filters, vocabulary_size=vocabulary_size),
+        temperature=temperature,
+        max_length_tokens=config.model.max_length_tokens,
+        untrained_agents=frozenset(source.untrained_agents),
+        has_one_baseline=compares_all_traces(source.algo),
+        timeout_seconds=source.algo.scoring_timeout_seconds,
     )
+
+
+def credit_context(group: Group) -> CreditContext:
+    """What an algorithm may know of a group beside its finished episodes."""
+    came_back = [(p.episode, p.failure) for p in group.played if p.episode is not None]
+    failed = [episode for episode, failure in came_back if failure is not None]
+    played = [episode for episode, _ in came_back]
+    return CreditContext(group.source, group.task.key, failed, group.numbers, played)
+
+
+def fail_group(group: Group, failure: Failure) -> None:
+    """The whole group trains nothing because a plug-in could not deal with it."""
+    group.failure = group.failure or failure
+    for played, episode in group.finished:
+        forget_credit(episode)
+        _drop_episode(group, played, failure)
 
 
 def _drop_episode(group: Group, played: PlayedEpisode, failure: Failure) -> None:
@@ -175,17 +247,14 @@ def _drop_episode(group: Group, played: PlayedEpisode, failure: Failure) -> None
     group.failures[played.id] = failure
 
 
-def _sort(group: Group) -> None:
-    """In the order of their starts: which episode ended first must not change the credit."""
-    group.played.sort(key=lambda played: played.number)
+def _asked(group: Group) -> tuple[list[WireEpisode], CreditContext]:
+    """The arguments of `score_group`."""
+    return group.finished_episodes, credit_context(group)
 
 
-def _finished(group: Group) -> list[WireEpisode]:
-    return [episode for _, episode in group.finished]
-
-
-def _place(group: Group) -> str:
-    return f"source {group.source!r}, group {group.id}"
+def _place(group: Group, episode_id: str = "") -> str:
+    place = f"source {group.source!r}, group {group.id}"
+    return f"{place}, episode {episode_id}" if episode_id else place
 
 
 def _settle(group: Group) -> None:
@@ -202,63 +271,3 @@ def _refuse_awaitable(result: object) -> None:
         result.close()
     if inspect.isawaitable(result):
         raise TypeError("score_group gives an awaitable; write it as `async def score_group`")
-
-
-@contextmanager
-def _scoring(group: Group, grading: SourceGrader) -> Iterator[None]:
-    """What the algorithm does wrong is kept as the group's failure."""
-    try:
-        with blaming("algorithm", grading.algorithm, _place(group), failure=ALGORITHM_FAILED):
-            yield
-    except EpisodeFailed as failed:
-        group.failure = failed.failure
-
-
-def credit_context(group: Group) -> CreditContext:
-    """What an algorithm may know of a group beside its finished episodes."""
-    came_back = [(p.episode, p.failure) for p in group.played if p.episode is not None]
-    failed = [episode for episode, failure in came_back if failure is not None]
-    played = [episode for episode, _ in came_back]
-    return CreditContext(group.source, group.task.key, failed, group.numbers, played)
-
-
-def episode_rewards(group: Group) -> list[float]:
-    """Per finished episode, the mean reward of its trainable traces."""
-    finished = [played.numbers for played in group.played if played.numbers is not None]
-    return [sum(numbers.rewards) / len(numbers.rewards) for numbers in finished]
-
-
-def is_flat(group: Group) -> bool:
-    """Whether its finished episodes, two or more, cannot be told apart by their rewards.
-
-    Agents are compared each with itself: in a zero-sum game the mean of all is always 0.
-    """
-    rewards = [p.numbers.rewards for p in group.played if p.numbers is not None]
-    if len(rewards) < 2 or len({len(of_traces) for of_traces in rewards}) > 1:
-        return False
-    return all(are_equal(of_agent) for of_agent in zip(*rewards, strict=True))
-
-
-def untrained_episodes(group: Group) -> int:
-    """How many finished episodes gave no sample that trains."""
-    kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
-    return sum(played.id not in kept for played, _ in group.finished)
-
-
-def give_up(group: Group, reason: str) -> None:
-    """The group trains nothing, for one reason that holds for all its episodes."""
-    group.samples.clear()
-    for played in group.played:
-        failure = played.failure
-        group.dropped[played.id] = f"{ERROR_PREFIX}{failure.kind}" if failure else reason
-
-
-def _origin(group: Group, played: PlayedEpisode, grading: SourceGrader) -> SampleOrigin:
-    return SampleOrigin(
-        environment=group.source,
-        group_id=group.id,
-        episode_id=played.id,
-        versions=played.versions,
-        temperature=grading.temperature,
-        max_length_tokens=grading.max_length_tokens,
-    )

@@ -14,21 +14,13 @@ from gradus.log import get_logger
 from gradus.orchestrator.build import Source
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.groups.batcher import (
-    ERROR_PREFIX,
     STALE,
     Batcher,
     ReadyGroup,
     SampleBatch,
     StaleDrop,
 )
-from gradus.orchestrator.groups.grading import (
-    episode_rewards,
-    fail,
-    fill,
-    give_up,
-    grade,
-    score_awaited,
-)
+from gradus.orchestrator.groups.grading import fail_group
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
 from gradus.orchestrator.play.player import RunningEpisode
@@ -45,6 +37,7 @@ from gradus.orchestrator.records.recording import Recording
 from gradus.orchestrator.records.starvation import GroupTime, PlayTime, Starvation
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import (
+    ERROR_PREFIX,
     EpisodeFailed,
     Failure,
     Group,
@@ -164,7 +157,7 @@ class GroupBuffer:
         A complete group that its algorithm must be awaited for comes back, for `score`.
         """
         group = self.groups[played.group_id]
-        awaits_groups = self.sources[group.source].grading.awaits_groups
+        awaits_groups = self.sources[group.source].grader.awaits_groups
         if not awaits_groups:
             self.recording.add(played)
         group.played.append(played)
@@ -185,7 +178,7 @@ class GroupBuffer:
             return None
         if awaits_groups:
             return group
-        grade(group, self.sources[group.source].grading)
+        self.sources[group.source].grader.grade(group)
         self._graded(group)
         return None
 
@@ -195,8 +188,7 @@ class GroupBuffer:
         Its episodes are recorded with their credit, because a replay cannot ask a judge again.
         """
         source = self.sources[group.source]
-        await score_awaited(group, source.grading, source.errors)
-        fill(group, source.grading)
+        await source.grader.grade_awaited(group, source.errors)
         for played in group.played:
             self.recording.add(played)
         self._graded(group)
@@ -240,7 +232,7 @@ class GroupBuffer:
     def drop_leftovers(self) -> None:
         """What was played for batches that the run does not need any more."""
         for group in list(self.groups.values()):
-            give_up(group, RUN_ENDED)
+            group.give_up(RUN_ENDED)
             self.journal.write(
                 JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons)
             )
@@ -263,7 +255,7 @@ class GroupBuffer:
         try:
             self.tasks.record(group.pointer, task_result(group, Ending.PLAYED))
         except EpisodeFailed as failed:
-            fail(group, failed.failure)
+            fail_group(group, failed.failure)
         for episode_id, failure in group.failures.items():
             self._tell(group, episode_id, failure)
         self.journal.write(
@@ -310,7 +302,7 @@ class GroupBuffer:
     def _close_if_abandoned(self, group: Group) -> None:
         """An abandoned group is final when its last running episode ended."""
         if self.slots.phase(group.id) is GroupPhase.GONE:
-            give_up(group, ABANDONED)
+            group.give_up(ABANDONED)
             self._close(group, self.batcher.step)
 
     def _note_stale(self, stale: StaleDrop) -> None:
@@ -340,7 +332,7 @@ def task_result(group: Group, ending: Ending) -> TaskResult:
     finished = [played.numbers for played in group.played if played.numbers is not None]
     return TaskResult(
         ending,
-        rewards=tuple(episode_rewards(group)),
+        rewards=tuple(sum(numbers.rewards) / len(numbers.rewards) for numbers in finished),
         lengths_tokens=tuple(numbers.length_tokens for numbers in finished),
         num_truncated=sum(numbers.is_truncated for numbers in finished),
         failures=tuple(p.failure.kind for p in group.played if p.failure is not None),

@@ -11,16 +11,10 @@ from functools import partial
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.orchestrator.algorithms.base import settle_credit
-from gradus.orchestrator.algorithms.distill import Adopts
 from gradus.orchestrator.build import Source
 from gradus.orchestrator.failures import (
-    ALGORITHM_FAILED,
     ask_policy,
-    blaming,
-    scored_within,
 )
-from gradus.orchestrator.groups.grading import credit_context
 from gradus.orchestrator.play.agents import settle_standing
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import PolicyClient
@@ -196,19 +190,13 @@ async def _find_failure_or_score(
     episode: WireEpisode, source: Source, running: RunningEpisode
 ) -> Failure | None:
     """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
-    grading, algorithm = source.grading, source.grading.algorithm
-    where = f"source {running.group.source!r}, group {running.group.id}, episode {running.id}"
+    grader = source.grader
     failure = settle_standing(
-        episode, grading.untrained_agents, has_one_baseline=grading.has_one_baseline
+        episode, grader.untrained_agents, has_one_baseline=grader.has_one_baseline
     )
-    if failure is None and episode.ok and isinstance(algorithm, Adopts):
-        with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
-            async with scored_within(grading.timeout_seconds, algorithm, where):
-                await algorithm.adopt(episode)
-    failure = find_failure(episode) if failure is None else failure
+    if failure is None and episode.ok:
+        await grader.adopt(episode, running.group, running.id)
+    failure = failure or find_failure(episode)
     if failure is None:
-        with blaming("algorithm", algorithm, where, failure=ALGORITHM_FAILED):
-            async with scored_within(grading.timeout_seconds, algorithm, where):
-                await algorithm.score_episode(episode, credit_context(running.group))
-            settle_credit(episode)
+        await grader.score_episode(episode, running.group, running.id)
     return failure

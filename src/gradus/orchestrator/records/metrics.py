@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from gradus.orchestrator.evaluation.results import MAX_NAMES
+from gradus.orchestrator.algorithms.rounding import are_equal
 from gradus.orchestrator.groups.filters import dropped_by
-from gradus.orchestrator.groups.grading import is_flat, untrained_episodes
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.types import EpisodeOutcome, Group, Verdict
 from gradus.wire.sample import Sample
 from gradus.wire.versions import staleness
 
 Metrics = dict[str, float]
+MAX_NAMES = 200
+"""Names of values that one environment may bring into one record."""
 TRAINABLE_SHARE = "sample/trainable/share"
 """Of the samples that became final since the last batch, those that no filter dropped."""
 
@@ -255,6 +256,23 @@ class StepCounters:
         self._numbers = {}
         self._judged = self._kept = 0
         return found
+
+
+def is_flat(group: Group) -> bool:
+    """Whether its finished episodes, two or more, cannot be told apart by their rewards.
+
+    Agents are compared each with itself: in a zero-sum game the mean of all is always 0.
+    """
+    rewards = [p.numbers.rewards for p in group.played if p.numbers is not None]
+    if len(rewards) < 2 or len({len(of_traces) for of_traces in rewards}) > 1:
+        return False
+    return all(are_equal(of_agent) for of_agent in zip(*rewards, strict=True))
+
+
+def untrained_episodes(group: Group) -> int:
+    """How many finished episodes gave no sample that trains."""
+    kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
+    return sum(played.id not in kept for played, _ in group.finished)
 
 
 def batch_metrics(samples: Sequence[Sample], *, step: int) -> Metrics:

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from gradus.config import OrchestratorProcessConfig
 from gradus.errors import CorruptStateError, ReplayError
 from gradus.orchestrator.algorithms.model_files import read_vocabulary_size
-from gradus.orchestrator.build import build_grading
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
-from gradus.orchestrator.groups.grading import SourceGrader, grade
+from gradus.orchestrator.groups.grading import SourceGrader, build_grader
 from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
 from gradus.orchestrator.replay.journal_reader import CutBatch, Decision, GradedGroup
 from gradus.orchestrator.replay.recording import RecordedEpisodes
@@ -37,8 +36,8 @@ class BatchMaker:
         self._episodes = episodes
         self._frozen = {source.name for source in config.sources if source.is_frozen}
         # Reference models were asked when the episodes ended; the answers lie on the episodes.
-        self._gradings: Mapping[str, SourceGrader] = {
-            source.name: build_grading(config, source, vocabulary_size=vocabulary_size)
+        self._graders: Mapping[str, SourceGrader] = {
+            source.name: build_grader(config, source, vocabulary_size=vocabulary_size)
             for source in config.sources
         }
         self._batcher = Batcher(
@@ -60,13 +59,13 @@ class BatchMaker:
     def _grade(self, decision: GradedGroup) -> None:
         group = Group(decision.id, decision.pointer, Task({}, decision.task_key))
         group.played += [self._episodes.load(episode) for episode in decision.episodes]
-        if group.source not in self._gradings:
+        if group.source not in self._graders:
             raise CorruptStateError(
                 f"the journal opens group {group.id} for source {group.source!r}, which the "
-                f"recorded config does not have, only {sorted(self._gradings)}; one of the two is "
+                f"recorded config does not have, only {sorted(self._graders)}; one of the two is "
                 "damaged"
             )
-        grade(group, self._gradings[group.source])
+        self._graders[group.source].grade(group)
         if decision.failure is not None:
             # A deadline or a curriculum failed it, which the credit does not show.
             group.samples.clear()
