@@ -35,7 +35,7 @@ ROLE = (
     WRITE_PIDS
     + """
 import signal
-from gradus.processes.supervisor import watch_death_pipe
+from gradus.processes.child import watch_death_pipe
 watch_death_pipe()
 write_pids(sys.argv[1])
 signal.pause()
@@ -70,7 +70,7 @@ AGENT_WITH_RANKS = (
 import subprocess
 rank = '''
 import signal
-from gradus.processes.supervisor import watch_death_pipe
+from gradus.processes.child import watch_death_pipe
 watch_death_pipe()
 print(1, flush=True)
 signal.pause()
@@ -160,7 +160,7 @@ def test_a_role_whose_launcher_is_gone_before_it_watches_ends(tmp_path: Path) ->
 def test_a_number_that_is_another_file_now_is_not_taken_for_the_pipe(tmp_path: Path) -> None:
     program = (
         "import os; r, w = os.pipe(); os.environ['GRADUS_DEATH_PIPE'] = f'{r}:1'; os.close(w); "
-        "from gradus.processes.supervisor import watch_death_pipe; watch_death_pipe(); "
+        "from gradus.processes.child import watch_death_pipe; watch_death_pipe(); "
         "import sys; sys.stdin.read(); print('alive')"
     )
     result = subprocess.run(
@@ -176,7 +176,7 @@ def test_a_number_that_is_another_file_now_is_not_taken_for_the_pipe(tmp_path: P
 
 def test_a_process_started_by_hand_watches_nothing() -> None:
     program = (
-        "import threading; from gradus.processes.supervisor import watch_death_pipe; "
+        "import threading; from gradus.processes.child import watch_death_pipe; "
         "watch_death_pipe(); print(threading.active_count())"
     )
     env = {k: v for k, v in os.environ.items() if k != "GRADUS_DEATH_PIPE"}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gradus.cli.main import COMMANDS
 from gradus.cli.options import wants_help
+from gradus.cli.runs import RUN_COMMANDS
 from gradus.config import (
     EvalConfig,
     RunConfig,
@@ -65,9 +66,10 @@ def flags(command: str) -> list[str]:
 
 def _options(command: str) -> Iterator[str]:
     """Options of a command that are no keys, as its help lists them."""
-    module = importlib.import_module(COMMANDS[command].module)
-    for name in ("OPTIONS", "REPLAY_OPTIONS"):
-        yield from (option.split()[0] for option in getattr(module, name, {}))
+    module = importlib.import_module(COMMANDS[command].entry.partition(":")[0])
+    runs = RUN_COMMANDS.get(command)
+    found = getattr(module, "OPTIONS", {}) if runs is None else runs.all_options
+    yield from (option.split()[0] for option in found)
 
 
 def _cases(line: str) -> Iterator[str]:

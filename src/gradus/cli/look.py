@@ -39,7 +39,7 @@ from gradus.config import (
 from gradus.errors import ConfigError, GradusError
 from gradus.files import write_json
 from gradus.log import configure_logging
-from gradus.processes.supervisor import watch_death_pipe
+from gradus.processes.child import watch_death_pipe
 
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""

@@ -10,12 +10,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import gradus
+from gradus.cli.roles import ROLES, Role, run_role
 from gradus.errors import ConfigError, ExitCode, GradusError
 from gradus.files import DISK_ERRORS, free_bytes, storage_error
 
@@ -27,40 +29,35 @@ INTERRUPTED = 130
 class Command:
     """One subcommand."""
 
-    module: str
-    """Module whose `run(words)` does it and returns the exit code."""
+    entry: str
+    """`module:function` that takes the words behind the command and returns the exit code."""
     summary: str
     """One line for the list of commands."""
 
 
 COMMANDS = {
-    "init": Command("gradus.cli.init", "write a config, a task set and a tiny model to begin with"),
-    "rl": Command("gradus.cli.rl", "train a policy by reinforcement learning"),
-    "sft": Command("gradus.cli.sft", "train a model on conversations"),
-    "eval": Command("gradus.cli.eval", "measure a model on the tasks of environments"),
-    "bench-trainer": Command("gradus.cli.bench_trainer", "measure the trainer on made-up samples"),
-    "serve": Command("gradus.cli.serve", "serve a model or what a run has trained to any client"),
-    "export": Command("gradus.cli.export", "write a checkpoint as a Hugging Face model"),
-    "check": Command("gradus.cli.check", "say whether a config works here, and what it would run"),
-    "check-loss": Command("gradus.cli.check_loss", "say whether a loss depends on the layout"),
+    "init": Command(
+        "gradus.cli.init:run", "write a config, a task set and a tiny model to begin with"
+    ),
+    "rl": Command("gradus.cli.runs:rl", "train a policy by reinforcement learning"),
+    "sft": Command("gradus.cli.runs:sft", "train a model on conversations"),
+    "eval": Command("gradus.cli.runs:evaluate", "measure a model on the tasks of environments"),
+    "bench-trainer": Command(
+        "gradus.cli.runs:bench_trainer", "measure the trainer on made-up samples"
+    ),
+    "serve": Command(
+        "gradus.cli.serve:run", "serve a model or what a run has trained to any client"
+    ),
+    "export": Command("gradus.cli.export:run", "write a checkpoint as a Hugging Face model"),
+    "check": Command(
+        "gradus.cli.check:run", "say whether a config works here, and what it would run"
+    ),
+    "check-loss": Command("gradus.cli.check_loss:run", "say whether a loss depends on the layout"),
     "completion": Command(
-        "gradus.cli.completion", "print what makes a shell complete commands and keys"
+        "gradus.cli.completion:run", "print what makes a shell complete commands and keys"
     ),
 }
 """What a user types."""
-
-ROLES = {
-    "inference": Command("gradus.cli.inference", "serve the policy"),
-    "env-server": Command("gradus.cli.env_server", "serve one environment"),
-    "trainer": Command("gradus.cli.trainer", "train on the batches of a run"),
-    "sft-trainer": Command("gradus.cli.sft_trainer", "train on the conversations of a run"),
-    "bench-rank": Command("gradus.cli.bench_rank", "train on made-up samples"),
-    "orchestrator": Command("gradus.cli.orchestrator", "play episodes and make batches"),
-    "replayer": Command("gradus.cli.replayer", "send recorded batches to the trainer again"),
-    "evaluator": Command("gradus.cli.evaluator", "play the episodes of an evaluation"),
-    "sft-evaluator": Command("gradus.cli.sft_evaluator", "evaluate versions while they are made"),
-}
-"""What the launcher starts, with a config that it wrote."""
 
 LEAVE_AT_ONCE = {"trainer", "sft-trainer", "bench-rank"}
 """Roles that end without Python's own clean-up, see `leave`."""
@@ -95,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(name: str, words: Sequence[str]) -> int:
     """Run one command and turn every error into lines on stderr and an exit code."""
     try:
-        module = importlib.import_module(_find(name).module)
-        return int(module.run(words))
+        return _find(name)(words)
     except GradusError as error:
         _complain(name, str(error))
         return error.exit_code
@@ -136,8 +132,10 @@ def overview() -> str:
         "",
         "usage: gradus COMMAND [@ file.toml ...] [--some.key value ...]",
     ]
-    for title, commands in (("commands:", COMMANDS), ("processes of a run:", ROLES)):
-        lines += ["", title, *(f"  {name:<14}{it.summary}" for name, it in commands.items())]
+    tables: dict[str, Mapping[str, Command | Role]]
+    tables = {"commands:": COMMANDS, "processes of a run:": ROLES}
+    for title, table in tables.items():
+        lines += ["", title, *(f"  {name:<14}{it.summary}" for name, it in table.items())]
     lines += [
         "",
         "'gradus COMMAND --help' shows what it takes, '--help all' every key with its default.",
@@ -145,11 +143,15 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def _find(name: str) -> Command:
-    """The command of that name, or an error that names those that exist."""
-    known = {**COMMANDS, **ROLES}
-    if name in known:
-        return known[name]
+def _find(name: str) -> Callable[[Sequence[str]], int]:
+    """What runs the command of that name, or an error that names those that exist."""
+    if name in ROLES:
+        return partial(run_role, name)
+    if name in COMMANDS:
+        module, _, function = COMMANDS[name].entry.partition(":")
+        found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
+        return found
+    known = (*COMMANDS, *ROLES)
     if name in LATER:
         raise ConfigError(f"'{name}' is not available yet. There are: {', '.join(known)}")
     near = difflib.get_close_matches(name, known, n=1)

@@ -23,7 +23,7 @@ from typing import Any
 
 from gradus.errors import CorruptStateError, DeadlineError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
-from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, watch_death_pipe
+from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
 from gradus.processes.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
 from gradus.processes.table import (
     ProcessEntry,
@@ -34,18 +34,6 @@ from gradus.processes.table import (
     read_process,
     zombie_children,
 )
-
-__all__ = [
-    "Child",
-    "ChildFailed",
-    "ChildNotReady",
-    "ProcessSpec",
-    "Supervisor",
-    "become_subreaper",
-    "end_leftovers",
-    "last_words",
-    "watch_death_pipe",
-]
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0

@@ -19,9 +19,9 @@ def fake_command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., int
     """Puts a function in the place of `gradus rl`."""
 
     def install(run: Callable[..., int]) -> None:
-        module = ModuleType("gradus.cli.rl")
-        module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "gradus.cli.rl", module)
+        module = ModuleType("gradus.cli.runs")
+        module.rl = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "gradus.cli.runs", module)
 
     return install
 

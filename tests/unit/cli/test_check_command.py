@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradus.cli.inspection import (
+from gradus.cli.check import (
     NOT_LOOKED_AT,
     OK,
     REFUSED,

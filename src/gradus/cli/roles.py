@@ -1,0 +1,107 @@
+"""The processes of a run: the config that each loads, and the function that it runs then."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of process."""
+
+    config: str
+    """Its config, a name of `gradus.config`."""
+    entry: str
+    """`module:function` that runs it to its end; imports the heavy parts."""
+    process: str
+    """Its name in logs; empty where its config names it."""
+    summary: str
+    """One line for the list of commands."""
+
+
+ROLES = {
+    "inference": Role(
+        "InferenceProcessConfig", "gradus.inference.server:run", "inference", "serve the policy"
+    ),
+    "env-server": Role(
+        "EnvironmentProcessConfig",
+        "gradus.environments.process:serve",
+        "",
+        "serve one environment",
+    ),
+    "trainer": Role(
+        "TrainerProcessConfig",
+        "gradus.trainer.entry.rl:run",
+        "trainer",
+        "train on the batches of a run",
+    ),
+    "sft-trainer": Role(
+        "SftProcessConfig",
+        "gradus.trainer.entry.sft:run",
+        "trainer",
+        "train on the conversations of a run",
+    ),
+    "bench-rank": Role(
+        "TrainerProcessConfig",
+        "gradus.trainer.entry.bench:run",
+        "trainer",
+        "train on made-up samples",
+    ),
+    "orchestrator": Role(
+        "OrchestratorProcessConfig",
+        "gradus.orchestrator.orchestrator:run",
+        "orchestrator",
+        "play episodes and make batches",
+    ),
+    "replayer": Role(
+        "ReplayProcessConfig",
+        "gradus.orchestrator.replay.replayer:run",
+        "replayer",
+        "send recorded batches to the trainer again",
+    ),
+    "evaluator": Role(
+        "EvaluatorProcessConfig",
+        "gradus.orchestrator.evaluation.evaluator:run",
+        "evaluator",
+        "play the episodes of an evaluation",
+    ),
+    "sft-evaluator": Role(
+        "SftEvaluatorProcessConfig",
+        "gradus.orchestrator.evaluation.sft_evaluator:run",
+        "evaluator",
+        "evaluate versions while they are made",
+    ),
+}
+"""What the launcher starts, with a config that it wrote."""
+
+
+def run_role(name: str, words: Sequence[str]) -> int:
+    """Run one process of a run until it ends by itself or its launcher is gone."""
+    from gradus import config as configs
+    from gradus.cli.options import print_help, wants_help
+
+    role = ROLES[name]
+    model = getattr(configs, role.config)
+    if wants_help(words):
+        print_help(name, "A process of a run, started by the launcher.", model)
+        return 0
+
+    from gradus.log import configure_logging, end_quietly
+    from gradus.processes.child import watch_death_pipe
+
+    end_quietly()
+    watch_death_pipe()
+    # The interpreter's last collection walks every imported module: a second or more per process.
+    atexit.register(gc.freeze)
+    config = configs.load_config(model, words)
+    process = role.process or config.process
+    rank = os.environ.get("RANK")
+    configure_logging(process if rank is None else f"{process}/{rank}")
+    module, _, function = role.entry.partition(":")
+    getattr(importlib.import_module(module), function)(config)
+    return 0

@@ -1,0 +1,244 @@
+"""`gradus rl`, `sft`, `eval` and `bench-trainer`: read the config, check it here, and launch it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradus.cli.options import print_help, take_options, take_value, wants_help
+from gradus.config import (
+    EvalConfig,
+    ReplayChoice,
+    RunConfig,
+    SftConfig,
+    StrictConfig,
+    check_eval,
+    check_run,
+    check_sft,
+    load_config,
+    load_replay,
+    one_config,
+    resolve_run,
+)
+from gradus.errors import ConfigError, ExitCode, ReplayError
+
+if TYPE_CHECKING:
+    from gradus.orchestrator.replay.recording import RecordedRun
+
+REPLAY, RUN_DIR = "--replay", "--run-dir"
+RESUME, CLEAN, DRY_RUN = "--resume", "--clean", "--dry-run"
+_OPTIONS = {
+    DRY_RUN: "check all that can refuse the run, print the plan, change nothing",
+    CLEAN: "delete the run of the same name first",
+    RESUME: "go on with the run of the same name",
+}
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """A command that launches what a config describes, as its help shows it."""
+
+    name: str
+    summary: str
+    noun: str = "run"
+    """What it makes, in messages."""
+    options: Mapping[str, str] = field(default_factory=lambda: _OPTIONS)
+    """Option → what it does."""
+    value_options: Mapping[str, str] = field(default_factory=dict)
+    """As `options`, for those that take a value."""
+
+    @property
+    def all_options(self) -> dict[str, str]:
+        """What its help lists beside the keys."""
+        return {**self.options, **self.value_options}
+
+
+RL = RunCommand(
+    "rl",
+    "Starts every process of a reinforcement-learning run, shows progress, stops all of them.",
+    value_options={
+        f"{REPLAY} RUN": "train a recorded run again from its episodes and compare the weights",
+        f"{RUN_DIR} NEW": "folder of the replay; a new one beside RUN unless given",
+    },
+)
+SFT = RunCommand(
+    "sft", "Trains a model on conversations and writes it as a Hugging Face directory."
+)
+EVAL = RunCommand(
+    "eval",
+    "Plays tasks of some environments and reports avg@k, pass@k and pass^k. "
+    "'--model NAME' is short for '--model.name NAME'.",
+    "evaluation",
+    {
+        DRY_RUN: _OPTIONS[DRY_RUN],
+        CLEAN: "delete the evaluation of the same name first",
+        RESUME: "play only what is missing or failed in the evaluation of the same name",
+    },
+)
+BENCH = RunCommand(
+    "bench-trainer",
+    "Trains on made-up samples with the config of an RL run: tokens per second, MFU, memory and "
+    "time, without inference, environments or orchestrator. See trainer.bench.",
+    options={},
+)
+RUN_COMMANDS = {command.name: command for command in (RL, SFT, EVAL, BENCH)}
+
+
+def rl(words: Sequence[str]) -> int:
+    """One reinforcement-learning run, from config to a trained model, or the replay of one."""
+    if wants_help(words):
+        return _help(RL, RunConfig, words)
+    recorded, rest = take_value(words, REPLAY)
+    if recorded is not None:
+        return _replay(recorded, rest)
+    options, rest = _take_options(RL, words)
+    config = load_config(RunConfig, rest, check=check_run)
+
+    from gradus.launch.local import run_rl
+
+    return run_rl(config, **_choices(RL, options, config))
+
+
+def sft(words: Sequence[str]) -> int:
+    """Supervised fine-tuning, from conversations to a model directory."""
+    if wants_help(words):
+        return _help(SFT, SftConfig, words)
+    options, rest = _take_options(SFT, words)
+    config = load_config(SftConfig, rest, check=check_sft)
+
+    from gradus.launch.local import run_sft
+
+    return run_sft(config, **_choices(SFT, options, config))
+
+
+def evaluate(words: Sequence[str]) -> int:
+    """The evaluation of a model directory, or of a model behind an endpoint."""
+    if wants_help(words):
+        return _help(EVAL, EvalConfig, words)
+    options, rest = _take_options(EVAL, words)
+    config = load_config(EvalConfig, _spelled_out(rest), check=check_eval)
+
+    from gradus.launch.evaluation import run_eval
+
+    return run_eval(config, **_choices(EVAL, options, config))
+
+
+def bench_trainer(words: Sequence[str]) -> int:
+    """How fast the trainer of a run is on this machine, without the rest."""
+    if wants_help(words):
+        return _help(BENCH, RunConfig, words)
+    config = load_config(RunConfig, words, check=check_run)
+
+    from gradus.launch.local import run_bench
+
+    return run_bench(config)
+
+
+def _help(command: RunCommand, model: type[StrictConfig], words: Sequence[str]) -> int:
+    print_help(command.name, command.summary, model, command.all_options, words=words)
+    return ExitCode.DONE
+
+
+def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], list[str]]:
+    """The options among the words, and what is left for the config."""
+    taken, rest = take_options(words, command.options)
+    if {CLEAN, RESUME} <= taken:
+        raise ConfigError("--clean deletes what --resume needs; use one of them")
+    return taken, rest
+
+
+def _choices(
+    command: RunCommand, options: set[str], config: RunConfig | SftConfig | EvalConfig
+) -> dict[str, bool]:
+    if RESUME in options and config.name is None:
+        raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
+    return {"resume": RESUME in options, "clean": CLEAN in options, "dry_run": DRY_RUN in options}
+
+
+def _spelled_out(words: Sequence[str]) -> list[str]:
+    """`--model NAME` as `--model.name NAME`; `--model @ file.toml` stays what it is."""
+    followers = [*words[1:], "@"]
+    return [
+        "--model.name" if word == "--model" and follower != "@" else word
+        for word, follower in zip(words, followers, strict=False)
+    ]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded run that was found whole, and what is replayed of it."""
+
+    recorded: RecordedRun
+    choice: ReplayChoice
+    num_steps: int
+    num_episodes: int
+
+    def lines(self) -> list[str]:
+        """The plan for a person."""
+        steps = f"{self.num_steps} of {self.recorded.decisions.num_batches} steps"
+        launches = len(self.recorded.launches)
+        lines = [
+            f"{'replay of':<18}{self.recorded.run_dir.root}: {steps}, {self.num_episodes} "
+            f"episodes of {launches} {'launches' if launches > 1 else 'launch'}"
+        ]
+        lines += [f"{'changed':<18}{change}" for change in self.choice.changes]
+        lines += [f"{'changed':<18}{library}" for library in self.recorded.changed_libraries()]
+        if not self.choice.config.trainer.deterministic:
+            lines.append(
+                f"{'note':<18}trainer.deterministic is false: equal weights are likely with the "
+                "same number of threads, and not promised"
+            )
+        return lines
+
+
+def check_replay(run: str, words: Sequence[str]) -> Replay:
+    """Read a recorded run as a whole; refuses what cannot be replayed, creates nothing."""
+    from gradus.orchestrator.replay.recording import open_recorded_run
+
+    recorded = open_recorded_run(Path(run).resolve())
+    choice = load_replay(one_config(recorded.configs), words)
+    num_steps = recorded.check_steps(choice.max_steps)
+    resolve_run(choice.config, run_dir=Path(run), term=0)
+    recorded.check_model(choice.config.model.name)
+    return Replay(recorded, choice, num_steps, recorded.check_episodes(num_steps))
+
+
+def _replay(run: str, words: Sequence[str]) -> int:
+    """Replay a run; ReplayError when it came out otherwise although nothing was changed."""
+    options, rest = _take_options(RL, words)
+    if RESUME in options:
+        raise ConfigError("a replay starts from the first step; leave --resume away")
+    target, rest = take_value(rest, RUN_DIR)
+
+    from gradus.launch.replay import ReplayJob, launch_replay, replay_folder
+
+    folder = replay_folder(Path(run).resolve(), target)
+    replay = check_replay(run, rest)
+    job = ReplayJob(
+        config=replay.choice.config,
+        recorded=replay.recorded.run_dir.root,
+        folder=folder,
+        num_steps=replay.num_steps,
+    )
+    print("\n".join(replay.lines()), flush=True)
+    is_dry = DRY_RUN in options
+    code = launch_replay(job, clean=CLEAN in options, dry_run=is_dry)
+    if code or is_dry:
+        return code
+    return _verdict(job.folder, replay)
+
+
+def _verdict(folder: Path, replay: Replay) -> int:
+    from gradus.launch.replay import read_report, verdict_lines
+
+    report = read_report(folder)
+    is_expected = not replay.choice.changes
+    print("\n".join(verdict_lines(report, is_expected=is_expected)), flush=True)
+    if is_expected and not report.is_same:
+        raise ReplayError(
+            f"the replay of {replay.recorded.run_dir.root} did not come to the same weights; see "
+            f"{folder / 'replay' / 'report.json'} and docs/replay.md"
+        )
+    return 0
