@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
-from gradus.trainer.model import attention
+from gradus.trainer.model.gpu import flash
 from gradus.trainer.throughput import ModelFlops, Stopwatch, WorkMeter, padding_rows
 from gradus.wire.packing import build_dummy, pack
 
@@ -104,7 +104,7 @@ def test_padding_counts_blocks_and_dummies(world: World) -> None:
 def test_layouts_of_gpus_waste_at_most_two_percent(
     monkeypatch: pytest.MonkeyPatch, lengths: list[int], num_ranks: int, context_size: int
 ) -> None:
-    monkeypatch.setattr(attention, "has_flash_attention", lambda device: device.type == "cuda")
+    monkeypatch.setattr(flash, "has_flash_attention", lambda device: device.type == "cuda")
     samples = [build_sample(length, seed=seed) for seed, length in enumerate(lengths)]
     layout = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "context_size": context_size}
     ranks = pack(samples, max_tokens=4096, num_ranks=num_ranks)
