@@ -126,7 +126,9 @@ def plain_step(case: Case, model: PreTrainedModel, world: World) -> Step:
 
     def run(_: int, samples: list[Sample]) -> None:
         for sample in samples:
-            ids = torch.tensor(sample.token_ids, dtype=torch.int64, device=world.device)[None]
+            ids = torch.tensor(sample.arrays.token_ids, dtype=torch.int64, device=world.device)[
+                None
+            ]
             policy(ids).backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()

@@ -41,6 +41,7 @@ from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
+from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionSpan
 
 VOCABULARIES = (1_000, 32_000)
@@ -80,13 +81,12 @@ def build_sample(number: int, row: dict[str, Any], sampling_logprob: float) -> S
         episode_id=f"e{number}",
         reward=0.0,
         versions=VersionSpan(0, 0),
-        token_ids=np.array(row["prompt"] + row["completion"], np.int32),
-        loss_mask=mask,
-        sampling_logprobs=np.where(mask, np.float32(sampling_logprob), np.float32(0)),
-        temperatures=np.ones(length, np.float32),
-        advantages=np.where(mask, np.float32(row["advantage"]), np.float32(0)),
-        reference_logprobs=np.full(length, np.nan, np.float32),
-        loss_weights={"rl": mask.astype(np.float32)},
+        arrays=TokenArrays.build(
+            np.array(row["prompt"] + row["completion"]),
+            {"rl": mask.astype(np.float32)},
+            sampling_logprobs=np.where(mask, sampling_logprob, 0.0),
+            advantages=np.where(mask, row["advantage"], 0.0),
+        ),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from gradus.config import FilterConfig
 from gradus.errors import ConfigError
@@ -33,9 +32,9 @@ def test_a_plain_sample_is_kept(chosen: Filter) -> None:
 
 def test_a_verdict_depends_on_the_sample_alone_and_leaves_it_alone(chosen: Filter) -> None:
     sample = build_sample(9, advantage=0.0)
-    before = {key: array.copy() for key, array in sample.arrays().items()}
+    before = {key: array.copy() for key, array in sample.arrays.by_name().items()}
     assert chosen.keeps(sample) == chosen.keeps(sample)
-    for key, array in sample.arrays().items():
+    for key, array in sample.arrays.by_name().items():
         np.testing.assert_array_equal(array, before[key])
 
 
@@ -45,7 +44,7 @@ def test_the_shortest_samples_have_a_verdict(chosen: Filter, length: int) -> Non
 
 
 def test_a_sample_without_any_loss_has_a_verdict(chosen: Filter) -> None:
-    assert chosen.keeps(replace(build_sample(), loss_weights={})) in (True, False)
+    assert chosen.keeps(build_sample().with_arrays(loss_weights={})) in (True, False)
 
 
 def test_an_unknown_option_is_refused_by_its_name(name: str) -> None:

@@ -288,7 +288,10 @@ async def test_a_game_of_two_seats_gives_each_player_a_trace_and_zero_sum_reward
     }
     RoleAdvantageEstimation(momentum=0.5).score_group([episode], CreditContext("kuhn", "KJ"))
     samples = build_samples(episode, ORIGIN)
-    assert sorted(float(s.advantages[s.loss_mask].mean()) for s in samples) == [-0.5, 0.5]
+    assert sorted(float(s.arrays.advantages[s.arrays.loss_mask].mean()) for s in samples) == [
+        -0.5,
+        0.5,
+    ]
 
 
 async def test_outputs_of_a_real_tool_become_observations_of_echo(
@@ -313,5 +316,5 @@ async def test_outputs_of_a_real_tool_become_observations_of_echo(
     await algorithm.score_episode(episode, context)
     algorithm.score_group([episode], context)
     (sample,) = build_samples(episode, ORIGIN)
-    observed = sample.token_ids[sample.loss_weights["ce"] > 0].tolist()
+    observed = sample.arrays.token_ids[sample.arrays.loss_weights["ce"] > 0].tolist()
     assert tokenizer.decode(observed) == answer

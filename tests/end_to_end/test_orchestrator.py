@@ -211,15 +211,15 @@ def assert_samples_are_the_engine_s(parts: list[RankBatch], engine: ScriptedEngi
             start = 0
             for length in micro_batch.sequence_lengths[: len(micro_batch.sample_ids)]:
                 end = start + length
-                reply = calls[tuple(micro_batch.token_ids[start:end].tolist())]
-                mask = micro_batch.loss_mask[start:end]
+                reply = calls[tuple(micro_batch.arrays.token_ids[start:end].tolist())]
+                mask = micro_batch.arrays.loss_mask[start:end]
                 assert int(mask.sum()) == len(reply.token_ids)
-                assert micro_batch.temperatures[start:end][mask].tolist() == pytest.approx(
+                assert micro_batch.arrays.temperatures[start:end][mask].tolist() == pytest.approx(
                     [0.8] * len(reply.token_ids)
                 )
-                assert micro_batch.sampling_logprobs[start:end][mask].tolist() == pytest.approx(
-                    reply.logprobs
-                )
+                assert micro_batch.arrays.sampling_logprobs[start:end][
+                    mask
+                ].tolist() == pytest.approx(reply.logprobs)
                 num_samples += 1
                 start = end
     assert num_samples == MAX_STEPS * 3 * 4

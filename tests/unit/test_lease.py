@@ -23,6 +23,7 @@ from gradus.errors import (
 from gradus.files import read_json, write_json
 from gradus.processes.table import read_process
 from gradus.run.lease import (
+    MARKER_FORMAT,
     MARKER_NAME,
     RunLease,
     check_term,
@@ -262,7 +263,7 @@ def test_clean_asks_where_the_owner_may_live_on_another_host(tmp_path: Path) -> 
     [
         ('{"run_id": "demo", "format": 1}', ConfigError, "another version of gradus"),
         ("[]", CorruptStateError, "does not say which run this is"),
-        ('{"format": 3}', CorruptStateError, "does not say which run this is"),
+        (f'{{"format": {MARKER_FORMAT}}}', CorruptStateError, "does not say which run this is"),
         ("\xff", CorruptStateError, "gradus leaves this folder alone"),
     ],
 )

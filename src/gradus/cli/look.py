@@ -223,7 +223,7 @@ def look_at_data(request: Request) -> str:
             f"{sft.data.path!r} gives a token to learn within model.max_length_tokens = {limit}; "
             "raise it, or look at the roles and lengths of the messages"
         )
-    longest = max(len(sample.token_ids) for sample in samples)
+    longest = max(len(sample) for sample in samples)
     return f"{seen}, the first {min(NUM_ROWS, len(conversations))} up to {longest:,} tokens long"
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,8 +23,9 @@ from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.step import Aggregation, GradientStep, count_locally
 from gradus.trainer.tensors import TrainTensors, count_members
 from gradus.wire.micro_batch import MicroBatch
-from gradus.wire.packing import join_samples, pack
+from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
+from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionSpan
 
 BOUND = 1e-5
@@ -124,9 +124,10 @@ def _build_sample(random: np.random.Generator, start: int, length: int) -> Sampl
     # little else between the members of two samples.
     is_sampled = np.arange(length) >= min(int(random.choice([1, 1, 1, 3])), length - 1)
 
-    def sampled(values: np.ndarray) -> np.ndarray:
-        return np.where(is_sampled, values, 0.0).astype(np.float32)
-
+    sampling_logprobs = random.uniform(-3.0, -0.1, length)
+    advantages = random.normal(size=length)
+    reference_logprobs = random.uniform(-3.0, -0.1, length)
+    weights = np.where(is_sampled, random.choice([0.0, 0.5, 1.0], length), 0.0)
     return Sample(
         id=f"sample-{start}",
         environment="check-loss",
@@ -134,18 +135,18 @@ def _build_sample(random: np.random.Generator, start: int, length: int) -> Sampl
         episode_id=f"episode-{start}",
         reward=0.0,
         versions=VersionSpan(oldest=0, newest=0),
-        token_ids=np.arange(start, start + length, dtype=np.int32),
-        loss_mask=is_sampled,
-        sampling_logprobs=random.uniform(-3.0, -0.1, length).astype(np.float32),
-        temperatures=np.ones(length, np.float32),
-        advantages=random.normal(size=length).astype(np.float32),
-        reference_logprobs=random.uniform(-3.0, -0.1, length).astype(np.float32),
-        loss_weights={"rl": sampled(random.choice([0.0, 0.5, 1.0], length))},
+        arrays=TokenArrays.build(
+            np.arange(start, start + length),
+            {"rl": weights},
+            sampling_logprobs=sampling_logprobs,
+            advantages=advantages,
+            reference_logprobs=reference_logprobs,
+        ),
     )
 
 
 def _alone(samples: Sequence[Sample]) -> list[list[MicroBatch]]:
-    return [[join_samples([sample]) for sample in samples]]
+    return [[MicroBatch.join([sample]) for sample in samples]]
 
 
 def _layouts(samples: Sequence[Sample]) -> list[tuple[str, list[list[MicroBatch]]]]:
@@ -154,9 +155,9 @@ def _layouts(samples: Sequence[Sample]) -> list[tuple[str, list[list[MicroBatch]
     return [
         (_PRECISION, _alone(samples)),
         (_OUTSIDE, _alone([_with_other_numbers_outside(sample) for sample in samples])),
-        ("all samples in one row", [[join_samples(samples)]]),
-        ("the row backwards", [[join_samples(samples[::-1])]]),
-        ("padding in the row", [[join_samples(spaced)]]),
+        ("all samples in one row", [[MicroBatch.join(samples)]]),
+        ("the row backwards", [[MicroBatch.join(samples[::-1])]]),
+        ("padding in the row", [[MicroBatch.join(spaced)]]),
         ("micro batches", pack(samples, max_tokens=_MICRO_BATCH_TOKENS, num_ranks=1)),
         ("2 ranks", pack(samples, max_tokens=2 * _MICRO_BATCH_TOKENS, num_ranks=2)),
         ("3 ranks", pack(samples, max_tokens=_MICRO_BATCH_TOKENS, num_ranks=3)),
@@ -166,8 +167,7 @@ def _layouts(samples: Sequence[Sample]) -> list[tuple[str, list[list[MicroBatch]
 def _padding(sample: Sample) -> Sample:
     """Tokens that do not train, with numbers that overflow in whatever multiplies them."""
     count = len(sample)
-    return msgspec.structs.replace(
-        sample,
+    return sample.with_arrays(
         loss_mask=np.zeros(count, np.bool_),
         sampling_logprobs=np.full(count, -_EXTREME),
         advantages=np.full(count, _EXTREME),
@@ -175,16 +175,16 @@ def _padding(sample: Sample) -> Sample:
 
 
 def _with_other_numbers_outside(sample: Sample) -> Sample:
-    is_member = sample.loss_weights["rl"] != 0
+    is_member = sample.arrays.loss_weights["rl"] != 0
 
     def changed(values: np.ndarray) -> np.ndarray:
         return np.where(is_member, values, _other(values)).astype(np.float32)
 
-    return msgspec.structs.replace(
-        sample,
-        sampling_logprobs=changed(sample.sampling_logprobs),
-        advantages=changed(sample.advantages),
-        reference_logprobs=changed(sample.reference_logprobs),
+    arrays = sample.arrays
+    return sample.with_arrays(
+        sampling_logprobs=changed(arrays.sampling_logprobs),
+        advantages=changed(arrays.advantages),
+        reference_logprobs=changed(arrays.reference_logprobs),
     )
 
 
@@ -252,7 +252,7 @@ class _TableStep(torch.nn.Module):
         random = np.random.default_rng(seed + 1)
         size = sum(map(len, samples))
         shifts = random.choice([0.05, 0.3, 1.0], size) * random.normal(size=size)
-        sampling = np.concatenate([sample.sampling_logprobs for sample in samples])
+        sampling = np.concatenate([sample.arrays.sampling_logprobs for sample in samples])
         values = np.stack([np.minimum(sampling + shifts, -0.01), random.uniform(0.1, 3.0, size)])
         self.table = torch.nn.Parameter(torch.tensor(values, dtype=torch.float32))
         self._samples = samples
@@ -286,7 +286,9 @@ class _TableStep(torch.nn.Module):
     @contextmanager
     def _other_scores_outside(self) -> Iterator[None]:
         before = self.table.detach().clone()
-        is_member = np.concatenate([sample.loss_weights["rl"] != 0 for sample in self._samples])
+        is_member = np.concatenate(
+            [sample.arrays.loss_weights["rl"] != 0 for sample in self._samples]
+        )
         values = before.double().numpy()
         changed = torch.tensor(np.where(is_member, values, _other(values)))
         try:
@@ -298,10 +300,10 @@ class _TableStep(torch.nn.Module):
     def truth(self) -> _Truth:
         """The loss in float64, called with one sample at a time; plain sums."""
         table = self.table.detach().double().requires_grad_()
-        counts = [count_members(join_samples([sample]))["rl"] for sample in self._samples]
+        counts = [count_members(MicroBatch.join([sample]))["rl"] for sample in self._samples]
         shares, is_member = [], []
         for sample, count in zip(self._samples, counts, strict=True):
-            tensors = TrainTensors.build(join_samples([sample]), torch.device("cpu"))
+            tensors = TrainTensors.build(MicroBatch.join([sample]), torch.device("cpu"))
             mask = tensors.members("rl")
             if self._aggregation == "sequence_mean":
                 divisor = max(1, count) * sum(one > 0 for one in counts)

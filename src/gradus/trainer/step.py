@@ -35,7 +35,7 @@ from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.shard import GradientSync, expect_backward
 from gradus.trainer.tensors import TrainTensors, count_members, count_sequences
 from gradus.wire.micro_batch import MicroBatch
-from gradus.wire.sample import LOSS_NAMES
+from gradus.wire.tokens import LOSS_NAMES
 
 _JOINT = ("rl", "ce_batch")
 """Components that share one denominator."""
@@ -195,7 +195,7 @@ def count_locally(micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
     for micro_batch in micro_batches:
         counts.update(count_members(micro_batch))
         counts["tokens"] += 0 if micro_batch.is_dummy else len(micro_batch)
-        counts["scored"] += int(np.count_nonzero(~np.isnan(micro_batch.reference_logprobs)))
+        counts["scored"] += int(np.count_nonzero(~np.isnan(micro_batch.arrays.reference_logprobs)))
         counts[SEQUENCES] += count_sequences(micro_batch, _JOINT)
     return dict(counts)
 

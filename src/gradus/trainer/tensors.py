@@ -15,7 +15,7 @@ from torch import Tensor
 from gradus.errors import ProtocolError
 from gradus.trainer.model.attention import PackedLayout
 from gradus.wire.micro_batch import MicroBatch
-from gradus.wire.sample import LOSS_NAMES
+from gradus.wire.tokens import LOSS_NAMES
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class TrainTensors:
         weights = _member_weights(micro_batch)
         is_target = np.any([weight != 0 for weight in weights.values()], axis=0)
         lengths = micro_batch.sequence_lengths
-        references = micro_batch.reference_logprobs
+        arrays = micro_batch.arrays
+        references = arrays.reference_logprobs
         is_scored = ~np.isnan(references)
 
         def tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
@@ -51,14 +52,14 @@ class TrainTensors:
             return torch.tensor(array, dtype=dtype, device=device)
 
         return cls(
-            token_ids=tensor(micro_batch.token_ids, torch.int64),
+            token_ids=tensor(arrays.token_ids, torch.int64),
             position_ids=tensor(micro_batch.position_ids, torch.int64),
-            temperatures=tensor(micro_batch.temperatures, torch.float32),
-            sampling_logprobs=tensor(micro_batch.sampling_logprobs, torch.float32),
+            temperatures=tensor(arrays.temperatures, torch.float32),
+            sampling_logprobs=tensor(arrays.sampling_logprobs, torch.float32),
             # NaN would pass any later `torch.where` on the way back.
             reference_logprobs=tensor(np.where(is_scored, references, 0.0), torch.float32),
             is_scored=tensor(is_scored, torch.bool),
-            advantages=tensor(micro_batch.advantages, torch.float32),
+            advantages=tensor(arrays.advantages, torch.float32),
             sample_index=tensor(np.repeat(np.arange(len(lengths)), lengths), torch.int64),
             weights={name: tensor(weight, torch.float32) for name, weight in weights.items()},
             targets=tensor(np.flatnonzero(is_target), torch.int64),
@@ -80,16 +81,8 @@ class TrainTensors:
 def check_trainable(micro_batch: MicroBatch, vocabulary: int) -> None:
     """Refuse content that the model cannot read or that would make NaN; ProtocolError says what."""
     micro_batch.check()
-    lengths = micro_batch.sequence_lengths
-    if not lengths or min(lengths) < 1:
-        raise ProtocolError(f"micro batch: sequence_lengths {lengths} must be positive")
-    if not np.array_equal(
-        micro_batch.position_ids, np.concatenate([np.arange(n) for n in lengths])
-    ):
-        raise ProtocolError("micro batch: position_ids do not count from 0 in each sample")
-    if not bool((micro_batch.temperatures > 0).all()):
-        raise ProtocolError("micro batch: temperatures must be positive")
-    lowest, highest = int(micro_batch.token_ids.min()), int(micro_batch.token_ids.max())
+    token_ids = micro_batch.arrays.token_ids
+    lowest, highest = int(token_ids.min()), int(token_ids.max())
     if lowest < 0 or highest >= vocabulary:
         raise ProtocolError(
             f"micro batch: token ids {lowest}..{highest} do not fit the model's vocabulary of "
@@ -119,9 +112,9 @@ def count_targets(micro_batch: MicroBatch) -> int:
 
 def _member_weights(micro_batch: MicroBatch) -> dict[str, np.ndarray]:
     # The first token of a sample has no predecessor that could predict it; it never trains.
-    may_train = micro_batch.loss_mask & (micro_batch.position_ids > 0)
+    may_train = micro_batch.arrays.loss_mask & (micro_batch.position_ids > 0)
     nothing = np.zeros(len(micro_batch), np.float32)
     return {
-        name: np.where(may_train, micro_batch.loss_weights.get(name, nothing), 0.0)
+        name: np.where(may_train, micro_batch.arrays.loss_weights.get(name, nothing), 0.0)
         for name in LOSS_NAMES
     }

@@ -3,72 +3,59 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from gradus.errors import ProtocolError
-from gradus.wire.sample import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    check_arrays,
-    check_loss_names,
-    check_reference,
-)
+from gradus.wire.sample import Sample
+from gradus.wire.tokens import IntArray, TokenArrays
 from gradus.wire.versions import VersionSpan
 
 
 class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Samples laid end to end; arrays have shape [T], T = sum of `sequence_lengths`.
+    """Samples laid end to end.
 
     A dummy micro batch (all loss weights 0) keeps ranks in step; it has no sample ids.
     """
 
     sample_ids: list[str]
     sequence_lengths: list[int]
-    token_ids: IntArray
-    position_ids: IntArray
-    """0-based position inside the token's own sample."""
-    loss_mask: BoolArray
-    sampling_logprobs: FloatArray
-    temperatures: FloatArray
-    advantages: FloatArray
-    reference_logprobs: FloatArray
-    """NaN where no reference model scored."""
-    loss_weights: dict[str, FloatArray]
+    arrays: TokenArrays
+    """[T], T = sum of `sequence_lengths`."""
+
+    @classmethod
+    def join(cls, samples: Sequence[Sample]) -> MicroBatch:
+        """The samples in the order given."""
+        return cls(
+            sample_ids=[sample.id for sample in samples],
+            sequence_lengths=[len(sample) for sample in samples],
+            arrays=TokenArrays.concat([sample.arrays for sample in samples]),
+        )
 
     def __len__(self) -> int:
-        return int(self.token_ids.shape[0])
+        return len(self.arrays)
 
     @property
     def is_dummy(self) -> bool:
         return not self.sample_ids
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Every per-token array by name."""
-        per_token = {
-            "token_ids": self.token_ids,
-            "position_ids": self.position_ids,
-            "loss_mask": self.loss_mask,
-            "sampling_logprobs": self.sampling_logprobs,
-            "temperatures": self.temperatures,
-            "advantages": self.advantages,
-            "reference_logprobs": self.reference_logprobs,
-        }
-        return per_token | {f"loss_weights.{name}": w for name, w in self.loss_weights.items()}
+    @property
+    def position_ids(self) -> IntArray:
+        """0-based position of each token inside its own sample, [T]."""
+        return np.concatenate([np.arange(n, dtype=np.int32) for n in self.sequence_lengths])
 
     def check(self) -> None:
         """Refuse ragged or non-finite content with a ProtocolError that names the field."""
-        length = len(self)
-        if sum(self.sequence_lengths) != length:
+        lengths = self.sequence_lengths
+        if not lengths or min(lengths) < 1:
+            raise ProtocolError(f"micro batch: sequence_lengths {lengths} must be positive")
+        if sum(lengths) != len(self):
             raise ProtocolError(
-                f"micro batch: sequence_lengths add up to {sum(self.sequence_lengths)}, "
-                f"tokens are {length}"
+                f"micro batch: sequence_lengths add up to {sum(lengths)}, tokens are {len(self)}"
             )
-        check_arrays("micro batch", self.arrays(), length)
-        check_loss_names("micro batch", self.loss_weights)
-        check_reference("micro batch", self.reference_logprobs, self.loss_weights)
+        self.arrays.check("micro batch")
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

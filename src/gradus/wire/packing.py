@@ -10,11 +10,10 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gradus.errors import ConfigError, EmptyBatchError
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import Sample
+from gradus.wire.tokens import TokenArrays
 
 ATTENTION_TOKENS = 4096
 """Length of a sample at which attention costs about as much as all other layers."""
@@ -36,7 +35,7 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, num_ranks: int) -> list[
             )
     bins = fill_bins([len(sample) for sample in samples], max_tokens)
     bins = split_bins(bins, [sample_cost(len(sample)) for sample in samples], num_ranks)
-    micro_batches = [join_samples([samples[i] for i in chosen]) for chosen in bins]
+    micro_batches = [MicroBatch.join([samples[i] for i in chosen]) for chosen in bins]
     while len(micro_batches) % num_ranks:
         micro_batches.append(build_dummy(samples[0]))
     return _share_out(micro_batches, num_ranks)
@@ -125,45 +124,10 @@ def balance(
     return [sorted(indices) for _, indices in heap[0][2].parts]
 
 
-def join_samples(samples: Sequence[Sample]) -> MicroBatch:
-    """The samples laid end to end, in the order given."""
-    names = sorted({name for sample in samples for name in sample.loss_weights})
-    lengths = [len(sample) for sample in samples]
-    return MicroBatch(
-        sample_ids=[sample.id for sample in samples],
-        sequence_lengths=lengths,
-        token_ids=np.concatenate([sample.token_ids for sample in samples]),
-        position_ids=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-        loss_mask=np.concatenate([sample.loss_mask for sample in samples]),
-        sampling_logprobs=np.concatenate([sample.sampling_logprobs for sample in samples]),
-        temperatures=np.concatenate([sample.temperatures for sample in samples]),
-        advantages=np.concatenate([sample.advantages for sample in samples]),
-        reference_logprobs=np.concatenate([sample.reference_logprobs for sample in samples]),
-        loss_weights={
-            name: np.concatenate(
-                [s.loss_weights.get(name, np.zeros(len(s), np.float32)) for s in samples]
-            )
-            for name in names
-        },
-    )
-
-
 def build_dummy(sample: Sample) -> MicroBatch:
     """A micro batch that trains nothing; its tokens come from `sample`, so they are valid ids."""
-    length = min(len(sample), _DUMMY_TOKENS)
-    zeros = np.zeros(length, np.float32)
-    return MicroBatch(
-        sample_ids=[],
-        sequence_lengths=[length],
-        token_ids=sample.token_ids[:length].copy(),
-        position_ids=np.arange(length, dtype=np.int32),
-        loss_mask=np.zeros(length, np.bool_),
-        sampling_logprobs=zeros,
-        temperatures=np.ones(length, np.float32),
-        advantages=zeros,
-        reference_logprobs=np.full(length, np.nan, np.float32),
-        loss_weights={},
-    )
+    token_ids = sample.arrays.token_ids[:_DUMMY_TOKENS].copy()
+    return MicroBatch([], [len(token_ids)], TokenArrays.build(token_ids, {}))
 
 
 def _share_out(micro_batches: Sequence[MicroBatch], num_ranks: int) -> list[list[MicroBatch]]:

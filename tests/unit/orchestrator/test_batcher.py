@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, normalized
@@ -172,15 +171,15 @@ async def test_advantages_are_divided_by_their_deviation_over_the_batch() -> Non
     batcher.add(credited(1, [1.0, -1.0]))
     samples = (await batcher.next_batch()).samples
     expected = np.array([3.0, -3.0, 1.0, -1.0]) / np.sqrt(5.0)
-    assert [float(s.advantages[-1]) for s in samples] == pytest.approx(expected.tolist())
-    assert all(not s.advantages[:2].any() for s in samples)
+    assert [float(s.arrays.advantages[-1]) for s in samples] == pytest.approx(expected.tolist())
+    assert all(not s.arrays.advantages[:2].any() for s in samples)
 
 
 def test_only_members_of_rl_count_in_the_deviation_of_a_batch() -> None:
     group = credited(0, [2.0, -2.0, 100.0])
-    outside = replace(group.samples[2], loss_weights={"rl": np.zeros(6, np.float32)})
+    outside = group.samples[2].with_arrays(loss_weights={"rl": np.zeros(6, np.float32)})
     (found,) = normalized([ReadyGroup("g0", (*group.samples[:2], outside))])
-    assert [float(s.advantages[-1]) for s in found.samples] == [1.0, -1.0, 50.0]
+    assert [float(s.arrays.advantages[-1]) for s in found.samples] == [1.0, -1.0, 50.0]
 
 
 @pytest.mark.parametrize("advantages", [[0.5, 0.5], [0.3, 0.3 + 3e-8], [0.0, 0.0]])

@@ -54,13 +54,15 @@ async def test_opd_weighs_every_sampled_token_and_lays_the_teachers_logprobs_on_
     episode = build_episode([build_trace(turns=2)])
     await build_algorithm(AlgorithmConfig(type="opd"), scorer).score_episode(episode, CONTEXT)
     (sample,) = build_samples(episode, ORIGIN)
-    assert scorer.prompts == [sample.token_ids.tolist()]
+    assert scorer.prompts == [sample.arrays.token_ids.tolist()]
     expected = -np.arange(len(sample)) / 10
-    mask = sample.loss_weights["ref_kl"] != 0
-    assert mask.tolist() == sample.loss_mask.tolist()
+    mask = sample.arrays.loss_weights["ref_kl"] != 0
+    assert mask.tolist() == sample.arrays.loss_mask.tolist()
     assert int(mask.sum()) == 8
-    assert np.allclose(sample.reference_logprobs, np.where(mask, expected, np.nan), equal_nan=True)
-    assert not sample.loss_weights["rl"].any()
+    assert np.allclose(
+        sample.arrays.reference_logprobs, np.where(mask, expected, np.nan), equal_nan=True
+    )
+    assert not sample.arrays.loss_weights["rl"].any()
 
 
 async def test_opd_asks_once_per_branch_and_scores_a_shared_turn_with_the_first() -> None:
@@ -77,7 +79,7 @@ async def test_opd_asks_once_per_branch_and_scores_a_shared_turn_with_the_first(
     await build_algorithm(AlgorithmConfig(type="opd"), scorer).score_episode(episode, CONTEXT)
     assert len(scorer.prompts) == 2
     samples = build_samples(episode, ORIGIN)
-    assert sum(int(s.loss_mask.sum()) for s in samples) == 4
+    assert sum(int(s.arrays.loss_mask.sum()) for s in samples) == 4
 
 
 async def test_opsd_shows_the_demonstration_first_and_cuts_its_tokens_off() -> None:
@@ -87,9 +89,9 @@ async def test_opsd_shows_the_demonstration_first_and_cuts_its_tokens_off() -> N
     await algorithm.score_episode(episode, CONTEXT)
     (sample,) = build_samples(episode, ORIGIN)
     hint = [1, ord("a"), 0]
-    assert scorer.prompts == [[*hint, *sample.token_ids.tolist()]]
-    first = int(np.flatnonzero(sample.loss_mask)[0])
-    assert sample.reference_logprobs[first] == pytest.approx(-(first + len(hint)) / 10)
+    assert scorer.prompts == [[*hint, *sample.arrays.token_ids.tolist()]]
+    first = int(np.flatnonzero(sample.arrays.loss_mask)[0])
+    assert sample.arrays.reference_logprobs[first] == pytest.approx(-(first + len(hint)) / 10)
 
 
 async def test_opsd_fails_an_episode_without_a_demonstration() -> None:
@@ -125,10 +127,10 @@ async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce() 
     await algorithm.score_episode(episode, CONTEXT)
     (sample,) = build_samples(episode, ORIGIN)
     a, b, c, d = map(ord, "abcd")
-    assert sample.token_ids.tolist() == [2, a, 0, 3, b, 0, 2, c, 0, 3, d, 0]
-    trained = sample.token_ids[sample.loss_weights["ce"] != 0].tolist()
+    assert sample.arrays.token_ids.tolist() == [2, a, 0, 3, b, 0, 2, c, 0, 3, d, 0]
+    trained = sample.arrays.token_ids[sample.arrays.loss_weights["ce"] != 0].tolist()
     assert trained == [b, 0, d, 0]
-    assert not sample.sampling_logprobs.any()
+    assert not sample.arrays.sampling_logprobs.any()
 
 
 async def test_what_the_environment_keeps_from_training_is_no_data() -> None:

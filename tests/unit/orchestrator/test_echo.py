@@ -158,20 +158,22 @@ async def build_sample(reward: float = 1.0) -> Sample:
 
 async def test_a_sample_trains_replies_with_rl_and_observations_with_ce() -> None:
     sample = await build_sample()
-    assert sample.loss_weights["rl"].tolist() == [0, 0, 1, 1, *[0] * 8, 1, 1]
-    ce = sample.loss_weights["ce"]
+    assert sample.arrays.loss_weights["rl"].tolist() == [0, 0, 1, 1, *[0] * 8, 1, 1]
+    ce = sample.arrays.loss_weights["ce"]
     assert ce.tolist() == pytest.approx([*[0] * 5, 0.1, 0.1, *[0] * 7])
-    assert sample.advantages[ce > 0].tolist() == [0.0, 0.0]
-    assert sample.advantages[2] == pytest.approx(0.5)
-    assert sample.loss_mask.tolist() == ((sample.loss_weights["rl"] + ce) > 0).tolist()
+    assert sample.arrays.advantages[ce > 0].tolist() == [0.0, 0.0]
+    assert sample.arrays.advantages[2] == pytest.approx(0.5)
+    assert (
+        sample.arrays.loss_mask.tolist() == ((sample.arrays.loss_weights["rl"] + ce) > 0).tolist()
+    )
 
 
 async def test_a_group_of_equal_rewards_still_teaches_its_observations() -> None:
     sample = await build_sample(reward=0.0)
-    assert not sample.advantages.any()
+    assert not sample.arrays.advantages.any()
     assert ZeroAdvantage().keeps(sample)
     # Members without an advantage would only make the rl loss of other groups smaller.
-    assert not sample.loss_weights["rl"].any()
+    assert not sample.arrays.loss_weights["rl"].any()
 
 
 async def test_the_number_of_observations_is_recorded() -> None:

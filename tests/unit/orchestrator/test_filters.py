@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from gradus.config import FilterConfig, ModelConfig
 from gradus.config.schema.orchestrator import DEFAULT_FILTERS
@@ -39,8 +38,8 @@ CONTEXT = FilterContext(build_trace(), is_truncated=False, task_key="a1", episod
 def with_token(token_id: int, logprob: float) -> Sample:
     """A sample whose last token is this one."""
     sample = build_sample()
-    sample.token_ids[-1] = token_id
-    sample.sampling_logprobs[-1] = logprob
+    sample.arrays.token_ids[-1] = token_id
+    sample.arrays.sampling_logprobs[-1] = logprob
     return sample
 
 
@@ -48,7 +47,7 @@ def with_probabilities(*rows: tuple[int, float]) -> Sample:
     """A prompt of two tokens, then (number, probability) of sampled ones."""
     sample = build_sample(2 + sum(number for number, _ in rows))
     values = [math.log(p) for number, p in rows for _ in range(number)]
-    return replace(sample, sampling_logprobs=np.array([0.0, 0.0, *values], np.float32))
+    return sample.with_arrays(sampling_logprobs=np.array([0.0, 0.0, *values], np.float32))
 
 
 def test_zero_advantage_drops_what_has_no_gradient() -> None:
@@ -58,14 +57,14 @@ def test_zero_advantage_drops_what_has_no_gradient() -> None:
 
 def test_an_advantage_on_a_token_without_weight_is_no_gradient() -> None:
     sample = build_sample(advantage=1.0)
-    weightless = replace(sample, loss_weights={"rl": np.zeros(len(sample), np.float32)})
+    weightless = sample.with_arrays(loss_weights={"rl": np.zeros(len(sample), np.float32)})
     assert not ZeroAdvantage().keeps(weightless)
 
 
 def test_another_loss_component_keeps_a_sample_without_advantage() -> None:
     sample = build_sample(advantage=0.0)
-    weights = sample.loss_weights | {"ce": np.ones(len(sample), np.float32)}
-    assert ZeroAdvantage().keeps(replace(sample, loss_weights=weights))
+    weights = sample.arrays.loss_weights | {"ce": np.ones(len(sample), np.float32)}
+    assert ZeroAdvantage().keeps(sample.with_arrays(loss_weights=weights))
 
 
 @pytest.mark.parametrize(

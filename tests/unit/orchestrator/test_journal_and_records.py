@@ -63,7 +63,7 @@ def test_outcomes_are_told_apart() -> None:
 def test_grading_compares_the_finished_and_names_the_failed() -> None:
     group = group_of(*build_group([1.0, 0.0]), Failure("ProviderError", "refused"))
     GRADING.grade(group)
-    assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
+    assert [sample.arrays.advantages.max() for sample in group.samples] == [0.5, 0.0]
     assert group.dropped == {"g0.2": "error:ProviderError"}
 
 
@@ -72,8 +72,8 @@ def test_credit_does_not_depend_on_which_episode_ended_first() -> None:
     group.played.reverse()
     SourceGrader(RoleAdvantageEstimation(momentum=0.5), [], 1.0, 64).grade(group)
     assert [p.id for p in group.played] == ["g0.0", "g0.1"]
-    assert [sample.advantages.max() for sample in group.samples] == [0.5, 0.0]
-    assert group.samples[1].advantages.min() == -0.25
+    assert [sample.arrays.advantages.max() for sample in group.samples] == [0.5, 0.0]
+    assert group.samples[1].arrays.advantages.min() == -0.25
     assert group.numbers == {"rae_baseline/agent": 0.25}
 
 

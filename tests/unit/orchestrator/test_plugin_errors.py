@@ -208,7 +208,11 @@ async def test_groups_are_scored_beside_the_loops_and_each_other(
     rig = with_plugins(build_rig(max_steps=2), algo=Judge)
     await rig.play()
     advantages = {
-        float(a) for b in rig.trainer.batches for r in b.ranks for m in r for a in m.advantages
+        float(a)
+        for b in rig.trainer.batches
+        for r in b.ranks
+        for m in r
+        for a in m.arrays.advantages
     }
     assert len(waiting) >= 4
     assert any(advantages)
@@ -339,7 +343,7 @@ async def test_credit_of_a_judge_that_failed_is_taken_back_before_it_judges_agai
     errors = {"retries": 1, "retry_on": ["algorithm_failed"]}
     rig = with_plugins(build_rig(max_steps=1, errors=errors), algo=Adding)
     await rig.play()
-    arrays = [m.advantages for b in rig.trainer.batches for rank in b.ranks for m in rank]
+    arrays = [m.arrays.advantages for b in rig.trainer.batches for rank in b.ranks for m in rank]
     assert set(np.concatenate(arrays)) == {0.0, 2.0}
     assert "group/words/failed/mean" not in rig.monitor.records[0][1]
 
@@ -480,7 +484,7 @@ async def test_numbers_of_numpy_from_an_algorithm_are_trained_and_kept(
     monkeypatch.setattr(Picky, "deed", staticmethod(numpy_values), raising=False)
     rig = with_plugins(build_rig(max_steps=1), algo=Picky)
     await rig.play()
-    arrays = [m.advantages for rank in rig.trainer.batches[0].ranks for m in rank]
+    arrays = [m.arrays.advantages for rank in rig.trainer.batches[0].ranks for m in rank]
     assert 0.25 in np.concatenate(arrays)
 
 

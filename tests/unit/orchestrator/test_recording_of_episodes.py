@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from gradus.config import ModelConfig
 from gradus.files import read_json
@@ -108,7 +107,7 @@ def test_recording_is_on_unless_switched_off(tmp_path: Path, base_config: Any) -
 
 def test_a_digest_changes_with_its_own_field_only() -> None:
     sample = build_sample(seed=1)
-    changed = structs.replace(sample, advantages=sample.advantages * np.float32(2))
+    changed = sample.with_arrays(advantages=sample.arrays.advantages * np.float32(2))
     before, after = digest_samples([sample]), digest_samples([changed])
     assert first_difference(before, after) == "advantages"
     assert {name for name in before if before[name] != after[name]} == {"advantages"}
@@ -118,7 +117,7 @@ def test_a_digest_changes_with_its_own_field_only() -> None:
     ("changed", "field"),
     [
         (build_sample(seed=1, versions=VersionSpan(0, 1)), "versions"),
-        (structs.replace(build_sample(seed=1), loss_weights={}), "loss_weights.rl"),
+        (build_sample(seed=1).with_arrays(loss_weights={}), "loss_weights.rl"),
         (build_sample(7, seed=1), "advantages"),
     ],
 )

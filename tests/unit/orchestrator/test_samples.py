@@ -51,37 +51,37 @@ def test_one_turn_is_one_sample_with_aligned_arrays() -> None:
     assert sample.id == "g0.1/0/0"
     assert sample.reward == 0.25
     assert sample.versions == VersionSpan(2, 3)
-    assert sample.loss_mask.tolist() == [False] * 4 + [True] * 4
-    assert sample.advantages.tolist() == [0.0] * 4 + [0.5] * 4
-    assert sample.loss_weights["rl"].tolist() == [0.0] * 4 + [1.0] * 4
-    assert sample.sampling_logprobs.tolist() == [0.0] * 4 + [-0.5] * 4
+    assert sample.arrays.loss_mask.tolist() == [False] * 4 + [True] * 4
+    assert sample.arrays.advantages.tolist() == [0.0] * 4 + [0.5] * 4
+    assert sample.arrays.loss_weights["rl"].tolist() == [0.0] * 4 + [1.0] * 4
+    assert sample.arrays.sampling_logprobs.tolist() == [0.0] * 4 + [-0.5] * 4
 
 
 def test_the_temperature_stands_on_sampled_tokens_only() -> None:
     (sample,) = build_samples(credited(build_episode()), ORIGIN)
-    assert sample.temperatures.tolist() == pytest.approx([1.0] * 4 + [0.7] * 4)
+    assert sample.arrays.temperatures.tolist() == pytest.approx([1.0] * 4 + [0.7] * 4)
 
 
 def test_turns_of_one_conversation_are_one_sample() -> None:
     (sample,) = build_samples(credited(build_episode([build_trace(turns=3)])), ORIGIN)
-    assert sample.loss_mask.sum() == 3 * 4
+    assert sample.arrays.loss_mask.sum() == 3 * 4
     assert len(sample) == 3 * 8
 
 
 def test_a_turn_shared_by_branches_trains_in_the_first_only() -> None:
     first, second = build_samples(shared_turn(), ORIGIN)
-    assert first.token_ids.tolist() == [10, 11, 20, 21, 22, 30, 40, 41]
-    assert first.loss_mask.tolist() == [False, False, False, True, True, False, False, True]
-    assert second.token_ids.tolist() == [10, 11, 20, 21, 22, 50, 51, 60, 61]
-    assert second.loss_mask.tolist() == [False] * 7 + [True, True]
+    assert first.arrays.token_ids.tolist() == [10, 11, 20, 21, 22, 30, 40, 41]
+    assert first.arrays.loss_mask.tolist() == [False, False, False, True, True, False, False, True]
+    assert second.arrays.token_ids.tolist() == [10, 11, 20, 21, 22, 50, 51, 60, 61]
+    assert second.arrays.loss_mask.tolist() == [False] * 7 + [True, True]
     assert [first.id, second.id] == ["g0.1/0/0", "g0.1/0/1"]
 
 
 def test_a_shared_turn_is_context_with_its_temperature_and_without_weight() -> None:
     second = build_samples(shared_turn(), ORIGIN)[1]
-    assert second.temperatures[3:5].tolist() == pytest.approx([0.7, 0.7])
-    assert second.advantages[3:5].tolist() == [0.0, 0.0]
-    assert second.loss_weights["rl"][3:5].tolist() == [0.0, 0.0]
+    assert second.arrays.temperatures[3:5].tolist() == pytest.approx([0.7, 0.7])
+    assert second.arrays.advantages[3:5].tolist() == [0.0, 0.0]
+    assert second.arrays.loss_weights["rl"][3:5].tolist() == [0.0, 0.0]
 
 
 def test_a_branch_without_a_token_of_its_own_gives_no_sample() -> None:
@@ -96,7 +96,7 @@ def test_truncation_moves_all_arrays_together() -> None:
     (sample,) = build_samples(credited(build_episode()), origin)
     sample.check()
     assert len(sample) == 6
-    assert sample.loss_mask.sum() == 2
+    assert sample.arrays.loss_mask.sum() == 2
 
 
 def test_a_branch_cut_before_its_first_sampled_token_gives_no_sample() -> None:
@@ -124,16 +124,16 @@ def test_a_loss_weight_of_the_algorithm_brings_its_tokens_into_the_loss() -> Non
     observation.loss_weights = {"ce": [0.0, 0.1, 0.1]}
     (sample,) = build_samples(episode, ORIGIN)
     sample.check()
-    assert sample.loss_weights["ce"].tolist() == pytest.approx([0.0, 0.1, 0.1] + [0.0] * 5)
-    assert sample.loss_mask.tolist() == [False, True, True, False] + [True] * 4
+    assert sample.arrays.loss_weights["ce"].tolist() == pytest.approx([0.0, 0.1, 0.1] + [0.0] * 5)
+    assert sample.arrays.loss_mask.tolist() == [False, True, True, False] + [True] * 4
 
 
 def test_reference_logprobs_reach_the_sampled_tokens() -> None:
     episode = credited(build_episode())
     episode.traces[0].nodes[1].reference_logprobs = [-1.0, -2.0, -3.0, -4.0]
     (sample,) = build_samples(episode, ORIGIN)
-    assert np.isnan(sample.reference_logprobs[:4]).all()
-    assert sample.reference_logprobs[4:].tolist() == [-1.0, -2.0, -3.0, -4.0]
+    assert np.isnan(sample.arrays.reference_logprobs[:4]).all()
+    assert sample.arrays.reference_logprobs[4:].tolist() == [-1.0, -2.0, -3.0, -4.0]
 
 
 @st.composite
@@ -160,8 +160,8 @@ def test_any_tree_trains_every_sampled_token_at_most_once(
     for sample in samples:
         sample.check()
         assert len(sample) <= longest
-        assert bool(sample.loss_mask.any())
-        trained.update(sample.token_ids[sample.loss_mask].tolist())
+        assert bool(sample.arrays.loss_mask.any())
+        trained.update(sample.arrays.token_ids[sample.arrays.loss_mask].tolist())
     assert set(trained.values()) <= {1}
 
 
@@ -174,7 +174,7 @@ def test_without_truncation_every_sampled_token_trains_exactly_once(
     trained = [
         token
         for sample in build_samples(episode, ORIGIN)
-        for token in sample.token_ids[sample.loss_mask].tolist()
+        for token in sample.arrays.token_ids[sample.arrays.loss_mask].tolist()
     ]
     sampled = [
         token
@@ -197,10 +197,10 @@ def test_unsampled_tokens_have_no_logprob_no_credit_and_temperature_one(
         if is_sampled
     }
     for sample in build_samples(credited(build_episode([build_trace(nodes)])), ORIGIN):
-        unsampled = ~np.isin(sample.token_ids, list(sampled))
-        assert not sample.sampling_logprobs[unsampled].any()
-        assert not sample.advantages[unsampled].any()
-        assert (sample.temperatures[unsampled] == 1.0).all()
+        unsampled = ~np.isin(sample.arrays.token_ids, list(sampled))
+        assert not sample.arrays.sampling_logprobs[unsampled].any()
+        assert not sample.arrays.advantages[unsampled].any()
+        assert (sample.arrays.temperatures[unsampled] == 1.0).all()
 
 
 def quarantined(episode: WireEpisode, *turns: int) -> WireEpisode:
@@ -213,19 +213,19 @@ def test_a_quarantined_turn_masks_only_its_own_tokens() -> None:
     (sample,) = build_samples(
         quarantined(credited(build_episode([build_trace(turns=3)])), 1), ORIGIN
     )
-    assert sample.loss_mask.tolist() == [
+    assert sample.arrays.loss_mask.tolist() == [
         is_trained and not 8 <= position < 16
-        for position, is_trained in enumerate(whole.loss_mask.tolist())
+        for position, is_trained in enumerate(whole.arrays.loss_mask.tolist())
     ]
-    assert sample.token_ids.tolist() == whole.token_ids.tolist()
-    assert sample.sampling_logprobs.tolist() == whole.sampling_logprobs.tolist()
-    assert sample.temperatures.tolist() == whole.temperatures.tolist()
+    assert sample.arrays.token_ids.tolist() == whole.arrays.token_ids.tolist()
+    assert sample.arrays.sampling_logprobs.tolist() == whole.arrays.sampling_logprobs.tolist()
+    assert sample.arrays.temperatures.tolist() == whole.arrays.temperatures.tolist()
 
 
 def test_a_quarantined_turn_that_branches_share_trains_in_none_of_them() -> None:
     first, second = build_samples(quarantined(shared_turn(), 0), ORIGIN)
-    assert first.loss_mask.tolist() == [False] * 7 + [True]
-    assert second.loss_mask.tolist() == [False] * 7 + [True, True]
+    assert first.arrays.loss_mask.tolist() == [False] * 7 + [True]
+    assert second.arrays.loss_mask.tolist() == [False] * 7 + [True, True]
 
 
 def test_a_trace_whose_every_turn_is_quarantined_gives_no_sample() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from gradus.errors import EmptyBatchError, ProtocolError
 from gradus.orchestrator.groups.packing import Layout, build_batch
@@ -71,7 +70,7 @@ def test_an_empty_batch_is_never_built() -> None:
 
 def test_a_number_that_is_not_finite_is_stopped_before_it_is_packed() -> None:
     sample = build_sample()
-    spoiled = replace(sample, advantages=np.full(len(sample), np.nan, np.float32))
+    spoiled = sample.with_arrays(advantages=np.full(len(sample), np.nan, np.float32))
     with pytest.raises(ProtocolError, match="advantages holds a value that is not finite"):
         build_batch([spoiled], step=0, term=1, layout=Layout(1, 64))
 

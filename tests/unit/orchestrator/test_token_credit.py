@@ -107,7 +107,7 @@ def test_a_message_that_is_not_weighed_keeps_its_weight_beside_one_that_is() -> 
     write_credit(trace.nodes[1], advantages=1.0, loss_weights={"rl": [0.0, 0.5, 0.5, 0.5, 0.5]})
     write_credit(trace.nodes[3], advantages=1.0)
     (sample,) = build_samples(episode, ORIGIN)
-    assert sample.loss_weights["rl"].tolist() == [0.0] * 4 + [0.5] * 4 + [0.0] + [1.0] * 2
+    assert sample.arrays.loss_weights["rl"].tolist() == [0.0] * 4 + [0.5] * 4 + [0.0] + [1.0] * 2
 
 
 @pytest.mark.parametrize("value", [NAN, math.inf, "0.5", None, [0.5]])

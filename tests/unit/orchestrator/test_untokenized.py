@@ -93,7 +93,9 @@ async def sample_of(student: Student, *texts: str, **settings: Any) -> Sample:
 
 
 def trained_text(student: Student, sample: Sample) -> str:
-    text: str = student.tokenizer.decode(sample.token_ids[sample.loss_weights["ce"] != 0])
+    text: str = student.tokenizer.decode(
+        sample.arrays.token_ids[sample.arrays.loss_weights["ce"] != 0]
+    )
     return text
 
 
@@ -101,7 +103,7 @@ async def test_training_stops_where_the_student_would(tiny_model: Path) -> None:
     student = Student(tiny_model)
     sample = await sample_of(student, "say hi", "hi", "and bye", "bye")
     assert trained_text(student, sample) == "hi<|im_end|>bye<|im_end|>"
-    whole = student.tokenizer.decode(sample.token_ids)
+    whole = student.tokenizer.decode(sample.arrays.token_ids)
     assert "hi<|im_end|>\n<|im_start|>user\nand bye<|im_end|>\n" in whole
     assert whole.endswith("bye<|im_end|>")
 
@@ -152,7 +154,7 @@ async def test_templates_close_a_turn_in_different_ways(
         for number, text in enumerate(texts)
     ]
     rendered = await student.tokenize(messages, add_generation_prompt=False)
-    assert sample.token_ids.tolist() == rendered[: len(sample)]
+    assert sample.arrays.token_ids.tolist() == rendered[: len(sample)]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ async def test_a_reply_that_was_cut_off_does_not_train_an_end(
     student = Student(tiny_model)
     sample = await sample_of(student, "say hi", "hi", "and bye", "bye", cut_off=cut_off)
     assert trained_text(student, sample) == trained
-    whole = student.tokenizer.decode(sample.token_ids)
+    whole = student.tokenizer.decode(sample.arrays.token_ids)
     assert "hi<|im_end|>\n<|im_start|>user\nand bye<|im_end|>\n" in whole
 
 
@@ -186,7 +188,7 @@ async def test_a_turn_right_behind_another_keeps_its_header_as_context(tiny_mode
     student = Student(tiny_model)
     sample = await sample_of(student, "say hi", "hi", "again", replies=[1, 2])
     assert trained_text(student, sample) == "hi<|im_end|>again<|im_end|>"
-    whole = student.tokenizer.decode(sample.token_ids)
+    whole = student.tokenizer.decode(sample.arrays.token_ids)
     assert whole.endswith("hi<|im_end|>\n<|im_start|>assistant\nagain<|im_end|>")
 
 

@@ -29,7 +29,7 @@ from gradus.trainer.model.shard import shard_model
 from gradus.trainer.step import GradientStep
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import MicroBatch, RankBatch
-from gradus.wire.packing import build_dummy, join_samples, pack
+from gradus.wire.packing import build_dummy, pack
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan
 
@@ -140,13 +140,13 @@ def _ragged_samples(lengths: Sequence[int], *, seed: int = 0) -> list[Sample]:
             advantage=float(random.normal()),
             vocabulary=100,
         )
-        sampled = sample.loss_mask
-        sample.sampling_logprobs[sampled] = random.uniform(-5.2, -4.0, int(sampled.sum()))
-        sample.temperatures[sampled] = random.uniform(0.5, 1.5, int(sampled.sum()))
-        sample.reference_logprobs[sampled] = random.uniform(-5.0, -4.0, int(sampled.sum()))
+        sampled = sample.arrays.loss_mask
+        sample.arrays.sampling_logprobs[sampled] = random.uniform(-5.2, -4.0, int(sampled.sum()))
+        sample.arrays.temperatures[sampled] = random.uniform(0.5, 1.5, int(sampled.sum()))
+        sample.arrays.reference_logprobs[sampled] = random.uniform(-5.0, -4.0, int(sampled.sum()))
         for name in ("rl", "ce", "ref_kl"):
             weights = random.choice([0.0, 0.5, 1.0], length).astype(np.float32)
-            sample.loss_weights[name] = np.where(sampled, weights, 0.0).astype(np.float32)
+            sample.arrays.loss_weights[name] = np.where(sampled, weights, 0.0).astype(np.float32)
         samples.append(sample)
     return samples
 
@@ -170,7 +170,7 @@ class PlainReference:
         counts = dict.fromkeys(sums, 0)
         for sample in samples:
             logprobs, entropies = self._scores(sample)
-            for name, weights in sample.loss_weights.items():
+            for name, weights in sample.arrays.loss_weights.items():
                 members = [t for t in range(1, len(sample)) if weights[t] != 0]
                 counts[name] += len(members)
                 if name == "rl":
@@ -191,9 +191,9 @@ class PlainReference:
 
     def _scores(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """Logprob of every token but the first, and the entropy that it was chosen with."""
-        token_ids = torch.tensor(sample.token_ids.astype(np.int64))[None]
+        token_ids = torch.tensor(sample.arrays.token_ids.astype(np.int64))[None]
         logits = self.model(input_ids=token_ids, use_cache=False).logits[0, :-1]
-        temperatures = torch.tensor(sample.temperatures[1:].astype(np.float64))
+        temperatures = torch.tensor(sample.arrays.temperatures[1:].astype(np.float64))
         log_p = torch.log_softmax(logits / temperatures[:, None], dim=-1)
         logprobs = log_p.gather(1, token_ids[0, 1:, None]).squeeze(1)
         return logprobs, -(log_p.exp() * log_p).sum(-1)
@@ -214,9 +214,9 @@ def _rl_losses(
     tokens = [
         PlainToken(
             policy=policy[t - 1],
-            sampling=float(sample.sampling_logprobs[t]),
-            advantage=float(sample.advantages[t]),
-            reference=float(sample.reference_logprobs[t]),
+            sampling=float(sample.arrays.sampling_logprobs[t]),
+            advantage=float(sample.arrays.advantages[t]),
+            reference=float(sample.arrays.reference_logprobs[t]),
             entropy=entropy[t - 1],
         )
         for t in members
@@ -235,7 +235,7 @@ def _rl_losses(
 def _token_loss(name: str, lp: torch.Tensor, sample: Sample, t: int) -> torch.Tensor:
     if name == "ce":
         return -lp
-    ls, lr = float(sample.sampling_logprobs[t]), float(sample.reference_logprobs[t])
+    ls, lr = float(sample.arrays.sampling_logprobs[t]), float(sample.arrays.reference_logprobs[t])
     ratio, delta = torch.exp(lp - ls), float(torch.exp(lp.detach())) - float(np.exp(ls))
     gain = (lr - lp.detach()) * ratio if delta >= -0.2 else 0.0
     return -gain + 1e-3 * (lp - ls) ** 2
@@ -398,7 +398,7 @@ def _share(
     """The micro batches of each rank; without `max_tokens` each sample is one by itself."""
     if max_tokens is not None:
         return pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
-    micro_batches = [join_samples([sample]) for sample in samples]
+    micro_batches = [MicroBatch.join([sample]) for sample in samples]
     while len(micro_batches) % num_ranks:
         micro_batches.append(build_dummy(samples[0]))
     return [micro_batches[rank::num_ranks] for rank in range(num_ranks)]

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.torch
 def plain_logprobs(model_dir: Path, sample: Sample) -> np.ndarray:
     """Of every token behind the first, [T - 1]: the labels are the inputs shifted left."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    token_ids = torch.from_numpy(sample.token_ids).long()
-    temperatures = torch.from_numpy(sample.temperatures)[1:, None]
+    token_ids = torch.from_numpy(sample.arrays.token_ids).long()
+    temperatures = torch.from_numpy(sample.arrays.temperatures)[1:, None]
     with torch.no_grad():
         logits = model(token_ids[None]).logits[0, :-1]
     scores = (logits / temperatures).log_softmax(-1).gather(1, token_ids[1:, None])
@@ -35,7 +35,7 @@ def test_logprobs_are_shifted_back_and_the_first_of_each_sample_is_minus_ln_v(
 ) -> None:
     samples = [build_sample(9, prompt_length=3), build_sample(6, prompt_length=2, seed=1)]
     for sample in samples:
-        sample.temperatures[sample.loss_mask] = 0.7
+        sample.arrays.temperatures[sample.arrays.loss_mask] = 0.7
     policy = build_policy()
     tensors = TrainTensors.build(build_micro_batch(samples), torch.device("cpu"))
     with torch.no_grad():
@@ -44,7 +44,7 @@ def test_logprobs_are_shifted_back_and_the_first_of_each_sample_is_minus_ln_v(
     start = 0
     for sample in samples:
         end = start + len(sample)
-        trained = np.flatnonzero(sample.loss_mask)
+        trained = np.flatnonzero(sample.arrays.loss_mask)
         expected = plain_logprobs(tiny_model, sample)[trained - 1]
         np.testing.assert_allclose(found[start + trained], expected, atol=1e-5)
         assert found[start] == pytest.approx(-math.log(vocabulary))

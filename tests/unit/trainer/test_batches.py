@@ -73,7 +73,7 @@ def test_the_part_of_another_rank_is_refused(world: World) -> None:
 
 def poison(field: str, value: float) -> Callable[[MicroBatch], None]:
     def change(micro_batch: MicroBatch) -> None:
-        getattr(micro_batch, field)[1] = value
+        getattr(micro_batch.arrays, field)[1] = value
 
     return change
 
@@ -86,11 +86,13 @@ def poison(field: str, value: float) -> Callable[[MicroBatch], None]:
         (poison("temperatures", 0.0), "temperatures"),
         (poison("token_ids", 32), "vocabulary"),
         (poison("token_ids", -1), "vocabulary"),
-        (poison("position_ids", 5), "position_ids"),
         (lambda m: m.sequence_lengths.append(0), "must be positive"),
         (lambda m: m.sequence_lengths.append(3), "add up"),
-        (lambda m: m.loss_weights.update(rl=np.ones(2, np.float32)), "shape"),
-        (lambda m: m.loss_weights.update(extra=np.ones(6, np.float32)), "unknown loss weights"),
+        (lambda m: m.arrays.loss_weights.update(rl=np.ones(2, np.float32)), "shape"),
+        (
+            lambda m: m.arrays.loss_weights.update(extra=np.ones(6, np.float32)),
+            "unknown loss weights",
+        ),
     ],
 )
 def test_content_that_cannot_train_is_refused(

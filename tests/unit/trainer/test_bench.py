@@ -62,7 +62,10 @@ def test_made_up_samples_can_train_and_are_as_long_as_asked(ragged: bool) -> Non
 def test_the_same_seed_makes_the_same_samples_on_every_rank() -> None:
     config = BenchConfig(samples_per_step=2)
     first, again = (fake_samples(config, longest=9, vocabulary=50, seed=3) for _ in range(2))
-    assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(first, again, strict=True))
+    assert all(
+        np.array_equal(a.arrays.token_ids, b.arrays.token_ids)
+        for a, b in zip(first, again, strict=True)
+    )
 
 
 def test_medians_ignore_one_slow_step() -> None:

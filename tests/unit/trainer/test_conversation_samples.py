@@ -41,7 +41,7 @@ def conversation(*messages: dict[str, Any], roles: tuple[str, ...] = ("assistant
 
 
 def learned_text(tokenizer: Any, sample: Sample) -> str:
-    text: str = tokenizer.decode(sample.token_ids[sample.loss_mask])
+    text: str = tokenizer.decode(sample.arrays.token_ids[sample.arrays.loss_mask])
     return text
 
 
@@ -49,9 +49,9 @@ def test_a_reply_is_learned_with_its_end_of_turn(tokenizer: Any) -> None:
     [sample] = ConversationEncoder(tokenizer).encode(conversation(SYSTEM, USER, REPLY))
     sample.check()
     assert learned_text(tokenizer, sample) == "hi<|im_end|>"
-    assert tokenizer.decode(sample.token_ids).endswith("<|im_start|>assistant\nhi<|im_end|>")
-    assert sample.loss_weights.keys() == {"ce"}
-    assert np.array_equal(sample.loss_weights["ce"], sample.loss_mask)
+    assert tokenizer.decode(sample.arrays.token_ids).endswith("<|im_start|>assistant\nhi<|im_end|>")
+    assert sample.arrays.loss_weights.keys() == {"ce"}
+    assert np.array_equal(sample.arrays.loss_weights["ce"], sample.arrays.loss_mask)
 
 
 def test_the_mask_agrees_with_generation_tags_where_a_template_has_them(tokenizer: Any) -> None:
@@ -61,8 +61,8 @@ def test_the_mask_agrees_with_generation_tags_where_a_template_has_them(tokenize
         messages, return_assistant_tokens_mask=True, return_dict=True
     )
     length = len(sample)
-    assert tagged["input_ids"][:length] == sample.token_ids.tolist()
-    assert tagged["assistant_masks"][:length] == sample.loss_mask.astype(int).tolist()
+    assert tagged["input_ids"][:length] == sample.arrays.token_ids.tolist()
+    assert tagged["assistant_masks"][:length] == sample.arrays.loss_mask.astype(int).tolist()
     assert not any(tagged["assistant_masks"][length:])
 
 
@@ -71,7 +71,7 @@ def test_a_template_without_generation_tags_gives_an_exact_mask(tokenizer: Any) 
     tokenizer.chat_template = PLAIN_TEMPLATE
     [sample] = ConversationEncoder(tokenizer).encode(conversation(USER, REPLY, USER, REPLY))
     assert learned_text(tokenizer, sample) == "hi<|im_end|>hi<|im_end|>"
-    sampled = tokenizer.decode(sample.token_ids)
+    sampled = tokenizer.decode(sample.arrays.token_ids)
     assert sampled == "<user>say hi<|im_end|><assistant>hi<|im_end|>" * 2
 
 
@@ -83,7 +83,7 @@ def test_a_turn_that_the_template_rewrites_later_is_learned_in_its_own_sample(
     for sample in samples:
         text = learned_text(tokenizer, sample)
         assert text == "<think>\nthey want hi\n</think>\n\nhi<|im_end|>"
-    assert tokenizer.decode(samples[1].token_ids).count("<think>") == 1
+    assert tokenizer.decode(samples[1].arrays.token_ids).count("<think>") == 1
 
 
 def test_other_roles_learn_their_content(tokenizer: Any) -> None:
@@ -143,7 +143,7 @@ def test_text_that_no_tokenizer_reads_is_named(tokenizer: Any) -> None:
 def test_plain_text_learns_the_completion_and_its_end(tokenizer: Any) -> None:
     [sample] = ConversationEncoder(tokenizer).encode(PlainText("row", "1+1=", "2"))
     assert learned_text(tokenizer, sample) == "2<|im_end|>"
-    assert tokenizer.decode(sample.token_ids) == "1+1=2<|im_end|>"
+    assert tokenizer.decode(sample.arrays.token_ids) == "1+1=2<|im_end|>"
 
 
 def test_nothing_to_learn_gives_no_sample(tokenizer: Any) -> None:
@@ -303,7 +303,7 @@ def test_no_content_vanishes_whatever_form_a_template_wants(
         messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
     [sample] = ConversationEncoder(tokenizer).encode(conversation(*messages))
     text = "<system>be brief<|im_end|><user>say hi<|im_end|><assistant>hi<|im_end|>"
-    assert tokenizer.decode(sample.token_ids) == text
+    assert tokenizer.decode(sample.arrays.token_ids) == text
     assert learned_text(tokenizer, sample) == "hi<|im_end|>"
 
 
@@ -315,5 +315,5 @@ def test_plain_text_begins_as_the_tokenizer_begins_a_text(tiny_model: Path, prom
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", tokenizer.bos_token_id)]
     )
     [sample] = ConversationEncoder(tokenizer).encode(PlainText("row", prompt, "c"))
-    assert tokenizer.decode(sample.token_ids) == "<|im_start|>abc<|im_end|>"
+    assert tokenizer.decode(sample.arrays.token_ids) == "<|im_start|>abc<|im_end|>"
     assert learned_text(tokenizer, sample) == "c<|im_end|>"

@@ -20,7 +20,7 @@ from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.publish import serving_tensors
 from gradus.trainer.tensors import TrainTensors
-from gradus.wire.packing import join_samples
+from gradus.wire.micro_batch import MicroBatch
 
 pytestmark = pytest.mark.torch
 
@@ -163,9 +163,11 @@ def test_packed_logprobs_and_gradients_are_those_of_each_sample_alone(
     policy = PolicyModel(load_model(config_of(tmp_path), CPU))
     fuse_layers(policy.model)
     samples = [build_sample(n, prompt_length=1, seed=n, vocabulary=96) for n in LENGTHS]
-    scores = policy(TrainTensors.build(join_samples(samples), CPU))
+    scores = policy(TrainTensors.build(MicroBatch.join(samples), CPU))
     found = [logprobs[1:] for logprobs in torch.split(scores.logprobs, list(LENGTHS))]
-    alone = [own_logprobs(plain, torch.tensor(s.token_ids, dtype=torch.int64)) for s in samples]
+    alone = [
+        own_logprobs(plain, torch.tensor(s.arrays.token_ids, dtype=torch.int64)) for s in samples
+    ]
     for ours, theirs in zip(found, alone, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
     ours_by_name, theirs_by_name = gradients(policy.model, found), gradients(plain, alone)
@@ -178,7 +180,7 @@ def test_packed_logprobs_and_gradients_are_those_of_each_sample_alone(
 def test_bfloat16_is_near_float32(tmp_path: Path, world: World, case: str) -> None:
     """Some families compute rotations or norms in float32 inside."""
     build(tmp_path, *EXACT[case])
-    tensors = TrainTensors.build(join_samples([build_sample(9), build_sample(14, seed=1)]), CPU)
+    tensors = TrainTensors.build(MicroBatch.join([build_sample(9), build_sample(14, seed=1)]), CPU)
     scores = []
     for dtype in (torch.float32, torch.bfloat16):
         model = load_model(config_of(tmp_path), CPU)
@@ -208,9 +210,9 @@ def test_a_window_that_a_model_keeps_to_its_mask_is_refused_for_longer_samples(
 ) -> None:
     build(tmp_path, "phimoe", {**EXPERTS, "sliding_window": 12})
     policy = PolicyModel(load_model(ModelConfig(name=str(tmp_path)), CPU))
-    policy(TrainTensors.build(join_samples([build_sample(12)]), CPU))
+    policy(TrainTensors.build(MicroBatch.join([build_sample(12)]), CPU))
     with pytest.raises(ConfigError, match="window of 12 tokens"):
-        policy(TrainTensors.build(join_samples([build_sample(13)]), CPU))
+        policy(TrainTensors.build(MicroBatch.join([build_sample(13)]), CPU))
 
 
 @pytest.mark.parametrize("case", REFUSED)

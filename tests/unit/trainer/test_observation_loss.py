@@ -49,8 +49,8 @@ def build_observed(component: str, *, num_observed: int = 3, alpha: float = ALPH
     sample = build_sample(prompt + NUM_SAMPLED, prompt_length=prompt)
     is_observed = np.zeros(len(sample), np.bool_)
     is_observed[2:prompt] = True
-    sample.loss_weights[component] = np.where(is_observed, np.float32(alpha), np.float32(0))
-    sample.loss_mask[is_observed] = True
+    sample.arrays.loss_weights[component] = np.where(is_observed, np.float32(alpha), np.float32(0))
+    sample.arrays.loss_mask[is_observed] = True
     return sample
 
 

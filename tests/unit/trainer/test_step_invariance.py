@@ -64,7 +64,7 @@ def test_sequence_mean_is_the_mean_over_samples_of_their_own_means(
 ) -> None:
     """A sample with nothing to train does not count; any packing gives the same."""
     samples = [build_sample(n, seed=i, advantage=i - 1.5) for i, n in enumerate([8, *lengths])]
-    trained = [sample for sample in samples if sample.loss_mask[1:].any()]
+    trained = [sample for sample in samples if sample.arrays.loss_mask[1:].any()]
     alone = [bench.step.run([build_micro_batch([sample])]) for sample in trained]
     gradients = bench.take_gradients()
     expected = {name: gradient / len(trained) for name, gradient in gradients.items()}
@@ -149,7 +149,7 @@ def test_the_first_token_of_a_sample_never_trains(bench: Any) -> None:
 
 def test_a_token_outside_the_loss_mask_never_trains(bench: Any) -> None:
     sample = build_sample(5, prompt_length=3)
-    sample.loss_weights["rl"][:] = 1.0
+    sample.arrays.loss_weights["rl"][:] = 1.0
     result = bench.step.run([build_micro_batch([sample])])
     bench.take_gradients()
     assert result.members["rl"] == 2
@@ -183,7 +183,7 @@ def test_samples_longer_than_the_matrix_path_agree_with_the_plain_loss(
 
 def test_another_sample_in_the_row_changes_no_metric(bench: Any) -> None:
     first, other = build_sample(7, seed=1), build_sample(11, seed=2)
-    other.loss_weights["rl"][:] = 0.0
+    other.arrays.loss_weights["rl"][:] = 0.0
     alone = bench.step.run([build_micro_batch([first])])
     beside = bench.step.run([build_micro_batch([other, first])])
     for name in ("loss/rl/mean", "loss/entropy/mean", "loss/mismatch_kl/mean"):
@@ -220,7 +220,7 @@ def test_a_loss_that_averages_is_refused(bench: Any, world: Any) -> None:
 
 def test_a_sampling_logprob_far_below_the_policy_gives_finite_numbers(bench: Any) -> None:
     sample = build_sample(6, prompt_length=2, advantage=-1.0)
-    sample.sampling_logprobs[sample.loss_mask] = -110.0
+    sample.arrays.sampling_logprobs[sample.arrays.loss_mask] = -110.0
     result = bench.step.run([build_micro_batch([sample])])
     assert all(np.isfinite(value) for value in (result.total, *result.metrics.values()))
     assert all(np.isfinite(g).all() for g in bench.take_gradients().values())

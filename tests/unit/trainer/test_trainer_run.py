@@ -83,8 +83,8 @@ def samples_of(step: int) -> list[Sample]:
 
 def poison(sample: Sample) -> None:
     """Make the gain overflow on tokens that no trust region drops."""
-    sample.sampling_logprobs[sample.loss_mask] = -110.0
-    sample.advantages[sample.loss_mask] = -3e38
+    sample.arrays.sampling_logprobs[sample.arrays.loss_mask] = -110.0
+    sample.arrays.advantages[sample.arrays.loss_mask] = -3e38
 
 
 async def send_batches(

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from gradus.errors import ConfigError, EmptyBatchError
 from gradus.testing.builders import build_sample
+from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import (
     balance,
     build_dummy,
     fill_bins,
-    join_samples,
     pack,
     sample_cost,
     split_bins,
@@ -62,10 +62,12 @@ def test_all_arrays_of_a_sample_move_together(lengths: list[int], num_ranks: int
     for micro_batch in (m for micro_batches in ranks for m in micro_batches if m.sample_ids):
         start = 0
         for id, length in zip(micro_batch.sample_ids, micro_batch.sequence_lengths, strict=True):
-            packed = micro_batch.arrays()
-            for name, array in samples[id].arrays().items():
+            packed = micro_batch.arrays.by_name()
+            for name, array in samples[id].arrays.by_name().items():
                 np.testing.assert_array_equal(packed[name][start : start + length], array)
-            assert np.array_equal(packed["position_ids"][start : start + length], np.arange(length))
+            assert np.array_equal(
+                micro_batch.position_ids[start : start + length], np.arange(length)
+            )
             start += length
 
 
@@ -97,8 +99,8 @@ def test_one_sample_on_two_ranks_leaves_a_dummy_for_the_other() -> None:
 def test_a_dummy_carries_no_loss_weight() -> None:
     dummy = build_dummy(build_sample(8))
     dummy.check()
-    assert dummy.loss_weights == {}
-    assert not dummy.loss_mask.any()
+    assert dummy.arrays.loss_weights == {}
+    assert not dummy.arrays.loss_mask.any()
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,13 +123,13 @@ def test_cost_grows_faster_than_length() -> None:
 
 
 def test_names_missing_in_one_sample_weigh_zero_there() -> None:
-    joined = join_samples([build_sample(3), build_sample_with_ce(4)])
-    assert joined.loss_weights["ce"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+    joined = MicroBatch.join([build_sample(3), build_sample_with_ce(4)])
+    assert joined.arrays.loss_weights["ce"].tolist() == [0, 0, 0, 1, 1, 1, 1]
 
 
 def build_sample_with_ce(length: int) -> Sample:
     sample = build_sample(length, seed=9)
-    sample.loss_weights["ce"] = np.ones(length, np.float32)
+    sample.arrays.loss_weights["ce"] = np.ones(length, np.float32)
     return sample
 
 

@@ -25,21 +25,21 @@ PER_TOKEN = [
 
 
 def with_weights(sample: Sample, **weights: np.ndarray) -> Sample:
-    return msgspec.structs.replace(sample, loss_weights=weights)
+    return sample.with_arrays(loss_weights=weights)
 
 
 @given(length=st.integers(1, 60), seed=st.integers(0, 1000))
 def test_a_built_sample_has_arrays_of_one_length(length: int, seed: int) -> None:
     sample = build_sample(length, prompt_length=length // 2, seed=seed)
     sample.check()
-    assert {array.shape for array in sample.arrays().values()} == {(length,)}
+    assert {array.shape for array in sample.arrays.by_name().values()} == {(length,)}
 
 
 @given(field=st.sampled_from(PER_TOKEN), length=st.integers(2, 20), cut=st.integers(1, 5))
 def test_a_ragged_sample_is_refused_by_field_name(field: str, length: int, cut: int) -> None:
     sample = build_sample(length, prompt_length=1)
-    shorter = getattr(sample, field)[: max(0, length - cut)]
-    ragged = msgspec.structs.replace(sample, **{field: shorter})
+    shorter = getattr(sample.arrays, field)[: max(0, length - cut)]
+    ragged = sample.with_arrays(**{field: shorter})
     with pytest.raises(ProtocolError, match=r"has shape|has no tokens"):
         ragged.check()
 
@@ -53,10 +53,10 @@ def test_a_ragged_sample_is_refused_by_field_name(field: str, length: int, cut: 
 )
 def test_a_value_that_is_not_finite_is_refused(field: str, value: float) -> None:
     sample = build_sample()
-    array = getattr(sample, field).copy()
+    array = getattr(sample.arrays, field).copy()
     array[-1] = value
     with pytest.raises(ProtocolError, match=field):
-        msgspec.structs.replace(sample, **{field: array}).check()
+        sample.with_arrays(**{field: array}).check()
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
@@ -79,16 +79,16 @@ def test_a_ragged_loss_weight_is_refused() -> None:
 
 def test_a_negative_token_is_refused() -> None:
     sample = build_sample()
-    tokens = sample.token_ids.copy()
+    tokens = sample.arrays.token_ids.copy()
     tokens[0] = -1
     with pytest.raises(ProtocolError, match="negative id"):
-        msgspec.structs.replace(sample, token_ids=tokens).check()
+        sample.with_arrays(token_ids=tokens).check()
 
 
 def test_a_temperature_of_zero_is_refused() -> None:
     sample = build_sample()
     with pytest.raises(ProtocolError, match="temperatures"):
-        msgspec.structs.replace(sample, temperatures=np.zeros(len(sample), np.float32)).check()
+        sample.with_arrays(temperatures=np.zeros(len(sample), np.float32)).check()
 
 
 def test_an_empty_sample_is_refused() -> None:
@@ -104,8 +104,8 @@ def test_a_micro_batch_must_add_up() -> None:
 
 
 def test_a_micro_batch_refuses_ragged_arrays() -> None:
-    micro_batch = build_micro_batch()
-    shorter = msgspec.structs.replace(micro_batch, advantages=micro_batch.advantages[1:])
+    sample = build_sample()
+    shorter = build_micro_batch([sample.with_arrays(advantages=sample.arrays.advantages[1:])])
     with pytest.raises(ProtocolError, match="advantages has shape"):
         shorter.check()
 

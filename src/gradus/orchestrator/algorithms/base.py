@@ -21,7 +21,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import CreditError
-from gradus.wire.sample import LARGEST_REFERENCE_LOGPROB, LOSS_NAMES, SAMPLED_ONLY
+from gradus.wire.tokens import LARGEST_REFERENCE_LOGPROB, LOSS_NAMES, SAMPLED_ONLY
 
 LARGEST_REWARD = 1e18
 """Credit is float32, and the square of an advantage must fit into it."""

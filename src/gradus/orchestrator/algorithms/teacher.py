@@ -19,7 +19,7 @@ from gradus.config import ReferenceConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.wire.sample import LARGEST_REFERENCE_LOGPROB
+from gradus.wire.tokens import LARGEST_REFERENCE_LOGPROB
 
 log = get_logger(__name__)
 

@@ -220,14 +220,18 @@ def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
     Advantages that do not differ, up to rounding, stay as they are.
     """
     samples = [sample for group in groups for sample in group.samples]
-    members = [s.advantages[s.loss_weights["rl"] != 0] for s in samples if "rl" in s.loss_weights]
+    members = [
+        arrays.advantages[arrays.loss_weights["rl"] != 0]
+        for arrays in (sample.arrays for sample in samples)
+        if "rl" in arrays.loss_weights
+    ]
     values = np.concatenate([*members, np.zeros(0)]).astype(np.float64)
     deviation = float(values.std()) if values.size else 0.0
     if deviation <= _LEAST_DEVIATION * float(np.abs(values).max(initial=0.0)):
         return tuple(groups)
 
     def divided(sample: Sample) -> Sample:
-        advantages = (sample.advantages.astype(np.float64) / deviation).astype(np.float32)
-        return structs.replace(sample, advantages=advantages)
+        advantages = sample.arrays.advantages.astype(np.float64) / deviation
+        return sample.with_arrays(advantages=advantages.astype(np.float32))
 
     return tuple(replace(group, samples=tuple(map(divided, group.samples))) for group in groups)

@@ -24,7 +24,8 @@ from gradus.orchestrator.algorithms.rounding import tolerance
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.types import Verdict
 from gradus.plugins import building, find_plugin, refuse_async
-from gradus.wire.sample import BoolArray, Sample
+from gradus.wire.sample import Sample
+from gradus.wire.tokens import BoolArray
 
 log = get_logger(__name__)
 
@@ -112,10 +113,10 @@ class ZeroAdvantage:
 
     def keeps(self, sample: Sample) -> bool:
         """False when no token has credit, or only what rounding left of it."""
-        for loss, weights in sample.loss_weights.items():
+        for loss, weights in sample.arrays.loss_weights.items():
             credit, least = weights, 0.0
             if loss == "rl":
-                credit, least = weights * sample.advantages, tolerance(sample.reward)
+                credit, least = weights * sample.arrays.advantages, tolerance(sample.reward)
             if bool(np.any(np.abs(credit) > least)):
                 return True
         return False
@@ -147,8 +148,8 @@ class Gibberish:
 
     def keeps(self, sample: Sample) -> bool:
         """False when any sampled token is rare and less likely than chance."""
-        is_rare = sample.token_ids > self._token_id
-        return not bool(np.any(is_rare & (sample.sampling_logprobs < self._lowest_logprob)))
+        is_rare = sample.arrays.token_ids > self._token_id
+        return not bool(np.any(is_rare & (sample.arrays.sampling_logprobs < self._lowest_logprob)))
 
 
 class Repetition:
@@ -172,7 +173,7 @@ class Repetition:
 
     def keeps(self, sample: Sample) -> bool:
         """False when a run of certain tokens is that long."""
-        is_certain = _sampled(sample) & (sample.sampling_logprobs > self._logprob)
+        is_certain = _sampled(sample) & (sample.arrays.sampling_logprobs > self._logprob)
         return _longest_run(is_certain) < self._tokens
 
 
@@ -266,10 +267,10 @@ def _miss_vocabulary(config: FilterConfig) -> None:
 
 def _sampled(sample: Sample) -> BoolArray:
     """[T]: the tokens that the policy sampled; a token of probability 1 has logprob 0."""
-    sampled: BoolArray = sample.sampling_logprobs != 0
+    sampled: BoolArray = sample.arrays.sampling_logprobs != 0
     for loss in ("rl", "ref_kl"):
-        if loss in sample.loss_weights:
-            sampled = sampled | (sample.loss_weights[loss] != 0)
+        if loss in sample.arrays.loss_weights:
+            sampled = sampled | (sample.arrays.loss_weights[loss] != 0)
     return sampled
 
 

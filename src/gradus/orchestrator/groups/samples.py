@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
-from gradus.orchestrator.algorithms.base import Floats, TokenCredit, credit_by_node
+from gradus.orchestrator.algorithms.base import TokenCredit, credit_by_node
 from gradus.orchestrator.traces import quarantined_nodes
-from gradus.wire.sample import LOSS_NAMES, BoolArray, FloatArray, Sample
+from gradus.wire.sample import Sample
+from gradus.wire.tokens import LOSS_NAMES, BoolArray, FloatArray, TokenArrays
 from gradus.wire.versions import VersionSpan
 
 
@@ -56,7 +58,7 @@ def _trace_samples(trace: WireTrace, index: int, origin: SampleOrigin) -> list[S
         name = f"{origin.episode_id}/{index}/{branch.index}"
         nodes = [credit[id(node)] for node in branch.nodes]
         sample = _branch_sample(branch, nodes, fresh, name, origin, trace.reward)
-        if bool(sample.loss_mask.any()):
+        if bool(sample.arrays.loss_mask.any()):
             samples.append(sample)
     return samples
 
@@ -69,16 +71,17 @@ def _branch_sample(
     origin: SampleOrigin,
     reward: float,
 ) -> Sample:
-    """All arrays are [T], cut together to the longest allowed length."""
-    end = origin.max_length_tokens
-    fresh = fresh[:end]
-    length = len(fresh)
-    sampled = np.array(branch.sampled_mask[:end], dtype=np.bool_)
-    loss_weights = _loss_weights(credit, fresh)
-    loss_mask = np.zeros(length, dtype=np.bool_)
-    for weights in loss_weights.values():
-        loss_mask |= weights != 0
-    advantages = _joined([it.advantages for it in credit], length)
+    """The tokens of the branch, cut to the longest allowed length."""
+    temperatures = np.where(branch.sampled_mask, origin.temperature, 1.0)
+    arrays = TokenArrays.build(
+        np.array(branch.token_ids, dtype=np.int32),
+        _loss_weights(credit, fresh),
+        sampling_logprobs=np.array(branch.logprobs, dtype=np.float32),
+        temperatures=temperatures,
+        advantages=np.concatenate([it.advantages for it in credit]),
+        reference_logprobs=np.concatenate([it.reference_logprobs for it in credit]),
+    ).cut(origin.max_length_tokens)
+    advantages = np.where(arrays.loss_mask, arrays.advantages, np.float32(0.0))
     return Sample(
         id=name,
         environment=origin.environment,
@@ -86,13 +89,7 @@ def _branch_sample(
         episode_id=origin.episode_id,
         reward=reward,
         versions=origin.versions,
-        token_ids=np.array(branch.token_ids[:end], dtype=np.int32),
-        loss_mask=loss_mask,
-        sampling_logprobs=np.array(branch.logprobs[:end], dtype=np.float32),
-        temperatures=np.where(sampled, np.float32(origin.temperature), np.float32(1.0)),
-        advantages=np.where(loss_mask, advantages, np.float32(0.0)),
-        reference_logprobs=_joined([it.reference_logprobs for it in credit], length),
-        loss_weights=loss_weights,
+        arrays=structs.replace(arrays, advantages=advantages),
     )
 
 
@@ -106,16 +103,11 @@ def _loss_weights(credit: list[TokenCredit], fresh: BoolArray) -> dict[str, Floa
             for it in credit
         ]
         if name == "rl" or any(name in it.loss_weights for it in credit):
-            weights[name] = np.where(fresh, _joined(parts, len(fresh)), np.float32(0.0))
+            joined = np.concatenate(parts).astype(np.float32)
+            weights[name] = np.where(fresh, joined, np.float32(0.0))
     return weights
 
 
 def _per_token(nodes: list[MessageNode], values: list[bool]) -> BoolArray:
     """One value per message widened to its tokens, [T]."""
     return np.repeat(np.array(values, dtype=np.bool_), [len(node.token_ids) for node in nodes])
-
-
-def _joined(parts: list[Floats], length: int) -> FloatArray:
-    """The arrays of the messages end to end, the first `length` values, [T]."""
-    joined: FloatArray = np.concatenate(parts)[:length].astype(np.float32)
-    return joined

@@ -22,8 +22,9 @@ def digest_samples(samples: Sequence[Sample]) -> dict[str, str]:
     >>> digest_samples([build_sample()])["token_ids"]  # doctest: +SKIP
     '3f1c0a9be2d47788'
     """
-    names = {name for sample in samples for name in sample.arrays()}
-    digests = {name: _digest_arrays([s.arrays().get(name) for s in samples]) for name in names}
+    arrays = [sample.arrays.by_name() for sample in samples]
+    names = {name for found in arrays for name in found}
+    digests = {name: _digest_arrays([found.get(name) for found in arrays]) for name in names}
     spans = " ".join(f"{s.versions.oldest}-{s.versions.newest}" for s in samples)
     digests["versions"] = hashlib.sha256(spans.encode()).hexdigest()[:_HEX_DIGITS]
     return dict(sorted(digests.items()))

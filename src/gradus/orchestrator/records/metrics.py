@@ -289,7 +289,7 @@ def batch_metrics(samples: Sequence[Sample], *, step: int) -> Metrics:
 
 def _num_trainable(sample: Sample) -> int:
     """`sum` of a short array takes ten times as long."""
-    return int(np.count_nonzero(sample.loss_mask))
+    return int(np.count_nonzero(sample.arrays.loss_mask))
 
 
 class PendingStepMetrics:

@@ -24,6 +24,7 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
 from gradus.wire.sample import Sample
+from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionSpan
 
 logger = get_logger(__name__)
@@ -232,7 +233,6 @@ class _Branch:
         learned = np.array(self._is_learned, np.bool_)
         length = int(np.flatnonzero(learned)[-1]) + 1 if learned.any() else len(learned)
         learned = learned[:length]
-        zeros = np.zeros(length, np.float32)
         return Sample(
             id=id,
             environment="sft",
@@ -240,13 +240,9 @@ class _Branch:
             episode_id=id,
             reward=0.0,
             versions=VersionSpan(oldest=0, newest=0),
-            token_ids=np.array(self._token_ids[:length], np.int32),
-            loss_mask=learned,
-            sampling_logprobs=zeros,
-            temperatures=np.ones(length, np.float32),
-            advantages=zeros,
-            reference_logprobs=np.full(length, np.nan, np.float32),
-            loss_weights={"ce": learned.astype(np.float32)},
+            arrays=TokenArrays.build(
+                np.array(self._token_ids[:length]), {"ce": learned.astype(np.float32)}
+            ),
         )
 
 
@@ -340,7 +336,7 @@ def learnable_samples(
     encoder: ConversationEncoder, conversation: Conversation | PlainText, max_tokens: int
 ) -> list[Sample]:
     """The samples of a conversation with something to learn; none when one of them is too long."""
-    samples = [s for s in encoder.encode(conversation) if s.loss_mask[1:].any()]
+    samples = [s for s in encoder.encode(conversation) if s.arrays.loss_mask[1:].any()]
     return [] if any(len(sample) > max_tokens for sample in samples) else samples
 
 

@@ -25,6 +25,7 @@ from gradus.trainer.distributed import World, join_world
 from gradus.trainer.ladder import Ladder, StepReport, build_monitor, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.wire.sample import Sample
+from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionSpan
 
 RESULT_FILE = "bench.json"
@@ -108,7 +109,7 @@ def fake_samples(config: BenchConfig, *, longest: int, vocabulary: int, seed: in
 def _fake_sample(number: int, length: int, vocabulary: int, random: np.random.Generator) -> Sample:
     mask = np.arange(length) > 0
     # Near those of a random model, so that no trust region drops tokens.
-    logprobs = np.where(mask, -np.log(vocabulary), 0.0).astype(np.float32)
+    logprobs = np.where(mask, -np.log(vocabulary), 0.0)
     return Sample(
         id=f"fake-{number}",
         environment="fake",
@@ -116,11 +117,10 @@ def _fake_sample(number: int, length: int, vocabulary: int, random: np.random.Ge
         episode_id=f"fake-{number}",
         reward=0.0,
         versions=VersionSpan(0, 0),
-        token_ids=random.integers(0, vocabulary, length).astype(np.int32),
-        loss_mask=mask,
-        sampling_logprobs=logprobs,
-        temperatures=np.ones(length, np.float32),
-        advantages=np.where(mask, random.normal(), 0.0).astype(np.float32),
-        reference_logprobs=np.full(length, np.nan, np.float32),
-        loss_weights={"rl": mask.astype(np.float32)},
+        arrays=TokenArrays.build(
+            random.integers(0, vocabulary, length),
+            {"rl": mask.astype(np.float32)},
+            sampling_logprobs=logprobs,
+            advantages=np.where(mask, random.normal(), 0.0),
+        ),
     )

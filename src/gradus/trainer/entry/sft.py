@@ -118,7 +118,9 @@ class ConversationBatches:
         metrics = {
             "batch/samples/sum": float(len(samples)),
             "batch/tokens/sum": float(sum(map(len, samples))),
-            "batch/trainable_tokens/sum": float(sum(int(s.loss_mask.sum()) for s in samples)),
+            "batch/trainable_tokens/sum": float(
+                sum(int(s.arrays.loss_mask.sum()) for s in samples)
+            ),
             "sample/skipped/sum": float(self.stream.num_skipped),
         }
         return StepBatch([mine], metrics)

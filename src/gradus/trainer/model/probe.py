@@ -18,6 +18,7 @@ from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.tokens import TokenArrays
 
 _LENGTHS = (9, 7)
 """Tokens of the two samples; the second would see what leaks out of the first."""
@@ -55,20 +56,8 @@ def _probe(vocabulary: int) -> MicroBatch:
     first, count = vocabulary // 4, max(1, vocabulary // 2)
     num_tokens = sum(_LENGTHS)
     token_ids = first + (np.arange(num_tokens) * 7919) % count
-    zeros = np.zeros(num_tokens, np.float32)
-    everything = np.ones(num_tokens, np.float32)
-    return MicroBatch(
-        sample_ids=["probe/0", "probe/1"],
-        token_ids=token_ids.astype(np.int32),
-        position_ids=np.concatenate([np.arange(n) for n in _LENGTHS]).astype(np.int32),
-        sequence_lengths=list(_LENGTHS),
-        loss_mask=everything.astype(np.bool_),
-        sampling_logprobs=zeros,
-        temperatures=everything,
-        advantages=zeros,
-        reference_logprobs=np.full(num_tokens, np.nan, np.float32),
-        loss_weights={"ce": everything},
-    )
+    weights = {"ce": np.ones(num_tokens, np.float32)}
+    return MicroBatch(["probe/0", "probe/1"], list(_LENGTHS), TokenArrays.build(token_ids, weights))
 
 
 @torch.no_grad()
@@ -82,7 +71,7 @@ def _packed_logprobs(model: PreTrainedModel, micro_batch: MicroBatch) -> list[Te
 @torch.no_grad()
 def _own_logprobs(model: PreTrainedModel, micro_batch: MicroBatch) -> list[Tensor]:
     """The same by transformers alone, one sample after the other."""
-    token_ids = torch.tensor(micro_batch.token_ids, dtype=torch.int64, device=model.device)
+    token_ids = torch.tensor(micro_batch.arrays.token_ids, dtype=torch.int64, device=model.device)
     model.set_attn_implementation("eager")
     try:
         return [_alone(model, sample) for sample in torch.split(token_ids, list(_LENGTHS))]

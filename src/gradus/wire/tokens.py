@@ -1,0 +1,140 @@
+"""What is known about each token of a sample: arrays of one length, cut and joined together.
+
+A new value per token gets its field, its neutral value in `build` and its check here, and nowhere
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gradus.errors import ProtocolError
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+
+LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch")
+"""The loss components; the trainer refuses a loss weight with another name. `ce_batch` is the loss
+of `ce`, divided together with `rl` by the tokens of both; the others have a count of their own."""
+SAMPLED_ONLY = frozenset({"rl", "ref_kl"})
+"""Components with a ratio to the policy that sampled; they weigh no other token."""
+LARGEST_REFERENCE_LOGPROB = 1e-3
+"""Above 0 by what rounding may add; more is no logprob."""
+
+
+class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """T tokens; every array has shape [T].
+
+    >>> arrays = TokenArrays.build(np.arange(3), {"rl": np.array([0.0, 1.0, 1.0])})
+    >>> arrays.loss_mask.tolist(), len(arrays.cut(2))
+    ([False, True, True], 2)
+    """
+
+    token_ids: IntArray
+    loss_mask: BoolArray
+    """True where a token may enter a loss (sampled, or chosen by the algorithm)."""
+    sampling_logprobs: FloatArray
+    """Nats, at the sampling temperature; 0.0 on tokens that were not sampled."""
+    temperatures: FloatArray
+    """Sampling temperature of each token; 1.0 where nothing was sampled."""
+    advantages: FloatArray
+    reference_logprobs: FloatArray
+    """Nats; NaN where no reference model scored."""
+    loss_weights: dict[str, FloatArray]
+    """Per loss component, the factor of each token: 0 removes it from the sum and from the count.
+    Components that are absent weigh 0 everywhere."""
+
+    @classmethod
+    def build(
+        cls,
+        token_ids: NDArray[np.integer],
+        loss_weights: Mapping[str, NDArray[np.floating]],
+        *,
+        sampling_logprobs: NDArray[np.floating] | None = None,
+        temperatures: NDArray[np.floating] | None = None,
+        advantages: NDArray[np.floating] | None = None,
+        reference_logprobs: NDArray[np.floating] | None = None,
+    ) -> TokenArrays:
+        """The arrays of these tokens; what is left out says nothing. Tokens with a weight make the
+        loss mask."""
+        length = len(token_ids)
+
+        def filled(given: NDArray[np.floating] | None, otherwise: float) -> FloatArray:
+            if given is None:
+                return np.full(length, otherwise, np.float32)
+            return given.astype(np.float32, copy=False)
+
+        loss_mask = np.zeros(length, np.bool_)
+        for weights in loss_weights.values():
+            loss_mask |= weights != 0
+        return cls(
+            token_ids=token_ids.astype(np.int32, copy=False),
+            loss_mask=loss_mask,
+            sampling_logprobs=filled(sampling_logprobs, 0.0),
+            temperatures=filled(temperatures, 1.0),
+            advantages=filled(advantages, 0.0),
+            reference_logprobs=filled(reference_logprobs, np.nan),
+            loss_weights={name: filled(weights, 0.0) for name, weights in loss_weights.items()},
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence[TokenArrays]) -> TokenArrays:
+        """The parts end to end; a component that a part lacks weighs 0 there."""
+        names = sorted({name for part in parts for name in part.loss_weights})
+
+        def joined_weights(name: str) -> FloatArray:
+            nothing = np.zeros(max(map(len, parts)), np.float32)
+            return np.concatenate([p.loss_weights.get(name, nothing[: len(p)]) for p in parts])
+
+        arrays: dict[str, Any] = {
+            field: np.concatenate([getattr(part, field) for part in parts]) for field in _FIELDS
+        }
+        return cls(**arrays, loss_weights={name: joined_weights(name) for name in names})
+
+    def cut(self, length: int) -> TokenArrays:
+        """The first `length` tokens."""
+        arrays = {field: getattr(self, field)[:length] for field in _FIELDS}
+        weights = {name: weights[:length] for name, weights in self.loss_weights.items()}
+        return TokenArrays(**arrays, loss_weights=weights)
+
+    def by_name(self) -> dict[str, NDArray[np.generic]]:
+        """Every array; loss weights as `loss_weights.<component>`."""
+        arrays = {field: getattr(self, field) for field in _FIELDS}
+        return arrays | {f"loss_weights.{name}": w for name, w in self.loss_weights.items()}
+
+    def check(self, what: str) -> None:
+        """ProtocolError, with the array of `what`, for ragged, non-finite or impossible content."""
+        length = len(self)
+        for name, array in self.by_name().items():
+            if array.shape != (length,):
+                raise ProtocolError(f"{what}: {name} has shape {array.shape}, expected ({length},)")
+            if array.dtype.kind != "f":
+                continue
+            is_known = np.isfinite(array)
+            if name == "reference_logprobs":
+                is_known |= np.isnan(array)
+            if not bool(is_known.all()):
+                raise ProtocolError(f"{what}: {name} holds a value that is not finite")
+        if bool((self.temperatures <= 0).any()):
+            raise ProtocolError(f"{what}: temperatures must be positive")
+        if unknown := self.loss_weights.keys() - set(LOSS_NAMES):
+            raise ProtocolError(
+                f"{what}: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}"
+            )
+        if bool((self.reference_logprobs > LARGEST_REFERENCE_LOGPROB).any()):
+            raise ProtocolError(f"{what}: reference_logprobs holds a value above 0")
+        weights = self.loss_weights.get("ref_kl")
+        if weights is not None and bool(((weights != 0) & np.isnan(self.reference_logprobs)).any()):
+            raise ProtocolError(f"{what}: ref_kl weighs a token without a reference logprob")
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+
+_FIELDS = tuple(name for name in TokenArrays.__struct_fields__ if name != "loss_weights")
