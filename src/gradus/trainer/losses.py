@@ -1,6 +1,8 @@
 """A loss turns logprobs and advantages into nats per token; it never divides by a count.
 
-Shapes: T tokens of one micro batch.
+From top to bottom: what a loss sees and gives, the one rule of the rl component, the six registered
+losses that specialise it, the two components beside rl, and the registry. Shapes: T tokens of one
+micro batch.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class TokenLoss(Protocol):
         ...
 
 
-# ---- The one rule that every registered loss specialises: a policy gradient with a limit.
+# The rule: a policy gradient with a limit.
+
 MAX_LOG_RATIO = 20.0
 """Nats; a larger log ratio counts as this one in a weight."""
 
@@ -191,6 +194,11 @@ def clamped_exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.detach().clamp(max=MAX_LOG_RATIO).exp()
 
 
+def probability_shift(inputs: LossInputs) -> Tensor:
+    """[T] Δ: by how much the probability of the token has grown since it was sampled."""
+    return inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()
+
+
 def carry_gradient(values: Tensor, log_of_values: Tensor) -> Tensor:
     """The constants `values`, with the gradient values·∇log_of_values."""
     return values * (log_of_values - log_of_values.detach()).exp()
@@ -214,7 +222,9 @@ def members_only(inputs: LossInputs) -> LossInputs:
     )
 
 
-# ---- Losses that clip a ratio: ppo_clip, dapo, gspo and cispo.
+# Four losses that clip a ratio.
+
+
 @dataclass(frozen=True, kw_only=True)
 class PpoClip(PolicyGradient):
     """-min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A) of arXiv 1707.06347."""
@@ -266,7 +276,9 @@ class Cispo(PolicyGradient):
         return weights * policy_logprobs
 
 
-# ---- Losses that drop a token when its probability moved too far: dppo and ipo.
+# Two losses that drop a token whose probability moved too far.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dppo(PolicyGradient):
     """Drops where Δ passed the threshold in the direction that the advantage wants.
@@ -279,7 +291,7 @@ class Dppo(PolicyGradient):
     kl_coefficient: float = 1e-3
 
     def limit(self, inputs: LossInputs) -> Limit:
-        shift = _shift(inputs)
+        shift = probability_shift(inputs)
         is_too_far = torch.where(
             inputs.advantages > 0, shift > self.threshold, shift < -self.threshold
         )
@@ -294,14 +306,11 @@ class Ipo(PolicyGradient):
     kl_coefficient: float = 1e-3
 
     def limit(self, inputs: LossInputs) -> Limit:
-        return Limit(_shift(inputs).abs() > self.threshold, 0.0)
+        return Limit(probability_shift(inputs).abs() > self.threshold, 0.0)
 
 
-def _shift(inputs: LossInputs) -> Tensor:
-    return inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()
+# The two components beside rl, without options: cross-entropy, and the pull towards a reference.
 
-
-# ---- The two fixed components beside rl: cross-entropy, and the policy gradient to a reference.
 _REF_KL_THRESHOLD = 0.2
 _REF_KL_COEFFICIENT = 1e-3
 
@@ -316,8 +325,7 @@ def reference_kl(inputs: LossInputs) -> LossOutput:
     mask = inputs.mask
     log_ratio = torch.where(mask, inputs.policy_logprobs - inputs.sampling_logprobs, 0.0)
     with torch.no_grad():
-        shift = inputs.policy_logprobs.exp() - inputs.sampling_logprobs.exp()
-        is_kept = mask & (shift >= -_REF_KL_THRESHOLD)
+        is_kept = mask & (probability_shift(inputs) >= -_REF_KL_THRESHOLD)
         pull = inputs.reference_logprobs - inputs.policy_logprobs
     kept = torch.where(is_kept, log_ratio, 0.0)
     ratio = carry_gradient(clamped_exp(kept), kept)
@@ -325,7 +333,8 @@ def reference_kl(inputs: LossInputs) -> LossOutput:
     return LossOutput(-gain + _REF_KL_COEFFICIENT * log_ratio.square())
 
 
-# ---- Losses of the rl component, by registered name or `module:Class`.
+# The registry.
+
 LOSSES: dict[str, str | type] = {
     "dppo": Dppo,
     "ipo": Ipo,
@@ -334,7 +343,7 @@ LOSSES: dict[str, str | type] = {
     "cispo": Cispo,
     "gspo": Gspo,
 }
-"""Registered losses."""
+"""By the name in `trainer.loss.type`; any other is named as `package.module:Class`."""
 
 
 def build_loss(config: LossConfig) -> TokenLoss:
