@@ -85,7 +85,6 @@ DEFINED_TWICE = {
     "Progress",
     "Reply",
     "ServedModel",
-    "Snapshot",
     "Source",
     "Stop",
 }

@@ -60,7 +60,7 @@ class Ladder:
     """Called on every rank."""
     validate: Callable[[int], Mapping[str, float]] | None = None
     """Metrics of a version on what is never learned."""
-    publish: Callable[[int], Published | None] | None = None
+    publish_version: Callable[[int], Published | None] | None = None
     """Makes a version available, if it is due."""
     saver: CheckpointSaver | None = None
 
@@ -80,9 +80,9 @@ class Ladder:
         if self.validate is not None:
             with watch.measure("validate"):
                 metrics |= self.validate(version)
-        if self.publish is not None:
+        if self.publish_version is not None:
             with watch.measure("publish"):
-                published = self.publish(version)
+                published = self.publish_version(version)
         metrics |= self.learner.meter.measure(batch.micro_batches, watch)
         metrics |= self._learning_metrics(loss, update, watch)
         is_saved = self.saver is not None and self.saver.decides(version)

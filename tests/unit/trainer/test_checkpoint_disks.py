@@ -13,16 +13,18 @@ from gradus.files import DurableFiles
 from gradus.run.checkpoints import CheckpointStore
 from gradus.testing.checkpoints import new_run
 from gradus.trainer.checkpoint.shards import Piece, box_of
-from gradus.trainer.checkpoint.training_state import Origin, Progress, Snapshot
+from gradus.trainer.checkpoint.training_state import Origin, StateSnapshot, TrainingProgress
 
 pytestmark = pytest.mark.torch
 
 ORIGIN = Origin(model={"name": "tiny"}, compute_dtype="float32")
 
 
-def snapshot(step: int, num_bytes: int) -> Snapshot:
+def snapshot(step: int, num_bytes: int) -> StateSnapshot:
     values = torch.full((num_bytes // 4,), float(step))
-    return Snapshot(Progress(step, 1, {}, ORIGIN), {"w": Piece(box_of(values), values)})
+    return StateSnapshot(
+        TrainingProgress(step, 1, {}, ORIGIN), {"w": Piece(box_of(values), values)}
+    )
 
 
 def save(checkpoints: CheckpointStore, step: int, num_bytes: int) -> None:

@@ -24,7 +24,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.files import write_json
-from gradus.trainer.checkpoint.training_state import Progress, load_weights
+from gradus.trainer.checkpoint.training_state import TrainingProgress, load_weights
 from gradus.trainer.entry.sft import run
 from gradus.trainer.export import export
 from gradus.trainer.model.policy_model import PolicyModel
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_its_run_deletes_is_not_called_damaged(
     root = trained_run(tmp_path / "run", tiny_model)
     newest, before = (root / f"checkpoints/step_0000000{step}" for step in (2, 1))
 
-    def load_late(policy: PolicyModel, part: Path) -> Progress:
+    def load_late(policy: PolicyModel, part: Path) -> TrainingProgress:
         """The run deletes a checkpoint between its check and its use."""
         if part.parent == newest:
             newest.rename(newest.with_name(".deleted"))

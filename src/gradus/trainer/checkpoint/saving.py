@@ -23,8 +23,8 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.training_state import (
     PART,
-    Progress,
-    Snapshot,
+    StateSnapshot,
+    TrainingProgress,
     TrainingState,
     read_progress,
 )
@@ -131,7 +131,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     def _first_rank_says(self, value: bool) -> bool:
         return self.world.all_agree(value or not self.world.is_first)
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: StateSnapshot) -> None:
         folder = self.checkpoints.staging(snapshot.progress.step)
         snapshot.write(folder, self.world.rank, self.files)
 
@@ -192,7 +192,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         return True
 
 
-def resume(state: TrainingState, checkpoints: CheckpointStore, step: int) -> Progress:
+def resume(state: TrainingState, checkpoints: CheckpointStore, step: int) -> TrainingProgress:
     """Load checkpoint `step` into all ranks, after the first of them has verified every byte."""
     state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
     progress = state.load(checkpoints.locate(step).part(PART))

@@ -67,7 +67,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         refuse_other_base(saved, self.base_sha256)
 
 
-class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrainingProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where training stands."""
 
     step: int
@@ -99,10 +99,10 @@ def build_origin(
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StateSnapshot:
     """A copy of this rank's part of the state; training may go on while it is written."""
 
-    progress: Progress
+    progress: TrainingProgress
     pieces: Mapping[str, Piece]
 
     @property
@@ -133,16 +133,16 @@ class TrainingState:
     world: World
     origin: Origin
 
-    def snapshot(self, step: int, counters: Mapping[str, int]) -> Snapshot:
+    def snapshot(self, step: int, counters: Mapping[str, int]) -> StateSnapshot:
         """A copy on the CPU of what this rank has to save after `step` updates."""
         shared = {_WEIGHTS + name: tensor for name, tensor in self._weights().items()}
         moments = self.optimizer.state_dict()
         shared |= {_OPTIMIZER + name: tensor for name, tensor in moments.items()}
         pieces = own_pieces(shared, self._random(), is_first=self.world.is_first)
-        progress = Progress(step, self.world.size, dict(counters), self.origin)
-        return Snapshot(progress, pieces)
+        progress = TrainingProgress(step, self.world.size, dict(counters), self.origin)
+        return StateSnapshot(progress, pieces)
 
-    def load(self, part: Path) -> Progress:
+    def load(self, part: Path) -> TrainingProgress:
         """Put the state of a verified checkpoint in place, whatever number of ranks wrote it.
 
         With another number of ranks each rank keeps the random numbers that its seed gave it.
@@ -187,7 +187,7 @@ class TrainingState:
         return f"random.{self.world.rank}.{device}"
 
 
-def load_weights(policy: torch.nn.Module, part: Path) -> Progress:
+def load_weights(policy: torch.nn.Module, part: Path) -> TrainingProgress:
     """Put only the weights of a verified checkpoint in place, to export or to evaluate them."""
     weights = {it.name: it.parameter.detach() for it in trained_parameters(policy)}
     with open_shards(part) as reader:
@@ -224,10 +224,10 @@ def _refuse_left_over(
         )
 
 
-def read_progress(part: Path) -> Progress:
+def read_progress(part: Path) -> TrainingProgress:
     """Where training stood when the part was saved."""
     path = part / _PROGRESS_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Progress)
+        return msgspec.json.decode(path.read_bytes(), type=TrainingProgress)
     except (OSError, ValueError) as error:
         raise CorruptStateError(f"{path} does not say where training stood: {error}") from error

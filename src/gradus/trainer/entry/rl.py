@@ -68,7 +68,7 @@ def _train(
             timeout_seconds=trainer.receive_timeout_seconds,
         ),
         record=reports.send,
-        publish=publisher.publish_version,
+        publish_version=publisher.publish_version,
         saver=saver,
     )
     write_ready_file(run_dir, config.term, world)

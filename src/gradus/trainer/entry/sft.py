@@ -85,7 +85,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         ConversationBatches(stream, sft, world, learner.vocabulary),
         record=record,
         validate=None if validation is None else validation.run_when_due,
-        publish=None if versions is None else versions.publish_when_due,
+        publish_version=None if versions is None else versions.publish_when_due,
         saver=saver,
     )
     write_ready_file(run_dir, config.term, world)
