@@ -38,9 +38,10 @@ from simulation import SOURCE, JumpingLoop, Simulation, build_config, run_simula
 from gradus.config import ModelConfig
 from gradus.log import configure_logging
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.build import Components, Source
+from gradus.orchestrator.build import Components
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import Orchestrator
+from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal

@@ -21,6 +21,7 @@ from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation.file import EvaluationFile, read_standings
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
+from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.configs import RUN_TOML
@@ -90,7 +91,8 @@ def test_an_evaluation_goes_on_behind_an_episode_that_did_not_fit(small_disk: Pa
 
     def ended(task: int) -> EvaluatedEpisode:
         key = EpisodeKey("words" * 2000, task, 0)
-        return EvaluatedEpisode(key, 0, 1, "key", build_episode(reward=1.0))
+        played = PlayedEpisode(str(key), "g", VersionSpan(0, 0), build_episode(reward=1.0))
+        return EvaluatedEpisode(key, played, attempts=1, task_key="key")
 
     with EvaluationFile.create(path) as file:
         file.append(ended(0), ())

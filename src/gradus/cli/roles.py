@@ -66,13 +66,13 @@ ROLES = {
     ),
     "evaluator": Role(
         "EvaluatorProcessConfig",
-        "gradus.orchestrator.evaluation.evaluator:run",
+        "gradus.orchestrator.evaluation.process:run",
         "evaluator",
         "play the episodes of an evaluation",
     ),
     "sft-evaluator": Role(
         "SftEvaluatorProcessConfig",
-        "gradus.orchestrator.evaluation.sft_evaluator:run",
+        "gradus.orchestrator.evaluation.process:run",
         "evaluator",
         "evaluate versions while they are made",
     ),

@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import (
-    ErrorPolicyConfig,
-    EvaluationSourceConfig,
-    ModelConfig,
     OrchestratorProcessConfig,
     ReferenceConfig,
-    SftEvaluatorProcessConfig,
     SourceConfig,
 )
 from gradus.errors import ProtocolError
@@ -33,21 +29,19 @@ from gradus.orchestrator.algorithms.teacher import (
     compare_tokenizers,
     open_reference,
 )
-from gradus.orchestrator.evaluation.episodes import EvaluationSource, count_tasks
-from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, build_error_policy
-from gradus.orchestrator.groups.grading import SourceGrader, build_grader
+from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
+from gradus.orchestrator.failures import build_error_policy
+from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.play.agents import check_seats
 from gradus.orchestrator.play.environment import (
     Environment,
-    EnvironmentAddress,
-    EnvironmentClient,
-    EpisodeSettings,
     build_settings,
     find_environment,
 )
 from gradus.orchestrator.play.inference_client import InferenceClient, PolicyClient
+from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.renderer import check_tools, settle_renderer
-from gradus.orchestrator.play.restarts import RestartedEnvironment
+from gradus.orchestrator.play.restarts import connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -64,19 +58,6 @@ TASKS_TO_TRY = 10
 """Of which one must be readable before anything is played."""
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Source:
-    """One source of episodes, ready to play."""
-
-    share: SourceShare
-    group_size: int
-    environment: Environment
-    grader: SourceGrader
-    errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
-    is_frozen: bool = False
-    """Whether no seat is played by the policy, so that nothing of it is ever stale."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +102,19 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
             source.name: await _open_source(config, source, policy.base_url, stack)
             for source in config.sources
         }
+        evaluation = config.orchestrator.eval
         evaluated = [
-            await open_served(config, source, policy.base_url, stack)
+            await open_evaluated(
+                source,
+                run_dir,
+                build_settings(source, config.model, policy.base_url),
+                stack,
+                model=config.model,
+                max_retries=evaluation.max_retries,
+                restart_seconds=config.environment_restart_seconds,
+            )
             for source in config.evaluation_sources
+            if evaluation is not None
         ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1
@@ -189,66 +180,6 @@ async def _first_task_data(environment: Environment, num_tasks: int | None) -> d
         with suppress(TaskRefused):
             return (await environment.task(index)).task_data
     return (await environment.task(last)).task_data
-
-
-def connect_environment(
-    find: Callable[[], EnvironmentAddress],
-    source: SourceConfig | EvaluationSourceConfig,
-    settings: EpisodeSettings,
-    *,
-    restart_seconds: float,
-) -> Environment:
-    """The client of a source; where the launcher restarts its process, it follows.
-
-    `find` reads where the process listens; `restart_seconds` is how long a new one may take, 0
-    means that none comes.
-    """
-    connect = partial(EnvironmentClient, source.name, settings=settings)
-    if source.address is not None or not restart_seconds:
-        return connect(find())
-    return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds)
-
-
-async def open_served(
-    config: OrchestratorProcessConfig | SftEvaluatorProcessConfig,
-    source: EvaluationSourceConfig,
-    base_url: str,
-    stack: AsyncExitStack,
-) -> EvaluationSource:
-    """An environment of the run that the policy at `base_url` plays."""
-    is_restarted = isinstance(config, OrchestratorProcessConfig)
-    environment = connect_environment(
-        partial(find_environment, RunDirectory(Path(config.run_dir)), source, "eval"),
-        source,
-        build_settings(source, config.model, base_url),
-        restart_seconds=config.environment_restart_seconds if is_restarted else 0.0,
-    )
-    return await open_evaluated(source, environment, stack, model=config.model)
-
-
-async def open_evaluated(
-    source: EvaluationSourceConfig,
-    environment: Environment,
-    stack: AsyncExitStack,
-    *,
-    model: ModelConfig | None,
-) -> EvaluationSource:
-    """An evaluated environment with its number of tasks; `stack` closes its client.
-
-    `model` is the policy with its renderer; None when an endpoint renders.
-    """
-    stack.push_async_callback(environment.close)
-    info = await environment.info()
-    if model is not None:
-        check_tools(source.name, model, offers_tools=info.tools)
-    return EvaluationSource(
-        name=source.name,
-        num_tasks=count_tasks(source, info),
-        group_size=source.group_size,
-        environment=environment,
-        state_columns=source.state_columns,
-        unmeasured_agents=frozenset(source.unmeasured_agents),
-    )
 
 
 def build_reference(

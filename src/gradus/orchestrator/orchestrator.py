@@ -23,7 +23,7 @@ from gradus.config import OrchestratorProcessConfig
 from gradus.errors import DeadlineError, ProtocolError
 from gradus.files import write_atomically, write_json
 from gradus.orchestrator.build import Components, connect
-from gradus.orchestrator.evaluation.in_run import Evaluation
+from gradus.orchestrator.evaluation.evaluator import EvaluationInRun
 from gradus.orchestrator.failures import FirstFailures, root_cause
 from gradus.orchestrator.groups.batcher import Batcher, SampleBatch
 from gradus.orchestrator.groups.open_groups import GroupBuffer
@@ -212,14 +212,14 @@ class Orchestrator:
         self._scheduler.max_in_flight = controller.limit
         return batches
 
-    def _build_evaluation(self) -> Evaluation:
-        return Evaluation(
+    def _build_evaluation(self) -> EvaluationInRun:
+        return EvaluationInRun(
             self._config.orchestrator.eval,
             self._parts.evaluated,
             policy=self._parts.policy,
             recorder=self._record_writer,
             journal=self._parts.journal,
-            episodes=RunDirectory(Path(self._config.run_dir)).episodes,
+            run_dir=RunDirectory(Path(self._config.run_dir)),
         )
 
     async def play(self) -> None:

@@ -62,6 +62,8 @@ class Failure:
     kind: str
     """Counted by this: the type of the error, e.g. "ProviderError" or "invalid_reward"."""
     message: str
+    status_code: int | None = None
+    """HTTP status, when a model's provider gave one."""
 
 
 class EpisodeFailed(Exception):

@@ -282,8 +282,8 @@ ENTRIES = {
     "sft-trainer": ("gradus.trainer.entry.sft", "run", "trainer"),
     "bench-rank": ("gradus.trainer.entry.bench", "run", "trainer"),
     "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
-    "evaluator": ("gradus.orchestrator.evaluation.evaluator", "run", "evaluator"),
-    "sft-evaluator": ("gradus.orchestrator.evaluation.sft_evaluator", "run", "evaluator"),
+    "evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
+    "sft-evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
     "replayer": ("gradus.orchestrator.replay.replayer", "run", "replayer"),
 }
 

@@ -22,11 +22,12 @@ from gradus.config import (
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
-from gradus.orchestrator.build import Components, Source
+from gradus.orchestrator.build import Components
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.failures import build_error_policy, root_cause
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import Orchestrator
+from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal, read_journal

@@ -14,19 +14,20 @@ from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.evaluation.episodes import (
     EpisodeKey,
     EvaluatedEpisode,
-    EvaluationPlayer,
     EvaluationSource,
+    PassingErrors,
     count_tasks,
     may_pass,
-    result_metrics,
-    results,
-    warn_of_graded_rewards,
+    play_episodes,
 )
-from gradus.orchestrator.evaluation.results import EpisodeScore
+from gradus.orchestrator.evaluation.evaluator import Scores, warn_of_graded_rewards
+from gradus.orchestrator.evaluation.results import EpisodeScore, result_metrics
+from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
-from gradus.orchestrator.types import EpisodeFailed, Failure
+from gradus.orchestrator.types import EpisodeFailed, Failure, PlayedEpisode
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment
+from gradus.wire.versions import VersionSpan
 
 PROVIDER_DOWN = EpisodeFailed(Failure("ProviderError", "upstream 500: scripted"))
 
@@ -43,29 +44,30 @@ async def play(
     max_retries: int = 2,
     **changes: Any,
 ) -> list[EvaluatedEpisode]:
-    source = build_source(environment, **changes)
-    player = EvaluationPlayer(
-        [source], max_in_flight=max_in_flight, max_retries=max_retries, first_delay_seconds=0.0
-    )
+    source = build_source(environment, errors=PassingErrors(max_retries, 0.0), **changes)
     ended: list[EvaluatedEpisode] = []
     async with asyncio.timeout(10):
-        await player.play(source.episode_keys(), version=3, on_end=ended.append)
+        await play_episodes(
+            [source],
+            source.episode_keys(),
+            version=3,
+            max_in_flight=max_in_flight,
+            on_end=ended.append,
+        )
     return ended
 
 
-def provider_error(status: int | None) -> EvaluatedEpisode:
-    trace = build_trace(error="ProviderError")
-    trace.errors[0].status_code = status
-    episode = build_episode([trace])
-    failure = Failure("ProviderError", f"upstream {status}")
-    return EvaluatedEpisode(EpisodeKey("words", 0, 0), 0, 1, "key", episode, failure)
+def build_ended(key: EpisodeKey, episode: Any, *, version: int = 0) -> EvaluatedEpisode:
+    span = VersionSpan(version, version)
+    played = PlayedEpisode(str(key), key.group_id, span, episode)
+    return EvaluatedEpisode(key, played, attempts=2, task_key="key-4")
 
 
 async def test_every_task_is_played_as_often_as_its_group_is_large() -> None:
     ended = await play(ScriptedEnvironment())
     keys = sorted((e.key.task, e.key.replica) for e in ended)
     assert keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert {e.version for e in ended} == {3}
+    assert {e.played.versions for e in ended} == {VersionSpan(3, 3)}
 
 
 async def test_not_more_than_the_limit_runs_at_once() -> None:
@@ -133,7 +135,11 @@ async def test_an_error_of_the_task_itself_is_not_played_again() -> None:
     [(429, True), (408, True), (500, True), (503, True), (None, True), (401, False), (404, False)],
 )
 def test_the_provider_s_status_decides(status: int | None, is_retried: bool) -> None:
-    assert may_pass(provider_error(status)) is is_retried
+    trace = build_trace(error="ProviderError")
+    trace.errors[0].status_code = status
+    failure = find_failure(build_episode([trace]), needs_tokens=False)
+    assert failure is not None
+    assert may_pass(failure) is is_retried
 
 
 async def test_a_reward_that_is_no_number_is_an_error_and_never_zero() -> None:
@@ -180,13 +186,12 @@ def test_a_score_is_the_mean_over_the_agents_that_are_measured() -> None:
         build_trace(reward=0.0, agent="b"),
         build_trace(reward=9.0, agent="judge", trainable=False),
     ]
-    ended = EvaluatedEpisode(EpisodeKey("words", 4, 0), 0, 1, "key", build_episode(traces))
-    score = ended.score()
+    score = build_ended(EpisodeKey("words", 4, 0), build_episode(traces)).score()
     assert (score.task, score.reward, score.length_tokens) == (4, 0.5, 8)
 
 
 def test_a_record_says_where_the_episode_stood() -> None:
-    ended = EvaluatedEpisode(EpisodeKey("words", 4, 1), 7, 2, "key-4", build_episode(reward=1.0))
+    ended = build_ended(EpisodeKey("words", 4, 1), build_episode(reward=1.0), version=7)
     standing = ended.record([])["gradus"]
     assert standing["episode"] == "words/4/1"
     assert standing["task"] == {"index": 4, "key": "key-4"}
@@ -223,7 +228,9 @@ def test_tasks_that_are_not_there_are_refused(asked: int | None, there: int | No
 
 def test_graded_rewards_are_said_once_per_environment(caplog: pytest.LogCaptureFixture) -> None:
     sources = [build_source(ScriptedEnvironment(), group_size=1)]
-    found = results(sources, {"words": [EpisodeScore(0, 0.5)]})
+    scores = Scores(0, sources)
+    scores.by_source["words"].append(EpisodeScore(0, 0.5))
+    found = scores.measured().results
     already: set[str] = set()
     with caplog.at_level(logging.WARNING):
         warn_of_graded_rewards(found, already)
@@ -236,7 +243,7 @@ def test_graded_rewards_are_said_once_per_environment(caplog: pytest.LogCaptureF
 
 
 def test_an_environment_without_an_ended_episode_has_its_row() -> None:
-    found = results([build_source(ScriptedEnvironment())], {})
+    found = Scores(0, [build_source(ScriptedEnvironment())]).measured().results
     assert found["words"].num_episodes == 0
     assert found["words"].group_size == 2
 

@@ -7,21 +7,28 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation.file import EvaluationFile, read_standings
 from gradus.orchestrator.evaluation.results import evaluate, metrics
-from gradus.orchestrator.types import Failure
+from gradus.orchestrator.types import PlayedEpisode
 from gradus.testing.episodes import build_episode
+from gradus.wire.versions import VersionSpan
 
 KEYS = [EpisodeKey("words", task, replica) for task in range(3) for replica in range(2)]
 
 
 def ended(key: EpisodeKey, *, error: str | None = None) -> EvaluatedEpisode:
     if error is not None:
-        return EvaluatedEpisode(key, 0, 1, failure=Failure(error, "scripted"))
-    return EvaluatedEpisode(key, 0, 1, "key", build_episode(reward=1.0))
+        return key.failed(0, error, "scripted")
+    return finished(key, build_episode(reward=1.0))
+
+
+def finished(key: EpisodeKey, episode: WireEpisode) -> EvaluatedEpisode:
+    played = PlayedEpisode(str(key), key.group_id, VersionSpan(0, 0), episode)
+    return EvaluatedEpisode(key, played, attempts=1, task_key="key")
 
 
 def names(path: Path) -> list[str]:
@@ -52,7 +59,7 @@ def test_what_the_environment_measured_is_there_again_after_a_restart(tmp_path: 
     path = tmp_path / "eval.jsonl"
     episode = build_episode(reward=1.0)
     episode.traces[0].metrics = {"num_calls": 3.0, "huge": 1e308}
-    played = EvaluatedEpisode(KEYS[0], 0, 1, "key", episode)
+    played = finished(KEYS[0], episode)
     with EvaluationFile.create(path) as file:
         file.append(played, ())
     with EvaluationFile.reopen(path, KEYS) as file:

@@ -11,14 +11,14 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.config import OrchestratorProcessConfig, TrainEnvironmentConfig, resolve_run
 from gradus.errors import EnvironmentFailure, ProcessError
-from gradus.orchestrator.build import connect_environment
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
-    EvaluationPlayer,
     EvaluationSource,
+    PassingErrors,
+    play_episodes,
 )
 from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
-from gradus.orchestrator.play.restarts import Blame, RestartedEnvironment
+from gradus.orchestrator.play.restarts import Blame, RestartedEnvironment, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
@@ -190,12 +190,14 @@ async def test_an_evaluation_plays_what_was_lost_again_on_the_new_process() -> N
     environment = RestartedEnvironment(
         "words", lambda: EnvironmentAddress("ipc://run", "ipc://tasks", pid), connect, seconds=5
     )
-    source = EvaluationSource("words", num_tasks=1, group_size=2, environment=environment)
-    player = EvaluationPlayer([source], max_in_flight=2, max_retries=1, first_delay_seconds=0.0)
+    again = PassingErrors(max_retries=1, first_delay_seconds=0.0)
+    source = EvaluationSource("words", 1, 2, environment, errors=again)
     ended: list[EvaluatedEpisode] = []
     watching = asyncio.create_task(environment.watch())
     playing = asyncio.create_task(
-        player.play(source.episode_keys(), version=3, on_end=ended.append)
+        play_episodes(
+            [source], source.episode_keys(), version=3, max_in_flight=2, on_end=ended.append
+        )
     )
     await wait_until_async(lambda: clients[0].num_running == 2)
     pid = 2
@@ -323,14 +325,19 @@ async def test_a_task_that_ends_each_process_that_loads_it_is_refused(
 
 async def test_an_evaluated_task_that_ends_its_process_is_put_aside_for_good() -> None:
     environment = MortalEnvironment(killer=2)
-    source = EvaluationSource("words", num_tasks=6, group_size=2, environment=environment)
+    again = PassingErrors(max_retries=2, first_delay_seconds=0.0)
+    source = EvaluationSource("words", 6, 2, environment, errors=again)
     blame = Blame.apart()
     for _ in range(2):
-        player = EvaluationPlayer(
-            [source], max_in_flight=12, max_retries=2, first_delay_seconds=0.0, blame=blame
-        )
         ended: list[EvaluatedEpisode] = []
-        await player.play(source.episode_keys(), version=0, on_end=ended.append)
+        await play_episodes(
+            [source],
+            source.episode_keys(),
+            version=0,
+            max_in_flight=12,
+            on_end=ended.append,
+            blame=blame,
+        )
         assert {e.key.task for e in ended if e.failure is not None} == {2}
         assert len(ended) == 12
     assert environment.num_lost == 2

@@ -21,12 +21,13 @@ from gradus.config import AlgorithmConfig, CheckpointConfig, CurriculumConfig
 from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.build import Components, Source
+from gradus.orchestrator.build import Components
 from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.curriculum import TaskDraw, TaskResult, Uniform
+from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter

@@ -17,9 +17,9 @@ from gradus.errors import ConfigError, FencedError, ProcessError, ProtocolError
 from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.evaluation.evaluator import SftEvaluator, build_evaluator
 from gradus.orchestrator.evaluation.file import read_standings
-from gradus.orchestrator.evaluation.measurement import Measurement
-from gradus.orchestrator.evaluation.sft_evaluator import SftEvaluator, run
+from gradus.orchestrator.evaluation.process import run
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
@@ -94,9 +94,7 @@ class Rig:
         monitor = JsonlMonitor(self.run_dir.metrics)
         evaluator = SftEvaluator(
             config=config,
-            measurement=Measurement(
-                config.eval, sources, policy=self.policy, episodes=self.run_dir.episodes
-            ),
+            evaluator=build_evaluator(config.eval, sources, self.run_dir, self.policy),
             policy=self.policy,
             events=self.events,
             monitor=monitor,

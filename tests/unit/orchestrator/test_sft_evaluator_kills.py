@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.evaluation.evaluator import SftEvaluator, build_evaluator
 from gradus.orchestrator.evaluation.file import read_standings
-from gradus.orchestrator.evaluation.measurement import Measurement
-from gradus.orchestrator.evaluation.sft_evaluator import SftEvaluator
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
@@ -154,14 +153,10 @@ class Run:
             resume_step=self.checkpoint,
         )
         policy = ScriptedPolicy()
+        sources = [EvaluationSource("words", 2, GROUP_SIZE, environment)]
         evaluator = SftEvaluator(
             config=config,
-            measurement=Measurement(
-                config.eval,
-                [EvaluationSource("words", 2, GROUP_SIZE, environment)],
-                policy=policy,
-                episodes=self.run_dir.episodes,
-            ),
+            evaluator=build_evaluator(config.eval, sources, self.run_dir, policy),
             policy=policy,
             events=self,
             monitor=DyingMonitor(self.run_dir.metrics, -1 if kill is None else kill.record),

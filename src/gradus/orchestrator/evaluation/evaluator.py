@@ -1,177 +1,429 @@
-"""The evaluator process: plays a stand-alone evaluation and keeps its results on disk.
+"""Measures versions of the policy, each by every episode of an evaluation.
 
-`episodes/step_0/eval.jsonl` gets one line per episode, `progress.json` the numbers so far, and
-`results.json` the numbers at the end. What ended without error is never played again.
+Who supplies the versions differs, and what a new one must wait for:
+
+    in an RL run          refresh serves a version; the next one waits until the evaluation ended,
+                          so that no episode mixes two (docs/decisions/0005)
+    in a supervised run   the trainer writes a version to disk and trains on; versions queue up
+                          there (docs/decisions/0008)
+    `gradus eval`         only version 0: the model as it is
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import json
+import shutil
 import time
 from collections import defaultdict
-from contextlib import AsyncExitStack
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from gradus.config import NO_KEY_VARIABLE, EvaluationSourceConfig, EvaluatorProcessConfig
-from gradus.files import write_json
+from gradus.config import EvalSourcesConfig, SftEvaluatorProcessConfig
+from gradus.errors import ProtocolError
+from gradus.files import read_json, write_json
 from gradus.log import get_logger
-from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.build import open_evaluated
+from gradus.monitor.base import Monitor
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
-    EvaluationPlayer,
     EvaluationSource,
-    result_metrics,
-    results,
-    warn_of_graded_rewards,
-    watched,
+    play_episodes,
 )
 from gradus.orchestrator.evaluation.file import EvaluationFile
-from gradus.orchestrator.evaluation.results import EnvironmentResult, EpisodeScore, combine
-from gradus.orchestrator.failures import FirstFailures, root_cause
-from gradus.orchestrator.play.environment import (
-    EnvironmentClient,
-    EpisodeSettings,
-    build_endpoint_settings,
-    build_settings,
-    find_environment,
+from gradus.orchestrator.evaluation.results import (
+    EnvironmentResult,
+    EpisodeScore,
+    combine,
+    evaluate,
+    result_metrics,
 )
-from gradus.orchestrator.play.renderer import settle_renderer
-from gradus.processes.ready import InferenceReady, read_ready
+from gradus.orchestrator.failures import FirstFailures
+from gradus.orchestrator.play.inference_client import PolicyClient
+from gradus.orchestrator.play.restarts import Blame
+from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
+from gradus.wire.events import Event, PolicyPublished, TrainerDone
 
-log = get_logger(__name__)
 PROGRESS_SECONDS = 0.5
 """How often the numbers so far are written."""
 
-
-def run(config: EvaluatorProcessConfig) -> None:
-    """The evaluator process, from its ready file to `results.json`."""
-    try:
-        asyncio.run(_run(config))
-    except BaseExceptionGroup as group:
-        raise root_cause(group) from group
+log = get_logger(__name__)
 
 
-async def _run(config: EvaluatorProcessConfig) -> None:
-    run_dir = RunDirectory(Path(config.run_dir))
-    check_term(run_dir, config.term)
-    if config.base_url is None:
-        config = config.model_copy(update={"model": await settle_renderer(config.model)})
-    async with AsyncExitStack() as stack:
-        sources = [await _open(config, source, run_dir, stack) for source in config.sources]
-        ready = {"pid": os.getpid(), "term": config.term}
-        write_json(run_dir.ready_file("evaluator"), ready)
-        await evaluate_sources(config, sources, run_dir)
+@dataclass(frozen=True)
+class Measured:
+    """What the episodes of one version came to, so far or at the end."""
 
+    version: int
+    results: Mapping[str, EnvironmentResult]
+    """The numbers of every environment by its name."""
+    planned: Mapping[str, int]
+    """Episodes of every environment when all have ended."""
+    messages: Mapping[str, str]
+    """Kind of error → what the first one said."""
+    seconds: float
 
-async def _open(
-    config: EvaluatorProcessConfig,
-    source: EvaluationSourceConfig,
-    run_dir: RunDirectory,
-    stack: AsyncExitStack,
-) -> EvaluationSource:
-    address = find_environment(run_dir, source, "eval")
-    client = EnvironmentClient(source.name, address, _settings(config, source, run_dir))
-    served = config.model if config.base_url is None else None
-    return await open_evaluated(source, client, stack, model=served)
+    def metrics(self) -> dict[str, float]:
+        """What a record of the version holds."""
+        numbers = {"eval/version": float(self.version), "eval/seconds": self.seconds}
+        return result_metrics(self.results) | numbers
 
-
-def _settings(
-    config: EvaluatorProcessConfig, source: EvaluationSourceConfig, run_dir: RunDirectory
-) -> EpisodeSettings:
-    if config.base_url is None:
-        base_url = read_ready(run_dir, "inference", InferenceReady).base_url
-        return build_settings(source, config.model, base_url)
-    return build_endpoint_settings(
-        source,
-        model=config.model.name,
-        base_url=config.base_url,
-        api_key_var=config.api_key_var or NO_KEY_VARIABLE,
-    )
-
-
-async def evaluate_sources(
-    config: EvaluatorProcessConfig, sources: list[EvaluationSource], run_dir: RunDirectory
-) -> dict[str, EnvironmentResult]:
-    """Play what is missing, write everything down; the numbers at the end."""
-    keys = [key for source in sources for key in source.episode_keys()]
-    path = run_dir.episodes / "step_0" / "eval.jsonl"
-    player = EvaluationPlayer(
-        sources, max_in_flight=config.max_in_flight_episodes, max_retries=config.max_retries
-    )
-    with EvaluationFile.reopen(path, keys) as file:
-        progress = Progress(sources, file, run_dir.root / "progress.json")
-        progress.write()
-        missing = [key for key in keys if key not in file.finished]
-        log.info("%d of %d episodes are to be played", len(missing), len(keys))
-        async with watched(sources):
-            await player.play(missing, version=0, on_end=progress.note)
-    check_term(run_dir, config.term)
-    progress.write()
-    found = progress.results()
-    write_json(run_dir.root / "results.json", progress.as_json() | {"model": config.model.name})
-    monitor = JsonlMonitor(run_dir.metrics)
-    monitor.record(result_metrics(found) | {"eval/version": 0.0}, step=0)
-    monitor.close()
-    return found
-
-
-class Progress:
-    """Owns the scores so far, and puts each new episode and now and then the numbers on disk."""
-
-    def __init__(self, sources: list[EvaluationSource], file: EvaluationFile, path: Path) -> None:
-        self._sources = sources
-        self._columns = {source.name: source.state_columns for source in sources}
-        self._file = file
-        self._path = path
-        self._failures = FirstFailures(RunDirectory(path.parent), "eval")
-        self._written_at = 0.0
-        self._graded: set[str] = set()
-        self._scores: dict[str, list[EpisodeScore]] = defaultdict(list)
-        self._messages: dict[str, str] = {}
-        for key, score in file.finished.items():
-            self._scores[key.source].append(score)
-
-    def note(self, ended: EvaluatedEpisode) -> None:
-        """An episode ended."""
-        self._file.append(ended, self._columns[ended.key.source])
-        ended.tell(self._failures)
-        self._scores[ended.key.source].append(ended.score())
-        if ended.failure is not None:
-            self._messages.setdefault(ended.failure.kind, ended.failure.message)
-        if time.monotonic() - self._written_at >= PROGRESS_SECONDS:
-            self.write()
-
-    def write(self) -> None:
-        """Put the numbers so far on disk."""
-        self._written_at = time.monotonic()
-        write_json(self._path, self.as_json())
-
-    def results(self) -> dict[str, EnvironmentResult]:
-        """The numbers of each environment."""
-        found = results(self._sources, self._scores)
-        warn_of_graded_rewards(found, self._graded)
-        return found
-
-    def as_json(self) -> dict[str, Any]:
+    def table(self) -> dict[str, Any]:
         """What `progress.json` and `results.json` hold."""
-        found = self.results()
-        planned = {source.name: source.num_tasks * source.group_size for source in self._sources}
-        row = partial(_row, planned)
+
+        def row(name: str, planned: int, result: EnvironmentResult) -> dict[str, Any]:
+            return {"name": name, "planned_episodes": planned, **asdict(result)}
+
+        together = combine(list(self.results.values()))
         return {
-            "environments": [row(name, result) for name, result in found.items()],
-            "overall": _row(
-                {"overall": sum(planned.values())}, "overall", combine(list(found.values()))
-            ),
-            "error_messages": self._messages,
+            "environments": [row(n, self.planned[n], found) for n, found in self.results.items()],
+            "overall": row("overall", sum(self.planned.values()), together),
+            "error_messages": dict(self.messages),
         }
 
 
-def _row(planned: dict[str, int], name: str, result: EnvironmentResult) -> dict[str, Any]:
-    return {"name": name, "planned_episodes": planned[name], **asdict(result)}
+@dataclass
+class Scores:
+    """Owns the scores of one version, while its episodes end."""
+
+    version: int
+    sources: Sequence[EvaluationSource]
+    begun: float = field(default_factory=time.monotonic)
+    by_source: defaultdict[str, list[EpisodeScore]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    messages: dict[str, str] = field(default_factory=dict)
+
+    def add(self, ended: EvaluatedEpisode) -> None:
+        """An episode ended."""
+        self.by_source[ended.key.source].append(ended.score())
+        if ended.failure is not None:
+            self.messages.setdefault(ended.failure.kind, ended.failure.message)
+
+    def measured(self) -> Measured:
+        """The numbers so far; an environment without an episode has its row too."""
+        return Measured(
+            version=self.version,
+            results={
+                source.name: evaluate(self.by_source[source.name], group_size=source.group_size)
+                for source in self.sources
+            },
+            planned={source.name: source.num_episodes for source in self.sources},
+            messages=dict(self.messages),
+            seconds=time.monotonic() - self.begun,
+        )
+
+
+class Evaluator:
+    """Owns how a version is measured: which episodes, on which engine, into which files.
+
+    >>> evaluator = Evaluator(sources, run_dir, max_in_flight=64)  # doctest: +SKIP
+    >>> (await evaluator.measure(0)).metrics()["eval/avg@4"]  # doctest: +SKIP
+    0.25
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[EvaluationSource],
+        run_dir: RunDirectory,
+        *,
+        max_in_flight: int,
+        timeout_seconds: float | None = None,
+        policy: PolicyClient | None = None,
+        progress: Path | None = None,
+    ) -> None:
+        """`timeout_seconds` is for all episodes of one version; `policy` says which version is
+        served, None when it can be no other.
+
+        `progress` gets the numbers so far, and a record that the disk does not take ends the
+        evaluation. Without it, beside a training, only the record is lost.
+        """
+        self.graded: set[str] = set()
+        """Environments whose graded rewards were reported."""
+        self._sources = sources
+        self._run_dir = run_dir
+        self._max_in_flight = max_in_flight
+        self._timeout_seconds = timeout_seconds
+        self._policy = policy
+        self._progress = progress
+        self._progress_at = -PROGRESS_SECONDS
+        self._blame = Blame.apart()
+        self._failures = FirstFailures(run_dir, "eval")
+        self._columns = {source.name: source.state_columns for source in sources}
+
+    async def measure(self, version: int, *, is_continued: bool = False) -> Measured:
+        """Play every episode on `version`, which must be served now and at the end.
+
+        With `is_continued`, episodes that an earlier process played without error count and are
+        not played again. ProtocolError when the engine serves another version.
+        """
+        await self._check_version(version)
+        keys = [key for source in self._sources for key in source.episode_keys()]
+        path = self._run_dir.episodes / f"step_{version}" / "eval.jsonl"
+        scores = Scores(version, self._sources)
+        opened = EvaluationFile.reopen(path, keys) if is_continued else EvaluationFile.create(path)
+        with opened as file:
+
+            def note(ended: EvaluatedEpisode) -> None:
+                scores.add(ended)
+                ended.tell(self._failures)
+                self._write(file, ended)
+                self._show_progress(scores)
+
+            for key, score in file.finished.items():
+                scores.by_source[key.source].append(score)
+            missing = [key for key in keys if key not in file.finished]
+            log.info("version %d: %d of %d episodes to play", version, len(missing), len(keys))
+            self._show_progress(scores)
+            await play_episodes(
+                self._sources,
+                missing,
+                version=version,
+                max_in_flight=self._max_in_flight,
+                on_end=note,
+                blame=self._blame,
+                timeout_seconds=self._timeout_seconds,
+            )
+        await self._check_version(version)
+        measured = scores.measured()
+        warn_of_graded_rewards(measured.results, self.graded)
+        return measured
+
+    def _write(self, file: EvaluationFile, ended: EvaluatedEpisode) -> None:
+        try:
+            file.append(ended, self._columns[ended.key.source])
+        except (OSError, ValueError) as error:
+            if self._progress is not None:
+                raise
+            log.warning("episode %s of the evaluation is not recorded: %s", ended.key, error)
+
+    def _show_progress(self, scores: Scores) -> None:
+        """Put the numbers so far on disk, now and then."""
+        if self._progress is None or time.monotonic() < self._progress_at + PROGRESS_SECONDS:
+            return
+        self._progress_at = time.monotonic()
+        write_json(self._progress, scores.measured().table())
+
+    async def _check_version(self, version: int) -> None:
+        """The engine itself must say that it serves what is measured, before and after."""
+        if self._policy is None:
+            return
+        served = (await self._policy.status()).version
+        if served != version:
+            raise ProtocolError(
+                f"inference serves version {served} while version {version} is evaluated; one "
+                "evaluation never mixes versions, see the log of inference"
+            )
+
+
+def build_evaluator(
+    settings: EvalSourcesConfig,
+    sources: Sequence[EvaluationSource],
+    run_dir: RunDirectory,
+    policy: PolicyClient,
+) -> Evaluator:
+    """The evaluator of a run, in which weights change."""
+    return Evaluator(
+        sources,
+        run_dir,
+        max_in_flight=settings.max_in_flight_episodes,
+        timeout_seconds=settings.timeout_seconds,
+        policy=policy,
+    )
+
+
+def warn_of_graded_rewards(found: Mapping[str, EnvironmentResult], already: set[str]) -> None:
+    """Say once per environment that its rewards give an average only."""
+    for name, result in found.items():
+        if not result.is_binary and name not in already:
+            already.add(name)
+            log.warning(
+                "environment %r gives rewards other than 0 and 1: pass@k and pass^k mean nothing "
+                "there, only avg@k is reported",
+                name,
+            )
+
+
+class EvaluationInRun:
+    """Owns which version of an RL run is measured, and holds the weights meanwhile.
+
+        loop      consumes           waits for               produces           unblocked by
+        evaluate  versions that are  the next one, episodes  records, a policy  refresh,
+                  due                                        free to change     environments
+
+    `released` holds the refresh loop until the evaluation ended. The wait needs neither the trainer
+    nor a slot, and every evaluation has a deadline, so it always ends.
+
+    >>> evaluation.begin_if_due(0, is_first=True)  # doctest: +SKIP
+    >>> await evaluation.released()  # doctest: +SKIP
+    12.5
+    """
+
+    def __init__(
+        self,
+        settings: EvalSourcesConfig | None,
+        sources: Sequence[EvaluationSource],
+        *,
+        policy: PolicyClient,
+        recorder: RecordWriter,
+        journal: Journal,
+        run_dir: RunDirectory,
+    ) -> None:
+        """`settings` None switches evaluation off."""
+        self._settings = settings
+        self._evaluator = settings and build_evaluator(settings, sources, run_dir, policy)
+        self._recorder = recorder
+        self._journal = journal
+        self._due: asyncio.Queue[int] = asyncio.Queue()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._last: int | None = None
+        self._measured: int | None = None
+
+    def begin_if_due(self, version: int, *, is_first: bool = False, is_last: bool = False) -> None:
+        """`version` is served: measure it when the config says so, and not twice."""
+        if self._settings is None or version == self._last:
+            return
+        is_due = version > 0 and version % self._settings.interval_steps == 0
+        is_due |= is_first and version == 0 and self._settings.base_model_first
+        is_due |= is_last and self._settings.at_end
+        if is_due:
+            self._last = version
+            self._idle.clear()
+            self._due.put_nowait(version)
+
+    def state(self) -> dict[str, Any]:
+        """What was measured to its end; a measurement that a restart cuts off begins again."""
+        graded = sorted(self._evaluator.graded) if self._evaluator else []
+        return {"measured": self._measured, "graded": graded}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._last = self._measured = state["measured"]
+        if self._evaluator:
+            self._evaluator.graded = set(state["graded"])
+
+    async def released(self) -> float | None:
+        """Return when no evaluation needs the served version; the seconds that this took.
+
+        None when evaluation is off.
+        """
+        if self._settings is None:
+            return None
+        begun = time.monotonic()
+        await self._idle.wait()
+        return time.monotonic() - begun
+
+    async def run(self) -> None:
+        """Measure what is due, until cancelled.
+
+        consumes: versions that are due    waits for: the next one, its episodes
+        produces: records, a free policy   unblocked by: refresh, environments
+        """
+        while True:
+            version = await self._due.get()
+            assert self._evaluator is not None
+            self._journal.write(JournalEvent.EVALUATION_STARTED, version=version)
+            measured = await self._evaluator.measure(version)
+            self._recorder.add_metrics(measured.metrics(), step=version)
+            self._measured = version
+            self._journal.write(
+                JournalEvent.EVALUATION_ENDED,
+                version=version,
+                episodes=sum(measured.planned.values()),
+            )
+            self._idle.set()
+
+
+class TrainerEvents(Protocol):
+    """Where the trainer's words arrive."""
+
+    async def receive_event(self) -> Event:
+        """The trainer's next event, in order."""
+        ...
+
+
+@dataclass
+class SftEvaluator:
+    """Owns which versions of a supervised run are measured, and their records.
+
+    `episodes/step_<version>/eval.json` says that a version is measured, so a resumed run measures
+    only what is missing. A version leaves the disk when its numbers are there.
+
+    >>> await SftEvaluator(config, evaluator, policy, events, monitor).run()  # doctest: +SKIP
+    """
+
+    config: SftEvaluatorProcessConfig
+    evaluator: Evaluator
+    policy: PolicyClient
+    events: TrainerEvents
+    monitor: Monitor
+
+    @property
+    def run_dir(self) -> RunDirectory:
+        """The run's folder."""
+        return RunDirectory(Path(self.config.run_dir))
+
+    async def run(self) -> None:
+        """Measure every version that is due, until the trainer is done.
+
+        consumes: published versions    waits for: the next one, its episodes
+        produces: records               unblocked by: the trainer, environments
+        """
+        self._record_again()
+        if self._is_due(0) and not self._is_measured(0):
+            await self._measure(0)
+        while not isinstance(event := await self.events.receive_event(), TrainerDone):
+            if not isinstance(event, PolicyPublished):
+                raise ProtocolError(f"a supervised trainer publishes versions; it sent {event}")
+            if not self._is_measured(event.version):
+                await self.policy.apply(event)
+                await self._measure(event.version)
+            shutil.rmtree(self.run_dir.version(event.version), ignore_errors=True)
+        self._warn_of_missing()
+
+    async def _measure(self, version: int) -> None:
+        measured = await self.evaluator.measure(version, is_continued=True)
+        check_term(self.run_dir, self.config.term)
+        metrics = measured.metrics()
+        write_json(self.run_dir.evaluation(version), metrics)
+        self.monitor.record(metrics, step=version)
+        log.info("version %d is evaluated in %.1f s", version, measured.seconds)
+
+    def _record_again(self) -> None:
+        """Record evaluations once more whose records a resume cut off with later steps."""
+        recorded = _recorded_versions(self.run_dir.metrics)
+        for version in range((self.config.resume_step or 0) + 1):
+            if self._is_measured(version) and version not in recorded:
+                self.monitor.record(read_json(self.run_dir.evaluation(version)), step=version)
+
+    def _warn_of_missing(self) -> None:
+        """A version that was not due when it was trained is gone."""
+        versions = range(self.config.max_steps + 1)
+        missing = [v for v in versions if self._is_due(v) and not self._is_measured(v)]
+        if missing:
+            log.warning("versions %s are not evaluated: their weights were not kept", missing)
+
+    def _is_due(self, version: int) -> bool:
+        return self.config.eval.is_due(version, max_steps=self.config.max_steps)
+
+    def _is_measured(self, version: int) -> bool:
+        return self.run_dir.evaluation(version).is_file()
+
+
+def _recorded_versions(metrics: Path) -> set[int]:
+    """Versions with a record of their evaluation; a line that a crash cut off is none."""
+    if not metrics.is_file():
+        return set()
+    versions = set()
+    with metrics.open("rb") as file:
+        for line in file:
+            try:
+                versions.add(int(json.loads(line)["eval/version"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+    return versions

@@ -188,6 +188,14 @@ def metrics(result: EnvironmentResult, prefix: str) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in named.items() if value is not None}
 
 
+def result_metrics(found: Mapping[str, EnvironmentResult]) -> dict[str, float]:
+    """`eval/<environment>/...` of each, and `eval/...` of all together."""
+    named = metrics(combine(list(found.values())), "eval")
+    for name, result in found.items():
+        named |= metrics(result, f"eval/{name}")
+    return named
+
+
 def _is_zero_or_one(reward: float | None) -> bool:
     return reward is not None and (are_equal([reward, 0.0]) or are_equal([reward, 1.0]))
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
-from gradus.orchestrator.build import Source
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.groups.batcher import (
     STALE,
@@ -23,7 +22,7 @@ from gradus.orchestrator.groups.batcher import (
 from gradus.orchestrator.groups.grading import fail_group
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
-from gradus.orchestrator.play.player import RunningEpisode
+from gradus.orchestrator.play.player import RunningEpisode, Source
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import TaskSource
 from gradus.orchestrator.records.journal import Journal, JournalEvent

@@ -48,7 +48,7 @@ def _reported_error(episode: WireEpisode) -> Failure:
         if not trace.ok:
             errors.extend(trace.errors)
     if errors:
-        return Failure(errors[-1].type, _message(errors[-1]))
+        return Failure(errors[-1].type, _message(errors[-1]), errors[-1].status_code)
     if episode.is_timeout or any(trace.is_timeout for trace in episode.traces):
         return Failure("timeout", "a deadline of the environment ended the episode")
     return Failure("unknown", "the environment calls the episode failed and gives no error")

@@ -1,4 +1,7 @@
-"""Plays episodes, each in a task of its own; whatever happens, each one ends up in `ended` once."""
+"""Plays episodes, for training and for evaluations: every start, retry and end is here.
+
+Whatever happens to an episode, it ends exactly once, as one `PlayedEpisode`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,20 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.orchestrator.build import Source
-from gradus.orchestrator.failures import (
-    ask_policy,
-)
+from gradus.config import ErrorPolicyConfig
+from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, ask_policy
+from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.play.agents import settle_standing
+from gradus.orchestrator.play.environment import Environment
 from gradus.orchestrator.play.episode_check import find_failure
-from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.restarts import Blame
+from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.types import EpisodeFailed, Failure, Group, PlayedEpisode
 from gradus.wire.versions import VersionSpan
 
@@ -48,6 +52,71 @@ RetryListener = Callable[[RunningEpisode, Failure], None]
 """Called with the episode as its next attempt will be, and with what went wrong before."""
 
 
+class Playable(Protocol):
+    """What the player needs of a source."""
+
+    @property
+    def environment(self) -> Environment:
+        """Where its episodes run."""
+        ...
+
+    @property
+    def errors(self) -> ErrorPolicy:
+        """Which failures are played again."""
+        ...
+
+    async def find_failure(
+        self, episode: WireEpisode, running: RunningEpisode, /
+    ) -> Failure | None:
+        """What is wrong with an episode that came back; it may be scored here."""
+        ...
+
+
+class ServedVersions(Protocol):
+    """What the player needs of the policy."""
+
+    @property
+    def version(self) -> int:
+        """The newest version that is confirmed to be served."""
+        ...
+
+    @property
+    def newest_version(self) -> int:
+        """`version`, or the one that is being applied right now and may serve already."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of training episodes, ready to play."""
+
+    share: SourceShare
+    group_size: int
+    environment: Environment
+    grader: SourceGrader
+    errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
+    is_frozen: bool = False
+    """Whether the policy plays no agent, so that its samples are never stale."""
+
+    async def find_failure(
+        self, episode: WireEpisode, running: RunningEpisode, /
+    ) -> Failure | None:
+        """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot.
+
+        An algorithm that tokenizes replies of other models does so before the tokens are checked.
+        """
+        grader = self.grader
+        failure = settle_standing(
+            episode, grader.untrained_agents, has_one_baseline=grader.has_one_baseline
+        )
+        if failure is None and episode.ok:
+            await grader.adopt(episode, running.group, running.id)
+        failure = failure or find_failure(episode)
+        if failure is None:
+            await grader.score_episode(episode, running.group, running.id)
+        return failure
+
+
 def episode_seed(run_seed: int, episode_id: str, retry: int = 0) -> int:
     """The sampling seed of an attempt: the same in every run of that seed, also after a resume.
 
@@ -67,22 +136,23 @@ def episode_seed(run_seed: int, episode_id: str, retry: int = 0) -> int:
 class EpisodePlayer:
     """Owns the running episodes and the queue of those that ended.
 
-    >>> player = EpisodePlayer(sources, policy, on_retry=groups.retry)  # doctest: +SKIP
+    >>> player = EpisodePlayer(sources, policy, blame=blame, on_retry=note)  # doctest: +SKIP
     >>> player.start("g000000.0", group, tasks)  # doctest: +SKIP
     0
+    >>> played = await player.play(player.begin("words/3/0", group))  # doctest: +SKIP
     """
 
     def __init__(
         self,
-        sources: Mapping[str, Source],
-        policy: PolicyClient,
+        sources: Mapping[str, Playable],
+        policy: ServedVersions,
         *,
+        blame: Blame,
         on_retry: RetryListener,
         clock: Callable[[], float] = time.monotonic,
-        seed: int = 0,
-        blame: Blame,
+        seed: int | None = None,
     ) -> None:
-        """`seed` is the run's."""
+        """`seed` is the run's; None lets the engine choose."""
         self.ended: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()
         """None is the last entry, behind the last episode."""
         self._sources = sources
@@ -101,8 +171,8 @@ class EpisodePlayer:
 
     def start(self, episode_id: str, group: Group, tasks: asyncio.TaskGroup) -> int:
         """Begin to play one episode of `group`; the version that is served now."""
-        episode = RunningEpisode(episode_id, group, self._policy.version, self._clock())
-        playing = tasks.create_task(self._play(episode))
+        episode = self.begin(episode_id, group)
+        playing = tasks.create_task(self.play(episode))
         self._running[episode_id] = episode
         self._tasks[episode_id] = playing
         playing.add_done_callback(partial(self._note_end, episode))
@@ -123,12 +193,16 @@ class EpisodePlayer:
             await asyncio.wait(running)
         self.ended.put_nowait(None)
 
-    async def _play(self, episode: RunningEpisode) -> PlayedEpisode:
+    def begin(self, episode_id: str, group: Group) -> RunningEpisode:
+        """An episode of `group` whose clock runs from now on; `play` it."""
+        return RunningEpisode(episode_id, group, self._policy.version, self._clock())
+
+    async def play(self, episode: RunningEpisode) -> PlayedEpisode:
         """Attempt after attempt, until one succeeds or its failure is final."""
         errors = self._sources[episode.group.source].errors
         while True:
             played = await self._attempt(episode)
-            if played.failure is None or self._blame.is_final(episode.group.pointer):
+            if played.failure is None or self._blame.is_aside(episode.group.pointer):
                 return played
             try:
                 where = f"source {episode.group.source!r}, episode {episode.id}"
@@ -146,13 +220,15 @@ class EpisodePlayer:
         group = episode.group
         source = self._sources[group.source]
         try:
-            seed = episode_seed(self._seed, episode.id, episode.retry)
+            seed = self._seed
+            if seed is not None:
+                seed = episode_seed(seed, episode.id, episode.retry)
             async with self._blame.turn(group.pointer):
                 result = await source.environment.run(
                     group.task, version=episode.version, seed=seed
                 )
             self._blame.clear(group.pointer)
-            failure = await _find_failure_or_score(result, source, episode)
+            failure = await source.find_failure(result, episode)
         except EpisodeFailed as failed:
             self._blame.note_failure(group.pointer, failed.failure)
             return self._ended(episode, failure=failed.failure)
@@ -184,19 +260,3 @@ class EpisodePlayer:
     def _span(self, episode: RunningEpisode) -> VersionSpan:
         """From the version at the start to the newest that may have answered until now."""
         return VersionSpan(oldest=episode.version, newest=self._policy.newest_version)
-
-
-async def _find_failure_or_score(
-    episode: WireEpisode, source: Source, running: RunningEpisode
-) -> Failure | None:
-    """Let the algorithm score an episode that has nothing wrong; EpisodeFailed when it cannot."""
-    grader = source.grader
-    failure = settle_standing(
-        episode, grader.untrained_agents, has_one_baseline=grader.has_one_baseline
-    )
-    if failure is None and episode.ok:
-        await grader.adopt(episode, running.group, running.id)
-    failure = failure or find_failure(episode)
-    if failure is None:
-        await grader.score_episode(episode, running.group, running.id)
-    return failure

@@ -9,15 +9,19 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from verifiers.v1.episode import WireEpisode
 
+from gradus.config import EvaluationSourceConfig, SourceConfig
 from gradus.errors import DeadlineError, EnvironmentFailure, ProcessError
 from gradus.log import get_logger
 from gradus.orchestrator.play.environment import (
     ConnectionLost,
+    Environment,
     EnvironmentAddress,
     EnvironmentClient,
+    EpisodeSettings,
 )
 from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
@@ -144,6 +148,24 @@ class RestartedEnvironment:
         return None if address == self._address else address
 
 
+def connect_environment(
+    find: Callable[[], EnvironmentAddress],
+    source: SourceConfig | EvaluationSourceConfig,
+    settings: EpisodeSettings,
+    *,
+    restart_seconds: float,
+) -> Environment:
+    """The client of a source; where the launcher restarts its process, it follows.
+
+    `find` reads where the process listens; `restart_seconds` is how long a new one may take, 0
+    means that none comes.
+    """
+    connect = partial(EnvironmentClient, source.name, settings=settings)
+    if source.address is not None or not restart_seconds:
+        return connect(find())
+    return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds)
+
+
 class Blame:
     """Owns which tasks were played when their environment was lost, and finds the one that did it.
 
@@ -163,7 +185,8 @@ class Blame:
         put_aside: Callable[[TaskPointer, str, str], None],
     ) -> None:
         """`put_aside` gets the task, why in one word, and the reason of the last loss."""
-        self._is_aside = is_aside
+        self.is_aside = is_aside
+        """Whether a task was put aside, so that its failures are final."""
         self._put_aside = put_aside
         self._losses: dict[tuple[str, int], set[str]] = {}
         """Suspects, each with the losses at which it was played."""
@@ -209,10 +232,6 @@ class Blame:
         """An episode of `task` ended, and its environment lives."""
         self._losses.pop((task.source, task.index), None)
 
-    def is_final(self, task: TaskPointer) -> bool:
-        """Whether a failure of an episode of `task` is not worth another attempt."""
-        return self._is_aside(task)
-
     @classmethod
     def apart(cls) -> Blame:
         """One that keeps by itself which tasks it put aside, for what has no journal."""
@@ -227,6 +246,6 @@ class Blame:
         return cls(is_aside=lambda task: (task.source, task.index) in aside, put_aside=put_aside)
 
     def _refuse_if_aside(self, task: TaskPointer) -> None:
-        if self._is_aside(task):
+        if self.is_aside(task):
             text = f"task {task.index} was put aside, see task_set_aside in journal.jsonl"
             raise EpisodeFailed(Failure("task_set_aside", text))

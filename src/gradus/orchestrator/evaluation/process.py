@@ -1,0 +1,141 @@
+"""The evaluator process: of `gradus eval`, or beside the trainer of a supervised run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from gradus.config import (
+    NO_KEY_VARIABLE,
+    EvaluationSourceConfig,
+    EvaluatorProcessConfig,
+    SftEvaluatorProcessConfig,
+    continued_identity,
+)
+from gradus.files import read_json, write_json
+from gradus.monitor.base import MonitorGroup
+from gradus.monitor.jsonl import JsonlMonitor
+from gradus.orchestrator.evaluation.episodes import open_evaluated, watched
+from gradus.orchestrator.evaluation.evaluator import Evaluator, SftEvaluator, build_evaluator
+from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.play.environment import (
+    EpisodeSettings,
+    build_endpoint_settings,
+    build_settings,
+)
+from gradus.orchestrator.play.inference_client import InferenceClient
+from gradus.orchestrator.play.renderer import settle_renderer
+from gradus.processes.ready import InferenceReady, read_ready
+from gradus.run.lease import check_term
+from gradus.run.paths import RunDirectory
+from gradus.transport.spool import SpoolSender
+
+
+def run(config: EvaluatorProcessConfig | SftEvaluatorProcessConfig) -> None:
+    """The process, from its ready file to the last numbers."""
+    if isinstance(config, EvaluatorProcessConfig):
+        main = _evaluate_model(config)
+    else:
+        main = _follow_trainer(config)
+    try:
+        asyncio.run(main)
+    except BaseExceptionGroup as group:
+        raise root_cause(group) from group
+
+
+async def _evaluate_model(config: EvaluatorProcessConfig) -> None:
+    """Version 0 of the model that the run or an endpoint serves.
+
+    `progress.json` gets the numbers so far, and `results.json` those at the end.
+    """
+    run_dir = RunDirectory(Path(config.run_dir))
+    check_term(run_dir, config.term)
+    if config.base_url is None:
+        config = config.model_copy(update={"model": await settle_renderer(config.model)})
+    progress = run_dir.root / "progress.json"
+    async with AsyncExitStack() as stack:
+        sources = [
+            await open_evaluated(
+                source,
+                run_dir,
+                _settings(config, source, run_dir),
+                stack,
+                model=config.model if config.base_url is None else None,
+                max_retries=config.max_retries,
+            )
+            for source in config.sources
+        ]
+        _note_ready(run_dir, config.term)
+        evaluator = Evaluator(
+            sources, run_dir, max_in_flight=config.max_in_flight_episodes, progress=progress
+        )
+        async with watched(sources):
+            measured = await evaluator.measure(0, is_continued=True)
+    check_term(run_dir, config.term)
+    write_json(progress, measured.table())
+    write_json(run_dir.root / "results.json", measured.table() | {"model": config.model.name})
+    with closing(JsonlMonitor(run_dir.metrics)) as monitor:
+        monitor.record(measured.metrics(), step=0)
+
+
+def _settings(
+    config: EvaluatorProcessConfig, source: EvaluationSourceConfig, run_dir: RunDirectory
+) -> EpisodeSettings:
+    if config.base_url is None:
+        base_url = read_ready(run_dir, "inference", InferenceReady).base_url
+        return build_settings(source, config.model, base_url)
+    return build_endpoint_settings(
+        source,
+        model=config.model.name,
+        base_url=config.base_url,
+        api_key_var=config.api_key_var or NO_KEY_VARIABLE,
+    )
+
+
+async def _follow_trainer(config: SftEvaluatorProcessConfig) -> None:
+    """Every version that the trainer of a supervised run publishes."""
+    run_dir = RunDirectory(Path(config.run_dir))
+    check_term(run_dir, config.term)
+    keep_identity(run_dir.root / "evaluation.json", config.identity)
+    model = await settle_renderer(config.model)
+    async with AsyncExitStack() as stack:
+        policy = await InferenceClient.connect(
+            run_dir, term=config.term, apply_timeout_seconds=config.eval.apply_timeout_seconds
+        )
+        stack.push_async_callback(policy.close)
+        sources = [
+            await open_evaluated(
+                source,
+                run_dir,
+                build_settings(source, model, policy.base_url),
+                stack,
+                model=model,
+                max_retries=config.eval.max_retries,
+            )
+            for source in config.evaluation_sources
+        ]
+        events = SpoolSender(run_dir, config.term, capacity=1)
+        stack.push_async_callback(events.close)
+        monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
+        stack.callback(monitor.close)
+        evaluator = build_evaluator(config.eval, sources, run_dir, policy)
+        _note_ready(run_dir, config.term)
+        async with watched(sources):
+            await SftEvaluator(config, evaluator, policy, events, monitor).run()
+
+
+def _note_ready(run_dir: RunDirectory, term: int) -> None:
+    write_json(run_dir.ready_file("evaluator"), {"pid": os.getpid(), "term": term})
+
+
+def keep_identity(path: Path, identity: dict[str, Any]) -> None:
+    """Note what is evaluated; ConfigError when earlier episodes are of something else."""
+    try:
+        before = read_json(path)
+    except FileNotFoundError:
+        write_json(path, identity)
+        return
+    write_json(path, continued_identity(before, identity))
