@@ -207,13 +207,15 @@ def look_at_data(request: Request) -> str:
     from gradus.trainer.data.conversation_files import load_conversations
     from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
     from gradus.trainer.model.load import load_tokenizer
+    from gradus.wire.turns import read_stop_token_ids
 
     sft = SftConfig.model_validate(request["sft"])
     conversations = load_conversations(sft.data)
     seen = f"{len(conversations):,} conversations"
     if not request["has_model"]:
         return seen
-    encoder = ConversationEncoder(load_tokenizer(sft.model))
+    stops = read_stop_token_ids(sft.model.name, sft.model.tokenizer)
+    encoder = ConversationEncoder(load_tokenizer(sft.model), stops)
     rows = itertools.islice(conversations, NUM_ROWS)
     limit = sft.model.max_length_tokens
     samples = [sample for row in rows for sample in learnable_samples(encoder, row, limit)]

@@ -23,7 +23,6 @@ from gradus.orchestrator.algorithms import (
     needs_reference,
     reads_policy_tokens,
 )
-from gradus.orchestrator.algorithms.model_files import read_stop_token_ids, read_vocabulary_size
 from gradus.orchestrator.algorithms.teacher import (
     ReferenceModel,
     compare_tokenizers,
@@ -53,6 +52,7 @@ from gradus.run.paths import RunDirectory
 from gradus.transport.base import BatchSender
 from gradus.transport.spool import SpoolSender
 from gradus.wire.inference import SERVED_MODEL_NAME
+from gradus.wire.turns import read_stop_token_ids
 
 TASKS_TO_TRY = 10
 """Of which one must be readable before anything is played."""
@@ -143,14 +143,13 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
 async def _open_source(
     config: OrchestratorProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
 ) -> Source:
-    vocabulary_size = read_vocabulary_size(config.model)
     reference = build_reference(config, source, base_url)
     if reference is not None:
         stack.push_async_callback(reference.close)
         if source.algo.reference is not None and reads_policy_tokens(source.algo):
             async with _policy_reference(config, base_url) as policy:
                 await compare_tokenizers(reference, policy, source.name)
-    grader = build_grader(config, source, reference, vocabulary_size=vocabulary_size)
+    grader = build_grader(config, source, reference)
     settings = build_settings(source, config.model, base_url)
     environment = connect_environment(
         partial(find_environment, RunDirectory(Path(config.run_dir)), source),
@@ -190,7 +189,7 @@ def build_reference(
         return open_reference(source.algo.reference, source.name)
     if not needs_reference(source.algo):
         return None
-    stops = read_stop_token_ids(config.model)
+    stops = read_stop_token_ids(config.model.name, config.model.tokenizer)
     if source.is_frozen and not stops:
         log.warning(
             "source %r: no file of model %r on this machine says at which token it ends a turn, so "

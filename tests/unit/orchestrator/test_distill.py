@@ -12,7 +12,7 @@ from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm, needs_reference
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import Adopts, FrozenSampler, SelfDistillation
-from gradus.orchestrator.algorithms.retokenize import common_prefix, tokenize_trace
+from gradus.orchestrator.algorithms.retokenize import tokenize_trace
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import EpisodeFailed
@@ -167,14 +167,6 @@ async def test_a_trace_that_has_tokens_keeps_them() -> None:
     before = [list(node.token_ids) for node in trace.nodes]
     await tokenize_trace(trace, NumberedScorer())
     assert [node.token_ids for node in trace.nodes] == before
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "length"),
-    [([], [], 0), ([1], [2], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1], 1), ([1, 2], [1, 3], 1)],
-)
-def test_the_common_prefix(first: list[int], second: list[int], length: int) -> None:
-    assert common_prefix(first, second) == length
 
 
 def test_only_distilling_algorithms_ask_a_model() -> None:

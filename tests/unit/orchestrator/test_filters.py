@@ -14,7 +14,6 @@ from gradus.config import FilterConfig, ModelConfig
 from gradus.config.schema.orchestrator import DEFAULT_FILTERS
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.algorithms.model_files import read_vocabulary_size
 from gradus.orchestrator.groups.filters import (
     FilterContext,
     Gibberish,
@@ -23,6 +22,7 @@ from gradus.orchestrator.groups.filters import (
     build_filters,
     dropped_by,
     judge,
+    read_vocabulary_size,
 )
 from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict

@@ -11,16 +11,15 @@ from transformers import AutoTokenizer
 from verifiers.v1.trace import ModelCall
 from verifiers.v1.types import AssistantMessage, UserMessage
 
-from gradus.config import ModelConfig
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import FrozenSampler
-from gradus.orchestrator.algorithms.model_files import read_stop_token_ids
 from gradus.orchestrator.algorithms.retokenize import tokenize_trace
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.wire.sample import Sample
+from gradus.wire.turns import read_stop_token_ids
 from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
@@ -44,7 +43,7 @@ class Student:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         if template is not None:
             self.tokenizer.chat_template = template
-        self.stop_token_ids = read_stop_token_ids(ModelConfig(name=str(folder)))
+        self.stop_token_ids = read_stop_token_ids(str(folder))
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Never asked."""

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from gradus.errors import ConfigError
 from gradus.trainer.data.conversation_samples import (
     ConversationEncoder,
     ConversationStream,
-    stop_tokens_of,
 )
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
 from gradus.wire.sample import Sample
+from gradus.wire.turns import read_stop_token_ids
 
 pytestmark = pytest.mark.torch
 
@@ -241,7 +241,7 @@ def test_a_turn_ends_at_any_stop_token_of_the_model(tiny_model: Path) -> None:
     talk = conversation(USER, REPLY)
     [sample] = ConversationEncoder(tokenizer).encode(talk)
     assert learned_text(tokenizer, sample) == "hi<|endoftext|>\n"
-    stops = stop_tokens_of(AutoModelForCausalLM.from_pretrained(tiny_model))
+    stops = read_stop_token_ids(str(tiny_model))
     [sample] = ConversationEncoder(tokenizer, stops).encode(talk)
     assert learned_text(tokenizer, sample) == "hi<|endoftext|>"
 

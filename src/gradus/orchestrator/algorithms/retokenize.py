@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
-from gradus.orchestrator.algorithms.model_files import end_of_content, end_of_turn
 from gradus.orchestrator.types import EpisodeFailed, Failure
+from gradus.wire.turns import common_prefix, end_of_content, end_of_turn
 
 UNSTABLE = "unstable_rendering"
 """Kind of failure of an episode whose earlier turns the template writes differently later on."""
@@ -96,16 +96,6 @@ async def _tokenize_branch(
         else:
             written = [t for n in branch.nodes[: position + 1] for t in n.token_ids]
         first = position + 1
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences share at their beginning.
-
-    >>> common_prefix([1, 2, 3], [1, 2, 4, 5])
-    2
-    """
-    pairs = zip(first, second, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _fill(nodes: Sequence[MessageNode], token_ids: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.wire.tokens import LARGEST_REFERENCE_LOGPROB
+from gradus.wire.turns import common_prefix
 
 log = get_logger(__name__)
 
@@ -186,14 +187,9 @@ async def compare_tokenizers(teacher: ReferenceModel, policy: ReferenceModel, so
         raise ConfigError(
             f"source {source!r}: the teacher of algo.reference has another tokenizer than the "
             f"policy: it writes a probe text in {len(theirs)} tokens, the policy in {len(ours)}, "
-            f"and they differ from token {_first_difference(theirs, ours)} on; use a teacher of "
+            f"and they differ from token {common_prefix(theirs, ours)} on; use a teacher of "
             "the policy's family"
         )
-
-
-def _first_difference(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _tokens(answer: Mapping[str, Any], url: str) -> list[int]:

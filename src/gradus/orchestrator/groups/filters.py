@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ import numpy as np
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
-from gradus.config import FilterConfig
+from gradus.config import FilterConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.rounding import tolerance
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.types import Verdict
 from gradus.plugins import building, find_plugin, refuse_async
+from gradus.run.recording import model_folder
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import BoolArray
 
@@ -207,6 +209,27 @@ def build_filters(
         name = _free_name(built.name, {other.name for other in active})
         active.append(ActiveFilter(built, config.enforce, name))
     return active
+
+
+def read_vocabulary_size(model: ModelConfig) -> int | None:
+    """`vocab_size` of a model directory or of the hub's local cache; None when it is not there.
+
+    The network is never asked: inference has fetched the model before the orchestrator starts.
+    """
+    folder = model_folder(model.name)
+    if folder is None:
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    text = config.get("text_config") if isinstance(config, dict) else None
+    return _vocab_size(config) or _vocab_size(text)
+
+
+def _vocab_size(config: object) -> int | None:
+    size = config.get("vocab_size") if isinstance(config, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def judge(

@@ -35,6 +35,7 @@ from gradus.orchestrator.groups.filters import (
     build_filters,
     dropped_by,
     judge,
+    read_vocabulary_size,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.traces import is_truncated
@@ -207,8 +208,6 @@ def build_grader(
     config: OrchestratorProcessConfig,
     source: SourceConfig,
     reference: ReferenceModel | None = None,
-    *,
-    vocabulary_size: int | None = None,
 ) -> SourceGrader:
     """How the groups of a source are credited; refuses a source without a temperature."""
     temperature = source.sampling.temperature
@@ -216,7 +215,9 @@ def build_grader(
         raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
     return SourceGrader(
         algorithm=build_algorithm(source.algo, reference),
-        filters=build_filters(config.orchestrator.filters, vocabulary_size=vocabulary_size),
+        filters=build_filters(
+            config.orchestrator.filters, vocabulary_size=read_vocabulary_size(config.model)
+        ),
         temperature=temperature,
         max_length_tokens=config.model.max_length_tokens,
         untrained_agents=frozenset(source.untrained_agents),

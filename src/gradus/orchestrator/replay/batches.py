@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from gradus.config import OrchestratorProcessConfig
 from gradus.errors import CorruptStateError, ReplayError
-from gradus.orchestrator.algorithms.model_files import read_vocabulary_size
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.grading import SourceGrader, build_grader
 from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
@@ -32,13 +31,11 @@ class BatchMaker:
     def __init__(self, config: OrchestratorProcessConfig, episodes: RecordedEpisodes) -> None:
         """`config` is the recorded orchestrator's."""
         settings = config.orchestrator
-        vocabulary_size = read_vocabulary_size(config.model)
         self._episodes = episodes
         self._frozen = {source.name for source in config.sources if source.is_frozen}
         # Reference models were asked when the episodes ended; the answers lie on the episodes.
         self._graders: Mapping[str, SourceGrader] = {
-            source.name: build_grader(config, source, vocabulary_size=vocabulary_size)
-            for source in config.sources
+            source.name: build_grader(config, source) for source in config.sources
         }
         self._batcher = Batcher(
             groups_per_batch=settings.groups_per_batch,

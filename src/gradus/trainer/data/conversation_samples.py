@@ -25,6 +25,7 @@ from gradus.log import get_logger
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import TokenArrays
+from gradus.wire.turns import common_prefix, end_of_turn
 from gradus.wire.versions import VersionSpan
 
 logger = get_logger(__name__)
@@ -44,7 +45,7 @@ class ConversationEncoder:
     """
 
     def __init__(self, tokenizer: Any, stop_token_ids: Collection[int] = ()) -> None:
-        """`stop_token_ids` end a turn beside the tokenizer's end token; see `stop_tokens_of`."""
+        """`stop_token_ids` end a turn, and so does the tokenizer's end token."""
         self._tokenizer = tokenizer
         self._stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
         self._begin = _begin_of_text(tokenizer)
@@ -59,7 +60,7 @@ class ConversationEncoder:
             token_ids, start = self._message_span(conversation, number)
             if not branches or not branches[-1].is_continued_by(token_ids):
                 branches.append(_Branch())
-            branches[-1].extend(token_ids, start, self._end_of_turn(token_ids, start))
+            branches[-1].extend(token_ids, start, end_of_turn(token_ids, start, self._stops))
         return [
             branch.sample(f"{conversation.id}/{number}") for number, branch in enumerate(branches)
         ]
@@ -72,7 +73,7 @@ class ConversationEncoder:
         if self._tokenizer.eos_token_id is not None:
             token_ids = [*token_ids, self._tokenizer.eos_token_id]
         branch = _Branch()
-        branch.extend(token_ids, _common_prefix(prompt, token_ids), len(token_ids))
+        branch.extend(token_ids, common_prefix(prompt, token_ids), len(token_ids))
         return branch.sample(f"{text.id}/0")
 
     def _message_span(self, conversation: Conversation, number: int) -> tuple[list[int], int]:
@@ -80,7 +81,7 @@ class ConversationEncoder:
         whole = self._render(conversation, conversation.messages[: number + 1])
         token_ids = self._tokens(conversation.id, whole)
         header = whole[: self._header_length(conversation, number, whole)]
-        return token_ids, _common_prefix(self._tokens(conversation.id, header), token_ids)
+        return token_ids, common_prefix(self._tokens(conversation.id, header), token_ids)
 
     def _header_length(self, conversation: Conversation, number: int, whole: str) -> int:
         """Characters of `whole` before what message `number` itself adds."""
@@ -94,7 +95,7 @@ class ConversationEncoder:
             return len(prompt)
         plain = self._render(conversation, before)
         if whole.startswith(plain):
-            return _common_prefix(prompt, whole)
+            return common_prefix(prompt, whole)
         # The template writes the message before in another way once it is not the last (Qwen3):
         # only the header itself can be looked up.
         limit = self._in_common_with_another(conversation, number, whole)
@@ -108,17 +109,7 @@ class ConversationEncoder:
         text = "b" if _text_of(message.get("content")).lstrip().startswith("a") else "a"
         other = {key: value for key, value in message.items() if key not in _OWN_KEYS}
         messages = [*conversation.messages[:number], {**other, "content": text}]
-        return _common_prefix(self._render(conversation, messages), whole)
-
-    def _end_of_turn(self, token_ids: Sequence[int], start: int) -> int:
-        """Behind the first of the last stop tokens; what the template adds there nobody samples."""
-        is_stop = [token in self._stops for token in token_ids]
-        if not any(is_stop[start:]):
-            return len(token_ids)
-        end = len(token_ids) - is_stop[::-1].index(True)
-        while end - 1 > start and is_stop[end - 2]:
-            end -= 1
-        return end
+        return common_prefix(self._render(conversation, messages), whole)
 
     def _render(
         self,
@@ -197,19 +188,6 @@ class ConversationEncoder:
             ) from error
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
-
-
-def stop_tokens_of(model: Any) -> set[int]:
-    """The tokens at which a transformers model ends its turn.
-
-    The tokenizer knows one at most, and it may be another: gemma's `<eos>` ends a sequence, its
-    `<end_of_turn>` a turn.
-    """
-    found: set[int] = set()
-    for config in (model.config, model.generation_config):
-        end = getattr(config, "eos_token_id", None)
-        found |= set(end if isinstance(end, list) else [] if end is None else [end])
-    return found
 
 
 class _Branch:
@@ -363,9 +341,3 @@ def _with_objects(call: Any) -> Any:
     except ValueError:
         return call
     return {**call, "function": parsed} if "function" in call else parsed
-
-
-def _common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
-    """Number of tokens or characters that both begin with."""
-    pairs = zip(first, second, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

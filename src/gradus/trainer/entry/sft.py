@@ -28,7 +28,6 @@ from gradus.trainer.data.conversation_samples import (
     ConversationEncoder,
     ConversationStream,
     learnable_samples,
-    stop_tokens_of,
 )
 from gradus.trainer.data.conversations import Conversation, PlainText
 from gradus.trainer.distributed import World, join_world, named_failures
@@ -39,6 +38,7 @@ from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.publish import model_files
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.turns import read_stop_token_ids
 
 logger = get_logger(__name__)
 
@@ -63,7 +63,9 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     tokenizer = load_tokenizer(sft.model)
     learner = Learner.build(sft.model, sft, LossConfig(), max_steps=sft.max_steps, world=world)
     files = model_files(learner.model, tokenizer, learner.dtype)
-    encoder = ConversationEncoder(tokenizer, stop_tokens_of(learner.model))
+    encoder = ConversationEncoder(
+        tokenizer, read_stop_token_ids(sft.model.name, sft.model.tokenizer)
+    )
     stream = ConversationStream(
         conversations,
         encoder,

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from gradus.config import ModelConfig
-from gradus.orchestrator.algorithms.model_files import end_of_turn, read_stop_token_ids
+from gradus.wire.turns import common_prefix, end_of_turn, read_stop_token_ids
 
 
-def written(folder: Path, **files: Any) -> ModelConfig:
+def written(folder: Path, **files: Any) -> str:
     """A model directory with these files, their names without `.json`."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return ModelConfig(name=str(folder))
+    return str(folder)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +57,7 @@ def test_the_tokenizers_end_is_found_in_its_own_file_and_folder(tmp_path: Path) 
         tokenizer_config={"eos_token": {"content": "<end>"}},
         tokenizer={"added_tokens": [{"id": 3, "content": "<pad>"}, {"id": 4, "content": "<end>"}]},
     )
-    model = ModelConfig(name=model.name, tokenizer=other.name)
-    assert read_stop_token_ids(model) == {7, 4}
+    assert read_stop_token_ids(model, other) == {7, 4}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +69,14 @@ def test_files_that_say_nothing_useful_give_no_stop_token(tmp_path: Path, config
 
 
 def test_a_model_that_is_not_on_this_machine_has_no_known_stop_tokens(tmp_path: Path) -> None:
-    assert read_stop_token_ids(ModelConfig(name="no-such-owner/no-such-model")) == frozenset()
+    assert read_stop_token_ids("no-such-owner/no-such-model") == frozenset()
     (tmp_path / "config.json").write_text("{")
-    assert read_stop_token_ids(ModelConfig(name=str(tmp_path))) == frozenset()
+    assert read_stop_token_ids(str(tmp_path)) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "length"),
+    [([], [], 0), ([1], [2], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 3], [1], 1), ([1, 2], [1, 3], 1)],
+)
+def test_the_common_prefix(first: list[int], second: list[int], length: int) -> None:
+    assert common_prefix(first, second) == length

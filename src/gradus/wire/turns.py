@@ -1,41 +1,34 @@
-"""The tokens at which a model ends its turn, read from its files without loading anything."""
+"""Where a turn ends in a rendered conversation, and at which tokens a model ends it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradus.config import ModelConfig
 from gradus.run.recording import model_folder
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-def read_stop_token_ids(model: ModelConfig) -> frozenset[int]:
-    """What `generation_config.json`, `config.json` and the tokenizer call the end of a sequence.
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many tokens or characters both begin with.
 
-    Empty when the files are not on this machine; the network is never asked.
+    >>> common_prefix([1, 2, 3], [1, 2, 4, 5])
+    2
     """
-    found: set[int] = set()
-    folder = model_folder(model.name)
-    if folder is not None:
-        for name in ("generation_config.json", "config.json"):
-            found |= _end_ids(_read(folder / name))
-    tokenizer = model_folder(model.tokenizer or model.name, file=_TOKENIZER_CONFIG)
-    if tokenizer is not None:
-        found |= _tokenizer_end(tokenizer)
-    return frozenset(found)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def end_of_turn(token_ids: Sequence[int], start: int, stop_token_ids: frozenset[int]) -> int:
-    """Where the turn ends that begins at `start`: behind the first of its last stop tokens.
+def end_of_turn(token_ids: Sequence[int], start: int, stop_token_ids: Collection[int]) -> int:
+    """Where the turn ends that begins at `start`: after the first of its last stop tokens.
 
-    What a template writes there, such as a newline or a second stop token, no model samples. The
-    turn of a template without a stop token ends with the tokens.
+    What a template writes after it, such as a newline or a second stop token, no model samples.
+    Without a stop token the turn ends with the tokens.
 
-    >>> end_of_turn([5, 6, 2, 9], 1, frozenset({2}))
+    >>> end_of_turn([5, 6, 2, 9], 1, {2})
     3
     """
     position = len(token_ids) - 1
@@ -48,15 +41,32 @@ def end_of_turn(token_ids: Sequence[int], start: int, stop_token_ids: frozenset[
     return position + 1
 
 
-def end_of_content(token_ids: Sequence[int], start: int, stop_token_ids: frozenset[int]) -> int:
-    """Where the words of the turn end that begins at `start`: before the first of its last stop
-    tokens.
+def end_of_content(token_ids: Sequence[int], start: int, stop_token_ids: Collection[int]) -> int:
+    """Where the words of that turn end: before the first of its last stop tokens.
 
-    >>> end_of_content([5, 6, 2, 9], 1, frozenset({2}))
+    >>> end_of_content([5, 6, 2, 9], 1, {2})
     2
     """
     end = end_of_turn(token_ids, start, stop_token_ids)
     return end - 1 if end > start and token_ids[end - 1] in stop_token_ids else end
+
+
+def read_stop_token_ids(model: str, tokenizer: str | None = None) -> frozenset[int]:
+    """What `generation_config.json`, `config.json` and the tokenizer call the end of a sequence.
+
+    The tokenizer knows one at most, and it may be another: gemma's `<eos>` ends a sequence, its
+    `<end_of_turn>` a turn. Empty when the files are not on this machine; the network is never
+    asked.
+    """
+    found: set[int] = set()
+    folder = model_folder(model)
+    if folder is not None:
+        for name in ("generation_config.json", "config.json"):
+            found |= _end_ids(_read(folder / name))
+    tokenizer_folder = model_folder(tokenizer or model, file=_TOKENIZER_CONFIG)
+    if tokenizer_folder is not None:
+        found |= _tokenizer_end(tokenizer_folder)
+    return frozenset(found)
 
 
 def _end_ids(config: dict[str, Any]) -> set[int]:
@@ -98,25 +108,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-# ---- The size of the model's vocabulary, read from its `config.json` without loading the model.
-def read_vocabulary_size(model: ModelConfig) -> int | None:
-    """`vocab_size` of a model directory or of the hub's local cache; None when it is not there.
-
-    The network is never asked: inference has fetched the model before the orchestrator starts.
-    """
-    folder = model_folder(model.name)
-    if folder is None:
-        return None
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    text = config.get("text_config") if isinstance(config, dict) else None
-    return _vocab_size(config) or _vocab_size(text)
-
-
-def _vocab_size(config: object) -> int | None:
-    size = config.get("vocab_size") if isinstance(config, dict) else None
-    return size if isinstance(size, int) else None
