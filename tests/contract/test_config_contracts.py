@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config import ALGORITHMS, FILTERS, LOSSES, EnvironmentProcessConfig, resolve_run
-from gradus.config.check import GROUP_BASELINES, OWNED_ENGINE_ARGS
-from gradus.config.variables import RESERVED, env_vars_problems
+from gradus.config import ALGORITHMS, FILTERS, LOSSES, EnvironmentProcessConfig, resolve
+from gradus.config.check import GROUP_BASELINES
+from gradus.config.owned import OWNED_ENGINE_ARGS, RESERVED, env_vars_problems
 from gradus.environments.tasks import complete_roles
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
@@ -24,7 +24,7 @@ from gradus.testing.configs import build_run_config
 
 def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:
     config = build_run_config({"orchestrator": {"train": {"env": [source]}}})
-    return resolve_run(config, run_dir=Path("runs/x"), term=0).environments[0]
+    return resolve(config, run_dir=Path("runs/x"), term=0).environments[0]
 
 
 def test_every_registered_algorithm_is_known_to_the_config() -> None:
@@ -44,7 +44,7 @@ def test_every_registered_loss_is_known_to_the_config() -> None:
 
 
 def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> None:
-    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), term=0)
+    configs = resolve(build_run_config(), run_dir=Path("runs/x"), term=0)
     set_by_gradus = set(engine_settings(configs.inference, available_bytes=1))
     quiet = {name for name in set_by_gradus if name.startswith(("disable_", "enable_log"))}
     assert set_by_gradus - quiet <= set(OWNED_ENGINE_ARGS)
@@ -52,7 +52,7 @@ def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> 
 
 
 def test_every_variable_that_the_engine_cannot_keep_is_refused() -> None:
-    configs = resolve_run(build_run_config(), run_dir=Path("runs/x"), term=0)
+    configs = resolve(build_run_config(), run_dir=Path("runs/x"), term=0)
     names = process_environment(configs.inference, {}, is_cpu=True, num_cores=2)
     user = dict.fromkeys(names, "chosen by the user")
     environment = process_environment(configs.inference, user, is_cpu=True, num_cores=2)
@@ -63,8 +63,8 @@ def test_every_variable_that_the_engine_cannot_keep_is_refused() -> None:
 @pytest.mark.parametrize("role", list(RESERVED))
 @pytest.mark.parametrize("name", [DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE, "GRADUS_INFERENCE_TOKEN"])
 def test_variables_between_our_own_processes_are_refused(role: str, name: str) -> None:
-    assert len(env_vars_problems(role, (role, "env_vars"), {name: "x"})) == 1
-    assert env_vars_problems(role, (role, "env_vars"), {"MINE": "x"}) == []
+    assert len(list(env_vars_problems(role, (role, "env_vars"), {name: "x"}))) == 1
+    assert list(env_vars_problems(role, (role, "env_vars"), {"MINE": "x"})) == []
 
 
 def test_verifiers_accepts_the_environment_config_of_a_single_seat() -> None:

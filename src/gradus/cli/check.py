@@ -18,29 +18,23 @@ from typing import Any
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.runs import REPLAY, check_replay
 from gradus.config import (
-    EnvironmentConfig,
-    EnvironmentProcessConfig,
     EvalConfig,
     InferenceConfig,
+    LaunchedConfig,
     ModelConfig,
+    ProcessConfigs,
     RunConfig,
     SftConfig,
-    TrainEnvironmentConfig,
-    check_eval,
-    check_run,
-    check_sft,
-    describe_eval,
-    describe_run,
-    describe_sft,
-    environment_process,
+    check,
+    describe,
     from_prime_rl,
     is_on_this_machine,
     load_config,
     read_config_file,
-    resolve_eval,
-    resolve_run,
-    resolve_sft,
+    resolve,
+    resolve_sources,
     top_level_keys,
+    without_secrets,
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import read_json, write_json
@@ -54,7 +48,7 @@ from gradus.launch.plan import Machine
 from gradus.processes.log_tail import find_cause, find_crash
 from gradus.processes.supervisor import Child, ProcessSpec, Supervisor, become_subreaper
 
-KINDS = ("rl", "sft", "eval")
+KINDS: dict[str, type[LaunchedConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 SUMMARY = (
     "Loads what a run would load, each part in a process of its own, says what works here, and "
     "prints the plan; starts no run and writes nothing. 'gradus check rl', 'check sft' or 'check "
@@ -107,21 +101,13 @@ def _converted(trainer: str, files: Sequence[str]) -> str:
     return from_prime_rl(read_config_file(files[0]).values).toml()
 
 
-def _load(
-    words: Sequence[str], *, is_loaded: bool
-) -> tuple[RunConfig | SftConfig | EvalConfig, list[str]]:
+def _load(words: Sequence[str], *, is_loaded: bool) -> tuple[LaunchedConfig, list[str]]:
     """The config with its plan in a few lines; ConfigError with every problem of the config."""
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else _kind(rest)
-    if kind == "sft":
-        supervised = load_config(SftConfig, rest, check=check_sft)
-        return supervised, describe_sft(supervised)
-    if kind == "eval":
-        evaluation = load_config(EvalConfig, rest, check=check_eval)
-        return evaluation, describe_eval(evaluation)
-    config = load_config(RunConfig, rest, check=check_run)
-    return config, describe_run(config, is_loaded=is_loaded)
+    config = load_config(KINDS[kind], rest, check=check)
+    return config, describe(config, is_loaded=is_loaded)
 
 
 def _kind(words: Sequence[str]) -> str:
@@ -168,7 +154,7 @@ class Finding:
     seconds: float = 0.0
 
 
-def parts_of(config: RunConfig | SftConfig | EvalConfig, machine: Machine) -> list[Part]:
+def parts_of(config: LaunchedConfig, machine: Machine) -> list[Part]:
     """The parts of a config, in the order in which a person reads them."""
     if isinstance(config, RunConfig):
         return list(_run_parts(config, machine))
@@ -178,18 +164,15 @@ def parts_of(config: RunConfig | SftConfig | EvalConfig, machine: Machine) -> li
 
 
 def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve_run(config, run_dir=Path(config.output_dir), term=0)
-    caller = machine.environment
-    evaluation = config.orchestrator.eval
-    sources: list[EnvironmentConfig] = [
-        *config.orchestrator.train.env,
-        *(evaluation.env if evaluation else ()),
-    ]
+    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+    assert configs.orchestrator is not None
     yield _model_part(config.model, machine)
-    yield from _environment_parts(sources, configs.environments, configs.env_vars, config, machine)
-    orchestrator = orchestrator_environment(caller, config.orchestrator.env_vars, config={})
-    request = {"orchestrator": configs.orchestrator.model_dump(mode="json")}
-    yield Part("plug-ins", "plug-ins", request, orchestrator)
+    yield from _environment_parts(configs, config, machine)
+    variables = orchestrator_environment(
+        machine.environment, config.orchestrator.env_vars, config={}
+    )
+    request: dict[str, Any] = {"orchestrator": without_secrets(configs.orchestrator)}
+    yield Part("plug-ins", "plug-ins", request, variables)
     request = {
         "loss": config.trainer.loss.model_dump(mode="json"),
         "num_processes": config.trainer.num_processes,
@@ -199,13 +182,13 @@ def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
 
 
 def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve_sft(config, run_dir=Path(config.output_dir), term=0)
+    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
     variables = _trainer(config.env_vars, machine)
     if config.eval is not None:
         yield _model_part(config.model, machine)
     if Path(config.data.path).exists():
         request: dict[str, Any] = {
-            "sft": config.model_dump(mode="json"),
+            "sft": without_secrets(config),
             "has_model": _is_here(config.model),
         }
         yield Part("data", "data", request, variables)
@@ -213,21 +196,18 @@ def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
         yield Part("data", skipped=f"{config.data.path} is fetched from the hub")
     request = {"loss": None, "num_processes": config.num_processes}
     yield Part("trainer", "trainer", request, variables)
-    if config.eval is not None and configs.evaluation is not None:
-        environments = configs.evaluation.environments
-        sources = config.eval.env
-        yield from _environment_parts(sources, environments, configs.env_vars, config, machine)
+    if config.eval is not None:
+        yield from _environment_parts(configs, config, machine)
         yield _engine_part(config.inference, machine)
 
 
 def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve_eval(config, run_dir=Path(config.output_dir), term=0)
+    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
     if config.base_url is None:
         yield _model_part(config.model, machine)
     else:
         yield Part("model", skipped=f"served at {config.base_url}")
-    environments = configs.environments
-    yield from _environment_parts(config.env, environments, configs.env_vars, config, machine)
+    yield from _environment_parts(configs, config, machine)
     if config.base_url is None:
         yield _engine_part(config.inference, machine)
 
@@ -240,48 +220,37 @@ def _model_part(model: ModelConfig, machine: Machine) -> Part:
 
 
 def _environment_parts(
-    sources: Sequence[EnvironmentConfig],
-    processes: Sequence[EnvironmentProcessConfig],
-    env_vars: Mapping[str, Mapping[str, str]],
-    config: RunConfig | SftConfig | EvalConfig,
-    machine: Machine,
+    configs: ProcessConfigs, config: LaunchedConfig, machine: Machine
 ) -> Iterator[Part]:
     """Each environment that the run starts, then those that the user runs."""
     is_served = isinstance(config, EvalConfig) and config.base_url is not None
     model = config.model if not is_served and _is_here(config.model) else None
-    curricula = {
-        environment_process(source.unique_name): source.curriculum.model_dump(mode="json")
-        for source in sources
-        if isinstance(source, TrainEnvironmentConfig)
-    }
-    for process in processes:
+    sources = resolve_sources(config)
+    curricula = {s.complete.name: s.given.curriculum.model_dump(mode="json") for s in sources.train}
+    for process in configs.environments:
         variables = source_environment(
             machine.environment,
-            env_vars.get(process.process, {}),
+            configs.env_vars[process.process],
             verifiers=process.verifiers,
             passed=process.env_var_names,
         )
         request = {
-            "config": process.model_dump(mode="json"),
+            "config": without_secrets(process),
             "model": None if model is None else model.model_dump(mode="json"),
             "plays": not is_served,
-            "curriculum": curricula.get(process.process),
+            "curriculum": curricula.get(process.name) if process.purpose == "train" else None,
         }
-        yield Part(_shown_process(process), "environment", request, variables)
-    for source in sources:
-        if source.address is not None:
-            name = f"environment {source.unique_name}"
-            yield Part(name, skipped=f"you run it at {source.address}")
-
-
-def _shown_process(process: EnvironmentProcessConfig) -> str:
-    what = "environment" if process.process == environment_process(process.name) else "evaluation"
-    return f"{what} {process.name}"
+        what = "environment" if process.purpose == "train" else "evaluation"
+        yield Part(f"{what} {process.name}", "environment", request, variables)
+    for source in sources.all:
+        if source.given.address is not None:
+            name = f"environment {source.complete.name}"
+            yield Part(name, skipped=f"you run it at {source.given.address}")
 
 
 def _engine_part(inference: InferenceConfig, machine: Machine) -> Part:
     variables = inference_environment(machine.environment, inference.env_vars)
-    return Part("engine", "engine", {"inference": inference.model_dump(mode="json")}, variables)
+    return Part("engine", "engine", {"inference": without_secrets(inference)}, variables)
 
 
 def _trainer(own: Mapping[str, str], machine: Machine) -> dict[str, str]:

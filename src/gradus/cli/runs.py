@@ -14,13 +14,11 @@ from gradus.config import (
     RunConfig,
     SftConfig,
     StrictConfig,
-    check_eval,
-    check_run,
-    check_sft,
+    check,
     load_config,
     load_replay,
     one_config,
-    resolve_run,
+    resolve,
 )
 from gradus.errors import ConfigError, ExitCode, ReplayError
 
@@ -94,7 +92,7 @@ def rl(words: Sequence[str]) -> int:
     if recorded is not None:
         return _replay(recorded, rest)
     options, rest = _take_options(RL, words)
-    config = load_config(RunConfig, rest, check=check_run)
+    config = load_config(RunConfig, rest, check=check)
 
     from gradus.launch.local import run_rl
 
@@ -106,7 +104,7 @@ def sft(words: Sequence[str]) -> int:
     if wants_help(words):
         return _help(SFT, SftConfig, words)
     options, rest = _take_options(SFT, words)
-    config = load_config(SftConfig, rest, check=check_sft)
+    config = load_config(SftConfig, rest, check=check)
 
     from gradus.launch.local import run_sft
 
@@ -118,7 +116,7 @@ def evaluate(words: Sequence[str]) -> int:
     if wants_help(words):
         return _help(EVAL, EvalConfig, words)
     options, rest = _take_options(EVAL, words)
-    config = load_config(EvalConfig, _spelled_out(rest), check=check_eval)
+    config = load_config(EvalConfig, _spelled_out(rest), check=check)
 
     from gradus.launch.evaluation import run_eval
 
@@ -129,7 +127,7 @@ def bench_trainer(words: Sequence[str]) -> int:
     """How fast the trainer of a run is on this machine, without the rest."""
     if wants_help(words):
         return _help(BENCH, RunConfig, words)
-    config = load_config(RunConfig, words, check=check_run)
+    config = load_config(RunConfig, words, check=check)
 
     from gradus.launch.local import run_bench
 
@@ -200,7 +198,7 @@ def check_replay(run: str, words: Sequence[str]) -> Replay:
     recorded = open_recorded_run(Path(run).resolve())
     choice = load_replay(one_config(recorded.configs), words)
     num_steps = recorded.check_steps(choice.max_steps)
-    resolve_run(choice.config, run_dir=Path(run), term=0)
+    resolve(choice.config, run_dir=Path(run), term=0)
     recorded.check_model(choice.config.model.name)
     return Replay(recorded, choice, num_steps, recorded.check_episodes(num_steps))
 

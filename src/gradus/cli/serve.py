@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
-from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, check_serve, load_config
+from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, check, load_config
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import read_json, write_atomically
 from gradus.log import configure_logging, end_quietly
@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
     taken, rest = take_options(rest, {NO_TOKEN: ""})
     if taken and file is not None:
         raise ConfigError(f"{NO_TOKEN} and {TOKEN_FILE} contradict each other; use one of them")
-    config = load_config(ServeConfig, _spelled_out(rest), check=check_serve)
+    config = load_config(ServeConfig, _spelled_out(rest), check=check)
     source = find_source(config.model)
     configure_logging("serve")
     end_quietly()

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from gradus.config.algorithm_options import ALGORITHM_OPTIONS
-from gradus.config.check import ALGORITHMS, CURRICULA, FILTERS, LOSSES, parallel_problems
+from gradus.config.check import (
+    ALGORITHMS,
+    CURRICULA,
+    FILTERS,
+    LOSSES,
+    check,
+    contradictions,
+    parallel_problems,
+)
 from gradus.config.keys import dotted
 from gradus.config.machine import (
     NO_COMPILER,
-    check_eval,
-    check_run,
-    check_serve,
-    check_sft,
     has_compiler,
     has_module,
     head_problem,
     is_on_this_machine,
     plugin_module,
 )
+from gradus.config.owned import PASSED_TO_EVERY_PROCESS, variables_named_in
 from gradus.config.problems import nearest, refuse
 from gradus.config.processes import (
     EVERY_ROLE,
@@ -37,19 +42,16 @@ from gradus.config.read.layers import MergedConfig
 from gradus.config.read.load import load_config, top_level_keys
 from gradus.config.read.prime_rl import from_prime_rl
 from gradus.config.read.toml import read_config_file
-from gradus.config.reference import command_help, option_sections, sections
-from gradus.config.replay import (
+from gradus.config.recorded import (
     ReplayChoice,
-    ReplayConfigs,
+    continued_identity,
     differences,
     load_replay,
     one_config,
-    recorded_config,
-    resolve_replay,
+    without_secrets,
 )
-from gradus.config.resolve import NO_KEY_VARIABLE, resolve_run, run_name
-from gradus.config.resolve_eval import continued_identity, resolve_eval
-from gradus.config.resolve_sft import resolve_sft
+from gradus.config.reference import command_help, option_sections, sections
+from gradus.config.resolve import NO_KEY_VARIABLE, ProcessConfigs, ReplayConfig, resolve, run_name
 from gradus.config.schema.algorithms import AlgorithmConfig, ReferenceConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
@@ -80,9 +82,8 @@ from gradus.config.schema.trainer import (
     TrainerConfig,
 )
 from gradus.config.seats import LEARNER_SEAT, seat_refusal
-from gradus.config.show import describe_eval, describe_run, describe_sft
-from gradus.config.sources import source_algo
-from gradus.config.variables import PASSED_TO_EVERY_PROCESS, variables_named_in
+from gradus.config.show import describe
+from gradus.config.sources import LaunchedConfig, Sources, resolve_sources
 
 __all__ = [
     "ALGORITHMS",
@@ -109,6 +110,7 @@ __all__ = [
     "LEARNER_SEAT",
     "LOSSES",
     "LaunchConfig",
+    "LaunchedConfig",
     "LoraConfig",
     "LossConfig",
     "MergedConfig",
@@ -120,11 +122,12 @@ __all__ = [
     "OrchestratorProcessConfig",
     "PASSED_TO_EVERY_PROCESS",
     "ParallelConfig",
+    "ProcessConfigs",
     "Purpose",
     "RETRIED_ERRORS",
     "ReferenceConfig",
     "ReplayChoice",
-    "ReplayConfigs",
+    "ReplayConfig",
     "ReplayProcessConfig",
     "RunConfig",
     "SamplingConfig",
@@ -137,21 +140,18 @@ __all__ = [
     "SftProcessConfig",
     "SgdConfig",
     "SourceConfig",
+    "Sources",
     "StaticPoolConfig",
     "StrictConfig",
     "TrainEnvironmentConfig",
     "TrainerConfig",
     "TrainerProcessConfig",
     "WatchdogConfig",
-    "check_eval",
-    "check_run",
-    "check_serve",
-    "check_sft",
+    "check",
     "command_help",
     "continued_identity",
-    "describe_eval",
-    "describe_run",
-    "describe_sft",
+    "contradictions",
+    "describe",
     "differences",
     "dotted",
     "environment_process",
@@ -169,17 +169,14 @@ __all__ = [
     "parallel_problems",
     "plugin_module",
     "read_config_file",
-    "recorded_config",
     "refuse",
     "renderer_settings",
-    "resolve_eval",
-    "resolve_replay",
-    "resolve_run",
-    "resolve_sft",
+    "resolve",
+    "resolve_sources",
     "run_name",
     "seat_refusal",
     "sections",
-    "source_algo",
     "top_level_keys",
     "variables_named_in",
+    "without_secrets",
 ]

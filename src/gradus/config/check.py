@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
 from gradus.config.keys import KeyPath
+from gradus.config.machine import machine_problems, serve_problems
+from gradus.config.owned import (
+    OWNED_ENGINE_ARGS,
+    OWNED_SAMPLING,
+    OWNED_SETTINGS,
+    RESERVED,
+    RESERVED_EVERYWHERE,
+)
 from gradus.config.plugin_options import (
     CURRICULUM_OPTIONS,
     ERROR_POLICY_OPTIONS,
@@ -15,17 +23,16 @@ from gradus.config.plugin_options import (
     plugin_option_problems,
 )
 from gradus.config.problems import Problem, nearest
+from gradus.config.schema.algorithms import AlgorithmConfig
 from gradus.config.schema.environment import (
+    NAME_PATTERN,
     AgentRoleConfig,
     CurriculumConfig,
-    EnvironmentConfig,
     ErrorPolicyConfig,
-    EvalEnvironmentConfig,
     HarnessChoice,
-    TrainEnvironmentConfig,
 )
 from gradus.config.schema.eval import EvalConfig
-from gradus.config.schema.inference import InferenceConfig, SamplingConfig
+from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
 from gradus.config.schema.losses import LOSS_OPTIONS, option_problems
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.optimizers import OptimizerConfig, SgdConfig
@@ -39,20 +46,15 @@ from gradus.config.schema.trainer import (
     data_parallel_size,
 )
 from gradus.config.sources import (
-    DEFAULT_SAMPLING,
-    check_names,
-    evaluation_sampling,
-    is_frozen,
-    merged_sampling,
-    reference_problems,
-    source_algo,
-    source_sampling,
-    temperature_problems,
+    EvaluatedSource,
+    LaunchedConfig,
+    Sources,
+    TrainSource,
+    resolve_sources,
 )
-from gradus.config.variables import env_vars_problems
 
 MAX_SEED = 2**32 - 1
-_ENV: KeyPath = ("orchestrator", "train", "env")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS_FORMS = ("tcp://", "ipc://")
 
 GROUP_BASELINES = frozenset({"grpo", "max_rl", "hierarchical_grpo", "echo"})
@@ -73,122 +75,96 @@ LOSSES = frozenset(LOSS_OPTIONS)
 FILTERS = frozenset(FILTER_OPTIONS)
 """Registered names for `filters.type`."""
 
-OWNED_SAMPLING = {
-    "temperature": "write sampling.temperature; the trainer divides by the same number",
-    "top_p": "write sampling.top_p",
-    "max_tokens": "write sampling.max_completion_tokens",
-    "max_completion_tokens": "write sampling.max_completion_tokens",
-    "cache_salt": "gradus salts prefix caches with the policy version",
-    "logprobs": "gradus always asks for the logprobs of sampled tokens",
-    "n": "write group_size",
-    "stream": "gradus reads whole replies",
-}
-"""Keys of `sampling.extra_body` that have another owner."""
-
-OWNED_SETTINGS = {
-    "id": "write id",
-    "taskset": "write taskset",
-    "timeout": "write timeout",
-    "retries": "write errors.retries",
-    "harness": "write harness",
-    "runtime": "write runtime",
-    "sampling": "write sampling",
-}
-"""Keys of an environment's `settings` that have another owner."""
-
-OWNED_ENGINE_ARGS = {
-    "model": "write model.name",
-    "tokenizer": "write model.tokenizer",
-    "trust_remote_code": "write model.trust_remote_code",
-    "max_model_len": "write model.max_length_tokens",
-    "served_model_name": "gradus serves the policy under a name of its own",
-    "dtype": "write inference.dtype",
-    "max_num_seqs": "write inference.max_num_seqs",
-    "gpu_memory_utilization": "write inference.gpu_memory_utilization",
-    "enforce_eager": "write inference.enforce_eager",
-    "enable_chunked_prefill": "a CPU engine cannot split seeded prompts; a GPU engine splits them",
-    "tensor_parallel_size": "write inference.tensor_parallel_size",
-    "host": "write inference.host",
-    "port": "write inference.port",
-    "kv_cache_memory_bytes": "write inference.kv_cache_gib",
-    "api_key": "gradus guards every route with the run's own tokens",
-    "uds": "gradus serves on inference.host and inference.port",
-    "enable_scale_out": "gradus needs the routes that it adds",
-    "generation_config": "gradus states every sampling value itself",
-    "logprobs_mode": "the trainer needs the logprobs of the sampled distribution",
-    "worker_extension_cls": "gradus loads weights with it",
-    "seed": "write seed",
-    "enable_lora": "write trainer.lora",
-    "max_lora_rank": "write trainer.lora.rank",
-    "max_loras": "gradus serves one adapter, the newest",
-    "max_cpu_loras": "gradus serves one adapter, the newest",
-    "lora_modules": "gradus serves the adapter that it trains",
-}
-"""Keys of `inference.extra_args` that have another owner."""
+_SCORED = frozenset({"opd", "opsd"})
+_UNSCORED = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo", "opsd", "sft"})
 
 
-def run_problems(config: RunConfig) -> list[Problem]:
-    """Everything that keeps an RL run with this config from working."""
+def check(config: LaunchedConfig | ServeConfig) -> list[Problem]:
+    """Everything that keeps a config from working on this machine; creates nothing.
+
+    Pass it to `load_config`, so that each problem names its file and line.
+    """
+    if isinstance(config, ServeConfig):
+        return serve_problems(config)
+    sources = resolve_sources(config)
+    return [*contradictions(config, sources), *machine_problems(config, sources)]
+
+
+def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
+    """Everything that keeps a config from working on any machine."""
+    if isinstance(config, EvalConfig):
+        own = _eval_problems(config)
+    elif isinstance(config, SftConfig):
+        own = _sft_problems(config)
+    else:
+        own = _run_problems(config)
+    # The context of another's endpoint is not ours to know.
+    is_served = isinstance(config, EvalConfig) and config.base_url is not None
+    longest = None if is_served else config.model.max_length_tokens
+    return [
+        *own,
+        *_name_problems(sources.train),
+        *_name_problems(sources.evaluated),
+        *(problem for source in sources.train for problem in _train_problems(source)),
+        *(problem for source in sources.all for problem in _source_problems(source, longest)),
+    ]
+
+
+def _run_problems(config: RunConfig) -> list[Problem]:
+    """Conflicts between the sections of an RL run."""
+    orchestrator, trainer = config.orchestrator, config.trainer
+    train: KeyPath = ("orchestrator", "train")
     return [
         *_seed_problems(config.seed),
         *_checkpoint_problems(config.checkpoint),
         *_batch_problems(config),
-        *_optimizer_problems(("trainer", "optimizer"), config.trainer.optimizer, config.max_steps),
-        *lora_problems(("trainer", "lora"), config.trainer.lora),
-        *_transfer_problems(config.trainer),
+        *_optimizer_problems(("trainer", "optimizer"), trainer.optimizer, config.max_steps),
+        *_lora_problems(("trainer", "lora"), trainer.lora),
+        *_transfer_problems(trainer),
         *_micro_batch_problems(
-            ("trainer", "micro_batch_tokens"), config.trainer.micro_batch_tokens, config.model
+            ("trainer", "micro_batch_tokens"), trainer.micro_batch_tokens, config.model
         ),
-        *parallel_problems(
-            ("trainer", "parallel"), config.trainer.parallel, config.trainer.num_processes
-        ),
-        *inference_problems(config.inference),
-        *_plugin_problems(("trainer", "loss"), "loss", config.trainer.loss.type, LOSSES),
-        *option_problems(
-            ("trainer", "loss", "options"), config.trainer.loss.type, config.trainer.loss.options
-        ),
-        *_plugin_problems(
-            ("orchestrator", "train", "algo"),
-            "algorithm",
-            config.orchestrator.train.algo.type,
-            ALGORITHMS,
-        ),
-        *algorithm_option_problems(
-            ("orchestrator", "train", "algo", "options"),
-            config.orchestrator.train.algo.type,
-            config.orchestrator.train.algo.options,
-        ),
+        *parallel_problems(("trainer", "parallel"), trainer.parallel, trainer.num_processes),
+        *_inference_problems(config.inference),
+        *_plugin_problems(("trainer", "loss"), "loss", trainer.loss.type, LOSSES),
+        *option_problems(("trainer", "loss", "options"), trainer.loss.type, trainer.loss.options),
+        *_algorithm_problems((*train, "algo"), orchestrator.train.algo),
         *(
             problem
-            for index, chosen in enumerate(config.orchestrator.filters)
+            for index, chosen in enumerate(orchestrator.filters)
             for problem in _optional_plugin_problems(
                 ("orchestrator", "filters", index), "filter", chosen, FILTERS
             )
         ),
-        *check_names(config.orchestrator.train.env, _ENV),
-        *extra_body_problems(
-            ("orchestrator", "train", "sampling"), config.orchestrator.train.sampling
-        ),
-        *(
-            problem
-            for index, source in enumerate(config.orchestrator.train.env)
-            for problem in _source_problems(config, source, (*_ENV, index))
-        ),
-        *env_vars_problems("trainer", ("trainer", "env_vars"), config.trainer.env_vars),
-        *env_vars_problems("inference", ("inference", "env_vars"), config.inference.env_vars),
-        *env_vars_problems(
-            "orchestrator", ("orchestrator", "env_vars"), config.orchestrator.env_vars
-        ),
+        *_extra_body_problems((*train, "sampling"), orchestrator.train.sampling),
+        *_run_evaluation_problems(config),
+        *env_vars_problems("trainer", ("trainer", "env_vars"), trainer.env_vars),
+        *env_vars_problems("orchestrator", ("orchestrator", "env_vars"), orchestrator.env_vars),
     ]
 
 
-def sft_problems(config: SftConfig) -> list[Problem]:
-    """Everything that keeps a supervised run with this config from working."""
+def _run_evaluation_problems(config: RunConfig) -> Iterator[Problem]:
+    evaluation, limit = config.orchestrator.eval, config.trainer.receive_timeout_seconds
+    if evaluation is None:
+        return
+    path: KeyPath = ("orchestrator", "eval")
+    yield from _extra_body_problems((*path, "sampling"), evaluation.sampling)
+    if evaluation.timeout_seconds >= limit:
+        yield Problem(
+            (*path, "timeout_seconds"),
+            f"{evaluation.timeout_seconds:g} is not below trainer.receive_timeout_seconds = "
+            f"{limit:g}, and the trainer gets no batch while new weights wait for the evaluation; "
+            "lower the first or raise the second",
+        )
+
+
+def _sft_problems(config: SftConfig) -> list[Problem]:
+    """Conflicts between the sections of a supervised run."""
     return [
         *_seed_problems(config.seed),
         *_checkpoint_problems(config.checkpoint),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
-        *lora_problems(("lora",), config.lora),
+        *_lora_problems(("lora",), config.lora),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
         *parallel_problems(("parallel",), config.parallel, config.num_processes),
         *_rank_problems(
@@ -197,7 +173,38 @@ def sft_problems(config: SftConfig) -> list[Problem]:
             data_parallel_size(config.num_processes, config.parallel),
         ),
         *env_vars_problems("trainer", ("env_vars",), config.env_vars),
+        *_sft_evaluation_problems(config),
     ]
+
+
+def _sft_evaluation_problems(config: SftConfig) -> Iterator[Problem]:
+    evaluation = config.eval
+    if evaluation is None:
+        return
+    yield from _extra_body_problems(("eval", "sampling"), evaluation.sampling)
+    yield from _inference_problems(config.inference)
+    versions = range(config.max_steps + 1)
+    if not any(evaluation.is_due(version, max_steps=config.max_steps) for version in versions):
+        yield Problem(
+            ("eval", "interval_steps"),
+            f"{evaluation.interval_steps} is more than max_steps = {config.max_steps}, and "
+            "base_model_first and at_end are off, so nothing is ever evaluated; lower it, or take "
+            "the section away",
+        )
+
+
+def _eval_problems(config: EvalConfig) -> list[Problem]:
+    """Conflicts between the sections of an evaluation."""
+    problems = [
+        *_extra_body_problems(("sampling",), config.sampling),
+        *_inference_problems(config.inference),
+    ]
+    if config.api_key_var is not None and config.base_url is None:
+        problems.append(Problem(("api_key_var",), "has no meaning without base_url"))
+    if config.api_key_var is not None and not _VARIABLE.fullmatch(config.api_key_var):
+        text = "is no name of an environment variable; the key itself belongs into the variable"
+        problems.append(Problem(("api_key_var",), text))
+    return problems
 
 
 def _seed_problems(seed: int) -> Iterator[Problem]:
@@ -302,7 +309,7 @@ def _optimizer_problems(
         yield Problem((*path, "betas"), f"{list(optimizer.betas)}: each must be in [0, 1)")
 
 
-def lora_problems(path: KeyPath, lora: LoraConfig | None) -> Iterator[Problem]:
+def _lora_problems(path: KeyPath, lora: LoraConfig | None) -> Iterator[Problem]:
     """What cannot be trained exactly, or not served."""
     if lora is None:
         return
@@ -342,6 +349,11 @@ def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Ite
         )
 
 
+def _algorithm_problems(path: KeyPath, algo: AlgorithmConfig) -> Iterator[Problem]:
+    yield from _plugin_problems(path, "algorithm", algo.type, ALGORITHMS)
+    yield from algorithm_option_problems((*path, "options"), algo.type, algo.options)
+
+
 def _plugin_problems(
     path: KeyPath, kind: str, name: str, registered: Collection[str]
 ) -> Iterator[Problem]:
@@ -365,7 +377,7 @@ def _optional_plugin_problems(
     yield from plugin_option_problems((*path, "options"), kind, chosen.type, chosen.options)
 
 
-def inference_problems(config: InferenceConfig) -> Iterator[Problem]:
+def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
     """What vLLM cannot be started with."""
     if not _is_loopback(config.host) and not config.allow_public_bind:
         yield Problem(
@@ -373,6 +385,7 @@ def inference_problems(config: InferenceConfig) -> Iterator[Problem]:
             f"{config.host!r} can be reached by others; use 127.0.0.1, "
             "or set inference.allow_public_bind if that is wanted",
         )
+    yield from env_vars_problems("inference", ("inference", "env_vars"), config.env_vars)
     for name in config.extra_args:
         if owner := OWNED_ENGINE_ARGS.get(name.replace("-", "_")):
             yield Problem(("inference", "extra_args", name), f"has another owner: {owner}")
@@ -385,78 +398,129 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _source_problems(
-    config: RunConfig, source: TrainEnvironmentConfig, path: KeyPath
-) -> Iterator[Problem]:
-    """Conflicts inside one source, and between it and the model."""
-    algo = source_algo(config, source)
+def _name_problems(sources: Sequence[TrainSource | EvaluatedSource]) -> Iterator[Problem]:
+    """Names of sources become names of files and metrics: valid, and unique in any letter case."""
+    first: dict[str, int] = {}
+    for index, source in enumerate(sources):
+        name, path = source.complete.name, (*source.path, "name")
+        if not re.fullmatch(NAME_PATTERN, name):
+            text = f"the id {source.given.id!r} is no name for files and metrics; give the source a"
+            yield Problem(path, f"{text} name")
+            continue
+        earlier = first.setdefault(name.lower(), index)
+        if earlier != index:
+            text = f"{name!r} is already the name of source {earlier}; give each source its own"
+            yield Problem(path, f"{text} name")
+
+
+def _train_problems(source: TrainSource) -> Iterator[Problem]:
+    """What keeps a source from training: its algorithm, its group, its temperature."""
+    algo, given, path = source.complete.algo, source.given, source.path
     # Agents that are compared within one episode need no second one.
     is_within_episode = bool(algo.options.get("episode_agents"))
-    if source.group_size < 2 and algo.type in GROUP_BASELINES and not is_within_episode:
+    if given.group_size < 2 and algo.type in GROUP_BASELINES and not is_within_episode:
         yield Problem(
             (*path, "group_size"),
-            f"{source.group_size} gives {algo.type} no baseline to compare with; "
+            f"{given.group_size} gives {algo.type} no baseline to compare with; "
             "use at least 2, or an algorithm without groups",
         )
-    if source.algo is not None:
-        yield from _plugin_problems((*path, "algo"), "algorithm", algo.type, ALGORITHMS)
-        yield from algorithm_option_problems((*path, "algo", "options"), algo.type, algo.options)
-    is_own = source.algo is not None
-    yield from reference_problems(
-        (*path, "algo") if is_own else ("orchestrator", "train", "algo"),
-        algo,
-        temperature=source_sampling(config, source).temperature,
-        is_frozen=is_frozen(source),
+    if given.algo is not None:
+        yield from _algorithm_problems((*path, "algo"), given.algo)
+    yield from _reference_problems(source)
+    yield from _optional_plugin_problems(
+        (*path, "curriculum"), "curriculum", given.curriculum, CURRICULA
     )
     yield from _optional_plugin_problems(
-        (*path, "curriculum"), "curriculum", source.curriculum, CURRICULA
+        (*path, "errors"), "error policy", given.errors, ERROR_POLICIES
     )
-    yield from _optional_plugin_problems(
-        (*path, "errors"), "error policy", source.errors, ERROR_POLICIES
-    )
-    yield from _length_problems(config, source, path)
-    yield from temperature_problems(config, source, path)
-    yield from environment_problems(source, path)
-
-
-def environment_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
-    """Conflicts inside one environment, whatever its episodes are for."""
-    yield from extra_body_problems((*path, "sampling"), source.sampling)
-    yield from _harness_problems((*path, "harness"), source.harness)
-    for name in source.settings:
-        owner = f"write agents.{name}" if name in source.agents else OWNED_SETTINGS.get(name)
-        if owner:
-            yield Problem((*path, "settings", name), f"has another owner: {owner}")
-    for role, agent in source.agents.items():
-        yield from _role_problems((*path, "agents", role), agent)
-    if source.address is not None and not source.address.startswith(_ADDRESS_FORMS):
-        forms = " or ".join(_ADDRESS_FORMS)
-        yield Problem((*path, "address"), f"{source.address!r} must begin with {forms}")
-    yield from env_vars_problems("environment", (*path, "env_vars"), source.env_vars)
-    passed = dict.fromkeys(source.pass_env, "")
-    yield from env_vars_problems("environment", (*path, "pass_env"), passed)
-
-
-def _length_problems(
-    config: RunConfig, source: TrainEnvironmentConfig, path: KeyPath
-) -> Iterator[Problem]:
-    """A reply must fit; the engine stops one that meets the end of the context."""
-    longest = config.model.max_length_tokens
-    reply = source_sampling(config, source).max_completion_tokens
-    if reply is not None and reply > longest:
-        is_own = source.sampling.max_completion_tokens is not None
-        section = (*path, "sampling") if is_own else ("orchestrator", "train", "sampling")
+    yield from _temperature_problems(source)
+    total = given.max_total_tokens
+    if total is not None and (given.max_input_tokens or 0) >= total:
         yield Problem(
-            (*section, "max_completion_tokens"),
+            (*path, "max_input_tokens"),
+            f"{given.max_input_tokens} leaves no token to sample in max_total_tokens = {total}",
+        )
+
+
+def _reference_problems(source: TrainSource) -> Iterator[Problem]:
+    """Distilling algorithms without their model, or with one that they cannot be compared to."""
+    algo, path = source.complete.algo, source.algo_path
+    temperature = source.complete.sampling.temperature
+    if algo.type == "opd" and algo.reference is None:
+        yield Problem(
+            (*path, "reference"),
+            "is missing; opd needs the base_url and the model of a frozen teacher",
+        )
+    if algo.type in _SCORED and temperature != 1.0:
+        yield Problem(
+            (*path, "type"),
+            f"{algo.type} compares with logprobs at temperature 1, but sampling.temperature is "
+            f"{temperature}; set it to 1.0",
+        )
+    if algo.type == "sft" and not source.complete.is_frozen:
+        yield Problem(
+            (*path, "type"),
+            "sft learns what a frozen model plays, but the policy plays this source; "
+            "give its seats a model and a base_url under agents.<role>",
+        )
+    if algo.reference is not None and algo.type in _UNSCORED:
+        yield Problem((*path, "reference"), f"{algo.type} asks no frozen model; remove it")
+
+
+def _temperature_problems(source: TrainSource) -> Iterator[Problem]:
+    """Tokens train at the temperature at which they were sampled, so a source has one."""
+    temperature = source.complete.sampling.temperature
+    if temperature == 0:
+        yield Problem(
+            (*_sampling_path(source, "temperature"), "temperature"),
+            "0 leaves one possible reply and nothing to learn from; use a positive number here, "
+            "and 0 under orchestrator.eval.sampling for greedy evaluation",
+        )
+    for role, agent in source.given.agents.items():
+        own = None if agent.sampling is None else agent.sampling.temperature
+        if own is None or own == temperature or role in source.complete.untrained_agents:
+            continue
+        yield Problem(
+            (*source.path, "agents", role, "sampling", "temperature"),
+            f"{own:g} is not the source's {temperature:g}, at which all its tokens train; remove "
+            "it, set the source's sampling.temperature, or set train = false for the role",
+        )
+
+
+def _sampling_path(source: TrainSource | EvaluatedSource, key: str) -> KeyPath:
+    """Where a sampling value of a source is written: in the source, or in its section."""
+    is_own = getattr(source.given.sampling, key) is not None
+    is_inherited = not is_own and source.purpose == "train"
+    return (*(source.path[:-2] if is_inherited else source.path), "sampling")
+
+
+def _source_problems(
+    source: TrainSource | EvaluatedSource, longest: int | None
+) -> Iterator[Problem]:
+    """Conflicts inside one source; `longest` is the model's context, None when it is unknown."""
+    given, path = source.given, source.path
+    # The engine stops a reply that meets the end of the context.
+    reply = source.complete.sampling.max_completion_tokens
+    if reply is not None and longest is not None and reply > longest:
+        yield Problem(
+            (*_sampling_path(source, "max_completion_tokens"), "max_completion_tokens"),
             f"{reply} is more than model.max_length_tokens = {longest} holds; "
             "lower the first or raise the second",
         )
-    total = source.max_total_tokens
-    if total is not None and (source.max_input_tokens or 0) >= total:
-        yield Problem(
-            (*path, "max_input_tokens"),
-            f"{source.max_input_tokens} leaves no token to sample in max_total_tokens = {total}",
-        )
+    yield from _extra_body_problems((*path, "sampling"), given.sampling)
+    yield from _harness_problems((*path, "harness"), given.harness)
+    for name in given.settings:
+        owner = f"write agents.{name}" if name in given.agents else OWNED_SETTINGS.get(name)
+        if owner:
+            yield Problem((*path, "settings", name), f"has another owner: {owner}")
+    for role, agent in given.agents.items():
+        yield from _role_problems((*path, "agents", role), agent)
+    if given.address is not None and not given.address.startswith(_ADDRESS_FORMS):
+        forms = " or ".join(_ADDRESS_FORMS)
+        yield Problem((*path, "address"), f"{given.address!r} must begin with {forms}")
+    yield from env_vars_problems("environment", (*path, "env_vars"), given.env_vars)
+    passed = dict.fromkeys(given.pass_env, "")
+    yield from env_vars_problems("environment", (*path, "pass_env"), passed)
 
 
 def _role_problems(path: KeyPath, role: AgentRoleConfig) -> Iterator[Problem]:
@@ -470,7 +534,7 @@ def _role_problems(path: KeyPath, role: AgentRoleConfig) -> Iterator[Problem]:
     if role.harness is not None:
         yield from _harness_problems((*path, "harness"), role.harness)
     if role.sampling is not None:
-        yield from extra_body_problems((*path, "sampling"), role.sampling)
+        yield from _extra_body_problems((*path, "sampling"), role.sampling)
 
 
 def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
@@ -478,95 +542,24 @@ def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem
         yield Problem((*path, "config", "id"), "the harness is chosen by harness.id alone")
 
 
-def extra_body_problems(path: KeyPath, sampling: SamplingConfig) -> Iterator[Problem]:
+def _extra_body_problems(path: KeyPath, sampling: SamplingConfig) -> Iterator[Problem]:
     """Keys that have another owner."""
     for name in sampling.extra_body:
         if owner := OWNED_SAMPLING.get(name):
             yield Problem((*path, "extra_body", name), f"has another owner: {owner}")
 
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def run_evaluation_problems(config: RunConfig) -> list[Problem]:
-    """Everything wrong with the evaluations of an RL run."""
-    evaluation = config.orchestrator.eval
-    if evaluation is None:
-        return []
-    path: KeyPath = ("orchestrator", "eval")
-    longest = config.model.max_length_tokens
-    problems = [
-        *check_names(evaluation.env, (*path, "env")),
-        *extra_body_problems((*path, "sampling"), evaluation.sampling),
-        *_sources(evaluation.env, (*path, "env"), evaluation_sampling(config), longest),
-    ]
-    limit = config.trainer.receive_timeout_seconds
-    if evaluation.timeout_seconds >= limit:
-        text = (
-            f"{evaluation.timeout_seconds:g} is not below trainer.receive_timeout_seconds = "
-            f"{limit:g}, and the trainer gets no batch while new weights wait for the evaluation; "
-            "lower the first or raise the second"
-        )
-        problems.append(Problem((*path, "timeout_seconds"), text))
-    return problems
-
-
-def sft_evaluation_problems(config: SftConfig) -> list[Problem]:
-    """Everything wrong with the evaluations of a supervised run."""
-    evaluation = config.eval
-    if evaluation is None:
-        return []
-    path: KeyPath = ("eval",)
-    section = merged_sampling(evaluation.sampling, DEFAULT_SAMPLING)
-    problems = [
-        *check_names(evaluation.env, (*path, "env")),
-        *extra_body_problems((*path, "sampling"), evaluation.sampling),
-        *_sources(evaluation.env, (*path, "env"), section, config.model.max_length_tokens),
-        *inference_problems(config.inference),
-        *env_vars_problems("inference", ("inference", "env_vars"), config.inference.env_vars),
-    ]
-    versions = range(config.max_steps + 1)
-    if not any(evaluation.is_due(version, max_steps=config.max_steps) for version in versions):
-        text = (
-            f"{evaluation.interval_steps} is more than max_steps = {config.max_steps}, and "
-            "base_model_first and at_end are off, so nothing is ever evaluated; lower it, or take "
-            "the section away"
-        )
-        problems.append(Problem((*path, "interval_steps"), text))
-    return problems
-
-
-def eval_problems(config: EvalConfig) -> list[Problem]:
-    """Everything wrong with a stand-alone evaluation."""
-    # The context of a foreign endpoint is its own business.
-    longest = config.model.max_length_tokens if config.base_url is None else None
-    problems = [
-        *check_names(config.env, ("env",)),
-        *extra_body_problems(("sampling",), config.sampling),
-        *_sources(config.env, ("env",), config.sampling, longest),
-        *inference_problems(config.inference),
-    ]
-    if config.api_key_var is not None and config.base_url is None:
-        problems.append(Problem(("api_key_var",), "has no meaning without base_url"))
-    if config.api_key_var is not None and not _VARIABLE.fullmatch(config.api_key_var):
-        text = "is no name of an environment variable; the key itself belongs into the variable"
-        problems.append(Problem(("api_key_var",), text))
-    return problems
-
-
-def _sources(
-    sources: list[EvalEnvironmentConfig],
-    path: KeyPath,
-    section: SamplingConfig,
-    longest: int | None,
-) -> Iterator[Problem]:
-    for index, source in enumerate(sources):
-        place = (*path, index)
-        yield from environment_problems(source, place)
-        reply = merged_sampling(source.sampling, section).max_completion_tokens
-        if reply is not None and longest is not None and reply > longest:
-            yield Problem(
-                (*place, "sampling", "max_completion_tokens"),
-                f"{reply} is more than model.max_length_tokens = {longest} holds; "
-                "lower the first or raise the second",
-            )
+def env_vars_problems(role: str, path: KeyPath, env_vars: Mapping[str, str]) -> Iterator[Problem]:
+    """The variables of one process that cannot be set, each with the reason; never the values."""
+    reserved = {**RESERVED_EVERYWHERE, **RESERVED[role]}
+    for name, value in env_vars.items():
+        place = (*path, name)
+        if not _VARIABLE.fullmatch(name):
+            yield Problem(place, "is no name of a variable; use letters, digits, '_'")
+        elif name in reserved:
+            reason = f"gradus sets it itself: {reserved[name]}. Remove it here"
+            yield Problem(place, reason)
+        elif name.startswith("GRADUS_"):
+            yield Problem(place, "names beginning with GRADUS_ belong to gradus itself")
+        elif "\0" in value:
+            yield Problem(place, "its value holds a NUL character")

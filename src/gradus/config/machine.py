@@ -15,53 +15,45 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from gradus.config.check import (
-    eval_problems,
-    run_evaluation_problems,
-    run_problems,
-    sft_evaluation_problems,
-    sft_problems,
-)
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
-from gradus.config.resolve import CHAT_HARNESS
 from gradus.config.schema.algorithms import AlgorithmConfig
-from gradus.config.schema.environment import EnvironmentConfig, HarnessChoice
+from gradus.config.schema.environment import CHAT_HARNESS, EnvironmentConfig, HarnessChoice
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, ServeConfig
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
+from gradus.config.sources import LaunchedConfig, Sources
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
 _DATA_SUFFIXES = (".json", ".jsonl")
 
 
-def check_run(config: RunConfig) -> list[Problem]:
-    """Everything that keeps this RL run from working on this machine; creates nothing.
-
-    Pass it to `load_config` as `check`, so that each problem names its file and line.
-    """
-    sources = config.orchestrator.train.env
-    return [
-        *run_problems(config),
-        *run_evaluation_problems(config),
-        *_evaluated_problems(config),
-        *_model_problems(config.model),
-        *machine_problems(
-            ("trainer", "parallel"), config.trainer.parallel, config.model, os.environ
-        ),
-        *_output_problems(config.output_dir),
-        *_port_problems(config.inference),
-        *(problem for path, name in _plugins(config) for problem in _plugin_problems(path, name)),
-        *(
-            problem
-            for index, source in enumerate(sources)
-            for problem in _source_problems(source, ("orchestrator", "train", "env", index))
-        ),
-    ]
+def machine_problems(config: LaunchedConfig, sources: Sources) -> list[Problem]:
+    """What a config needs and this machine does not have; creates nothing."""
+    problems = list(_output_problems(config.output_dir))
+    if not (isinstance(config, EvalConfig) and config.base_url is not None):
+        problems += _model_problems(config.model)
+        if not isinstance(config, SftConfig) or config.eval is not None:
+            problems += _port_problems(config.inference)
+    if isinstance(config, RunConfig):
+        parallel, path = config.trainer.parallel, ("trainer", "parallel")
+        problems += parallel_machine_problems(path, parallel, config.model, os.environ)
+        for key, name in _plugins(config):
+            problems += _plugin_problems(key, name)
+    if isinstance(config, SftConfig):
+        problems += parallel_machine_problems(
+            ("parallel",), config.parallel, config.model, os.environ
+        )
+        problems += _data_problems(("data", "path"), config.data.path)
+        if config.validation is not None:
+            problems += _data_problems(("validation", "path"), config.validation.path)
+    for source in sources.all:
+        problems += _source_problems(source.given, source.path)
+    return problems
 
 
 def _plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
@@ -86,52 +78,7 @@ def _algorithm_plugins(path: KeyPath, algo: AlgorithmConfig) -> Iterator[tuple[K
         yield (*path, "options", "filter"), chosen
 
 
-def _evaluated_problems(config: RunConfig) -> Iterator[Problem]:
-    if config.orchestrator.eval is None:
-        return
-    for index, source in enumerate(config.orchestrator.eval.env):
-        yield from _source_problems(source, ("orchestrator", "eval", "env", index))
-
-
-def check_sft(config: SftConfig) -> list[Problem]:
-    """Everything that keeps this supervised run from working on this machine."""
-    return [
-        *sft_problems(config),
-        *_model_problems(config.model),
-        *machine_problems(("parallel",), config.parallel, config.model, os.environ),
-        *_output_problems(config.output_dir),
-        *_data_problems(("data", "path"), config.data.path),
-        *(
-            _data_problems(("validation", "path"), config.validation.path)
-            if config.validation is not None
-            else ()
-        ),
-        *sft_evaluation_problems(config),
-        *(() if config.eval is None else _port_problems(config.inference)),
-        *(
-            problem
-            for index, source in enumerate(config.eval.env if config.eval else ())
-            for problem in _source_problems(source, ("eval", "env", index))
-        ),
-    ]
-
-
-def check_eval(config: EvalConfig) -> list[Problem]:
-    """Everything that keeps this evaluation from working on this machine."""
-    return [
-        *eval_problems(config),
-        *(() if config.base_url is not None else _model_problems(config.model)),
-        *(() if config.base_url is not None else _port_problems(config.inference)),
-        *_output_problems(config.output_dir),
-        *(
-            problem
-            for index, source in enumerate(config.env)
-            for problem in _source_problems(source, ("env", index))
-        ),
-    ]
-
-
-def check_serve(config: ServeConfig) -> list[Problem]:
+def serve_problems(config: ServeConfig) -> list[Problem]:
     """Why neither the model nor the tokenizer is a folder, nor can be a name on the hub."""
     tokenizer = config.tokenizer
     return [
@@ -330,7 +277,7 @@ NO_COMPILER = (
 )
 
 
-def machine_problems(
+def parallel_machine_problems(
     path: KeyPath, parallel: ParallelConfig, model: ModelConfig, variables: Mapping[str, str]
 ) -> Iterator[Problem]:
     """A compiler for `compile`; heads that `context_parallel_size` can share.

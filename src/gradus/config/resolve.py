@@ -8,43 +8,39 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from gradus.config.check import run_evaluation_problems, run_problems
+from gradus.config.check import contradictions
 from gradus.config.problems import refuse
 from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
-    EvaluationSourceConfig,
+    EvaluatorProcessConfig,
     InferenceProcessConfig,
     OrchestratorProcessConfig,
-    Purpose,
-    SourceConfig,
+    ReplayProcessConfig,
+    SftEvaluatorProcessConfig,
+    SftProcessConfig,
     TrainerProcessConfig,
-    environment_process,
 )
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
+    CHAT_HARNESS,
     AgentRoleConfig,
     EnvironmentConfig,
-    EvalEnvironmentConfig,
-    EvalSourcesConfig,
     HarnessChoice,
-    TrainEnvironmentConfig,
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
-from gradus.config.schema.run import RunConfig
+from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ServedLoraConfig, data_parallel_size
 from gradus.config.sources import (
-    evaluation_sampling,
-    is_frozen,
-    merged_sampling,
-    source_algo,
-    source_sampling,
-    untrained_agents,
+    EvaluatedSource,
+    LaunchedConfig,
+    Sources,
+    TrainSource,
+    resolve_sources,
 )
 
-CHAT_HARNESS = "chat"
 CHAT_HARNESS_MODULE = "gradus_chat"
 """The id under which verifiers can import the harness `chat`."""
 
@@ -54,88 +50,190 @@ NO_KEY_VARIABLE = "GRADUS_NO_KEY"
 _MAX_ENVS_LENGTH = 28
 _MAX_MODEL_LENGTH = 24
 
+_SPEED_ONLY = {
+    *("env_vars", "host", "port", "allow_public_bind", "start_timeout_seconds"),
+    *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
+}
+"""Settings of the server that leave what it answers as it is."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """A recorded run that is trained again."""
+
+    run: RunConfig
+    """The recorded config, with the changes of the command line."""
+    recorded: Path
+    """Folder of the recorded run."""
+    num_steps: int
+    """Steps to replay."""
+
 
 @dataclass(frozen=True)
 class ProcessConfigs:
-    """The config of every process of one RL run."""
+    """The config of every process that a command starts; None for one that it does not need."""
 
-    inference: InferenceProcessConfig
-    """The inference server."""
-    environments: tuple[EnvironmentProcessConfig, ...]
-    """One process for each source without an address of its own."""
-    trainer: TrainerProcessConfig
-    """All ranks of the trainer."""
-    orchestrator: OrchestratorProcessConfig
-    """The orchestrator."""
     env_vars: Mapping[str, Mapping[str, str]]
-    """Process name → variables that its config asks for; they stand in no process config."""
+    """Process name → variables that the config sets for it."""
+    inference: InferenceProcessConfig | None = None
+    environments: tuple[EnvironmentProcessConfig, ...] = ()
+    """One process for each source without an address of its own."""
+    trainer: TrainerProcessConfig | SftProcessConfig | None = None
+    """All ranks of the trainer."""
+    orchestrator: OrchestratorProcessConfig | None = None
+    evaluator: EvaluatorProcessConfig | SftEvaluatorProcessConfig | None = None
+    replayer: ReplayProcessConfig | None = None
 
     def by_process(self) -> dict[str, StrictConfig]:
-        """Process name → its config, in starting order; the file is `config/<name>.json`."""
-        return {
+        """Process name → its config, in starting order; `without_secrets` makes files of them."""
+        named = {
             "inference": self.inference,
             **{config.process: config for config in self.environments},
             "trainer": self.trainer,
             "orchestrator": self.orchestrator,
+            "evaluator": self.evaluator,
+            "replayer": self.replayer,
         }
+        return {name: config for name, config in named.items() if config is not None}
 
 
-def resolve_run(
-    config: RunConfig, *, run_dir: Path, term: int, resume_step: int | None = None
+@dataclass(frozen=True)
+class _Launch:
+    """What the processes of one launch share."""
+
+    run_dir: str
+    term: int
+    resume_step: int | None
+    sources: Sources
+
+
+def resolve(
+    config: LaunchedConfig | ReplayConfig,
+    *,
+    run_dir: Path,
+    term: int,
+    resume_step: int | None = None,
 ) -> ProcessConfigs:
-    """The processes of an RL run; refuses a config whose sections contradict each other.
+    """The processes of a run, an evaluation or a replay; refuses a config that contradicts itself.
 
-    Environment variables may hold secrets, so they stay out of the process configs, which become
-    files; the launcher sets them when it starts a process.
+    >>> list(resolve(config, run_dir=Path("runs/x"), term=0).by_process())
+    ['inference', 'env_gradus-reverse-text', 'trainer', 'orchestrator']
     """
-    refuse([*run_problems(config), *run_evaluation_problems(config)])
-    root = str(run_dir)
+    written = config.run if isinstance(config, ReplayConfig) else config
+    sources = resolve_sources(written)
+    refuse(contradictions(written, sources))
+    launch = _Launch(str(run_dir), term, resume_step, sources)
+    if isinstance(config, ReplayConfig):
+        return _replay(config, launch)
+    if isinstance(config, RunConfig):
+        return _run(config, launch)
+    if isinstance(config, SftConfig):
+        return _sft(config, launch)
+    return _evaluation(config, launch)
+
+
+def _run(config: RunConfig, launch: _Launch) -> ProcessConfigs:
+    lora = config.trainer.lora
     return ProcessConfigs(
-        inference=InferenceProcessConfig(
-            run_dir=root,
-            term=term,
-            model=config.model,
-            seed=config.seed,
-            lora_rank=_served_rank(config.trainer.lora),
-            inference=config.inference.model_copy(update={"env_vars": {}}),
-        ),
-        environments=(
-            *(
-                _train_process(config, source, run_dir=root, term=term)
-                for source in config.orchestrator.train.env
-                if source.address is None
-            ),
-            *(
-                environment_process_config(source, run_dir=root, term=term, purpose="eval")
-                for source in _evaluated(config)
-                if source.address is None
-            ),
-        ),
-        trainer=TrainerProcessConfig(
-            run_dir=root,
-            term=term,
-            model=config.model,
-            max_steps=config.max_steps,
-            seed=config.seed,
-            num_inference_workers=config.inference.tensor_parallel_size,
-            trainer=config.trainer.model_copy(
-                update={"env_vars": {}, "keep_published": _num_published(config)}
-            ),
-            checkpoint=config.checkpoint,
-            resume_step=resume_step,
-        ),
-        orchestrator=_orchestrator_process(
-            config, run_dir=root, term=term, resume_step=resume_step
-        ),
         env_vars={
             "inference": config.inference.env_vars,
-            **{
-                environment_process(source.unique_name, purpose): source.env_vars
-                for source, purpose in _played(config)
-            },
+            **_source_variables(launch.sources),
             "trainer": config.trainer.env_vars,
             "orchestrator": config.orchestrator.env_vars,
         },
+        inference=_inference(config, launch, lora_rank=_served_rank(lora)),
+        environments=_environments(launch),
+        trainer=_trainer(config, launch),
+        orchestrator=_orchestrator(config, launch),
+    )
+
+
+def _sft(config: SftConfig, launch: _Launch) -> ProcessConfigs:
+    own = {"trainer": config.env_vars}
+    trainer = SftProcessConfig(
+        run_dir=launch.run_dir, term=launch.term, sft=config, resume_step=launch.resume_step
+    )
+    if config.eval is None:
+        return ProcessConfigs(env_vars=own, trainer=trainer)
+    evaluator = SftEvaluatorProcessConfig(
+        run_dir=launch.run_dir,
+        term=launch.term,
+        model=config.model,
+        max_steps=config.max_steps,
+        evaluation_sources=[source.complete for source in launch.sources.evaluated],
+        eval=config.eval,
+        identity=_identity(config, launch.sources),
+        resume_step=launch.resume_step,
+    )
+    return ProcessConfigs(
+        env_vars={
+            **own,
+            "inference": config.inference.env_vars,
+            **_source_variables(launch.sources),
+        },
+        inference=_inference(config, launch),
+        environments=_environments(launch),
+        trainer=trainer,
+        evaluator=evaluator,
+    )
+
+
+def _evaluation(config: EvalConfig, launch: _Launch) -> ProcessConfigs:
+    identity = {**_identity(config, launch.sources), "base_url": config.base_url}
+    if config.base_url is None:
+        identity["seed"] = config.seed
+        identity["inference"] = config.inference.model_dump(mode="json", exclude=_SPEED_ONLY)
+    evaluator = EvaluatorProcessConfig(
+        run_dir=launch.run_dir,
+        term=launch.term,
+        model=config.model,
+        base_url=config.base_url,
+        api_key_var=config.api_key_var,
+        sources=[source.complete for source in launch.sources.evaluated],
+        max_in_flight_episodes=config.max_in_flight_episodes,
+        max_retries=config.max_retries,
+        identity=identity,
+    )
+    own = _source_variables(launch.sources)
+    return ProcessConfigs(
+        env_vars={"inference": config.inference.env_vars, **own},
+        inference=_inference(config, launch) if config.base_url is None else None,
+        environments=_environments(launch, key=config.api_key_var),
+        evaluator=evaluator,
+    )
+
+
+def _replay(config: ReplayConfig, launch: _Launch) -> ProcessConfigs:
+    # No process would fetch a broadcast.
+    trainer = _trainer(config.run, launch)
+    trainer = trainer.model_copy(
+        update={
+            "num_steps": config.num_steps,
+            "checkpoint": CheckpointConfig(interval_steps=None, interval_minutes=None),
+            "trainer": trainer.trainer.model_copy(update={"weight_transfer": "filesystem"}),
+        }
+    )
+    replayer = ReplayProcessConfig(
+        run_dir=launch.run_dir,
+        term=launch.term,
+        recorded=str(config.recorded),
+        num_steps=config.num_steps,
+        orchestrator=_orchestrator(config.run, launch),
+    )
+    own = {"trainer": config.run.trainer.env_vars}
+    return ProcessConfigs(env_vars=own, trainer=trainer, replayer=replayer)
+
+
+def _inference(
+    config: LaunchedConfig, launch: _Launch, *, lora_rank: int | None = None
+) -> InferenceProcessConfig:
+    return InferenceProcessConfig(
+        run_dir=launch.run_dir,
+        term=launch.term,
+        model=config.model,
+        seed=config.seed,
+        lora_rank=lora_rank,
+        inference=config.inference,
     )
 
 
@@ -144,7 +242,93 @@ def _served_rank(lora: ServedLoraConfig | None) -> int | None:
     return lora.rank if lora is not None and lora.serve == "adapter" else None
 
 
-def run_name(config: RunConfig | SftConfig | EvalConfig, suffix: str) -> str:
+def _trainer(config: RunConfig, launch: _Launch) -> TrainerProcessConfig:
+    # While an evaluation holds a version back, the trainer may be `max_lag` versions ahead.
+    keep_published = max(config.trainer.keep_published, config.orchestrator.max_lag + 1)
+    return TrainerProcessConfig(
+        run_dir=launch.run_dir,
+        term=launch.term,
+        model=config.model,
+        max_steps=config.max_steps,
+        seed=config.seed,
+        num_inference_workers=config.inference.tensor_parallel_size,
+        trainer=config.trainer.model_copy(update={"keep_published": keep_published}),
+        checkpoint=config.checkpoint,
+        resume_step=launch.resume_step,
+    )
+
+
+def _orchestrator(config: RunConfig, launch: _Launch) -> OrchestratorProcessConfig:
+    trainer = config.trainer
+    return OrchestratorProcessConfig(
+        run_dir=launch.run_dir,
+        term=launch.term,
+        model=config.model,
+        max_steps=config.max_steps,
+        seed=config.seed,
+        sources=[source.complete for source in launch.sources.train],
+        evaluation_sources=[source.complete for source in launch.sources.evaluated],
+        orchestrator=config.orchestrator,
+        data_parallel_size=data_parallel_size(trainer.num_processes, trainer.parallel),
+        micro_batch_tokens=trainer.micro_batch_tokens,
+        updates_per_batch=trainer.updates_per_batch,
+        environment_restart_seconds=(
+            config.launch.ready_timeout_seconds if config.launch.environment_restarts else 0.0
+        ),
+        checkpoint=config.checkpoint,
+        resume_step=launch.resume_step,
+    )
+
+
+def _source_variables(sources: Sources) -> dict[str, Mapping[str, str]]:
+    return {process: given.env_vars for process, given in sources.by_process.items()}
+
+
+def _environments(
+    launch: _Launch, *, key: str | None = None
+) -> tuple[EnvironmentProcessConfig, ...]:
+    """The processes that play sources; `key` names a variable that all of them get."""
+    return tuple(
+        _environment(source, launch, key)
+        for source in launch.sources.all
+        if source.given.address is None
+    )
+
+
+def _environment(
+    source: TrainSource | EvaluatedSource, launch: _Launch, key: str | None
+) -> EnvironmentProcessConfig:
+    given = source.given
+    is_learnt = isinstance(source, TrainSource)
+    names = {*given.env_vars, *given.pass_env, *([] if key is None else [key])}
+    return EnvironmentProcessConfig(
+        run_dir=launch.run_dir,
+        term=launch.term,
+        name=source.complete.name,
+        pool=given.pool,
+        verifiers=verifiers_config(given),
+        env_var_names=sorted(names),
+        passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
+        purpose=source.purpose,
+        algo=source.complete.algo if is_learnt else None,
+        untrained_agents=source.complete.untrained_agents if is_learnt else [],
+    )
+
+
+def _identity(config: SftConfig | EvalConfig, sources: Sources) -> dict[str, Any]:
+    """What the episodes already played depend on. How many are played is not part of it."""
+    played = {
+        source.complete.name: {
+            "environment": verifiers_config(source.given),
+            "sampling": source.complete.sampling.model_dump(mode="json"),
+            "unmeasured_agents": source.complete.unmeasured_agents,
+        }
+        for source in sources.evaluated
+    }
+    return {"model": config.model.model_dump(mode="json"), "sources": played}
+
+
+def run_name(config: LaunchedConfig, suffix: str) -> str:
     """The name that was given, or `<envs>--<model>--<suffix>`; `suffix` is 8 hex digits.
 
     >>> run_name(config, "0123abcd")
@@ -166,130 +350,6 @@ def _name_part(text: str, max_length: int) -> str:
     """`text` as a part of a name: only safe characters, none of them at the ends."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:max_length].strip("._-")
     return safe or "x"
-
-
-def _orchestrator_process(
-    config: RunConfig, *, run_dir: str, term: int, resume_step: int | None
-) -> OrchestratorProcessConfig:
-    """The orchestrator's config, with complete sources."""
-    train = config.orchestrator.train
-    bare = [source.model_copy(update={"env_vars": {}}) for source in train.env]
-    orchestrator = config.orchestrator.model_copy(
-        update={
-            "env_vars": {},
-            "train": train.model_copy(update={"env": bare}),
-            "eval": _bare_evaluation(config),
-        }
-    )
-    return OrchestratorProcessConfig(
-        run_dir=run_dir,
-        term=term,
-        model=config.model,
-        max_steps=config.max_steps,
-        seed=config.seed,
-        sources=[_source(config, source) for source in train.env],
-        evaluation_sources=[
-            evaluation_source(source, evaluation_sampling(config)) for source in _evaluated(config)
-        ],
-        orchestrator=orchestrator,
-        data_parallel_size=data_parallel_size(
-            config.trainer.num_processes, config.trainer.parallel
-        ),
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        updates_per_batch=config.trainer.updates_per_batch,
-        environment_restart_seconds=(
-            config.launch.ready_timeout_seconds if config.launch.environment_restarts else 0.0
-        ),
-        checkpoint=config.checkpoint,
-        resume_step=resume_step,
-    )
-
-
-def _bare_evaluation(config: RunConfig) -> EvalSourcesConfig | None:
-    """The evaluation's section without environment variables, which may hold secrets."""
-    evaluation = config.orchestrator.eval
-    if evaluation is None:
-        return None
-    bare = [source.model_copy(update={"env_vars": {}}) for source in evaluation.env]
-    section: EvalSourcesConfig = evaluation.model_copy(update={"env": bare})
-    return section
-
-
-def _source(config: RunConfig, source: TrainEnvironmentConfig) -> SourceConfig:
-    """One source with nothing left to inherit."""
-    return SourceConfig(
-        name=source.unique_name,
-        ratio=source.ratio,
-        group_size=source.group_size,
-        sampling=source_sampling(config, source),
-        algo=source_algo(config, source),
-        timeout=source.timeout,
-        address=source.address,
-        state_columns=source.state_columns,
-        untrained_agents=untrained_agents(source),
-        curriculum=source.curriculum,
-        errors=source.errors,
-        is_frozen=is_frozen(source),
-    )
-
-
-def _evaluated(config: RunConfig) -> list[EvalEnvironmentConfig]:
-    return [] if config.orchestrator.eval is None else config.orchestrator.eval.env
-
-
-def _played(config: RunConfig) -> list[tuple[EnvironmentConfig, Purpose]]:
-    """Every source, with what it is for."""
-    train: list[tuple[EnvironmentConfig, Purpose]] = [
-        (source, "train") for source in config.orchestrator.train.env
-    ]
-    return train + [(source, "eval") for source in _evaluated(config)]
-
-
-def _num_published(config: RunConfig) -> int:
-    """Versions on disk: while an evaluation holds one back, the trainer may be `max_lag` ahead."""
-    return max(config.trainer.keep_published, config.orchestrator.max_lag + 1)
-
-
-def evaluation_source(
-    source: EvalEnvironmentConfig, section: SamplingConfig
-) -> EvaluationSourceConfig:
-    """One evaluated environment; `section` completes its sampling."""
-    return EvaluationSourceConfig(
-        name=source.unique_name,
-        num_tasks=source.num_tasks,
-        group_size=source.group_size,
-        sampling=merged_sampling(source.sampling, section),
-        timeout=source.timeout,
-        address=source.address,
-        state_columns=source.state_columns,
-        unmeasured_agents=untrained_agents(source),
-    )
-
-
-def environment_process_config(
-    source: EnvironmentConfig, *, run_dir: str, term: int, purpose: Purpose
-) -> EnvironmentProcessConfig:
-    """The process that plays a source."""
-    return EnvironmentProcessConfig(
-        run_dir=run_dir,
-        term=term,
-        name=source.unique_name,
-        pool=source.pool,
-        verifiers=verifiers_config(source),
-        env_var_names=sorted({*source.env_vars, *source.pass_env}),
-        passed_env=sorted({*source.pass_env} - source.env_vars.keys()),
-        purpose=purpose,
-    )
-
-
-def _train_process(
-    config: RunConfig, source: TrainEnvironmentConfig, *, run_dir: str, term: int
-) -> EnvironmentProcessConfig:
-    """The process that plays a source that trains, with what learns from it."""
-    process = environment_process_config(source, run_dir=run_dir, term=term, purpose="train")
-    learning = {"algo": source_algo(config, source), "untrained_agents": untrained_agents(source)}
-    learnt: EnvironmentProcessConfig = process.model_copy(update=learning)
-    return learnt
 
 
 def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:

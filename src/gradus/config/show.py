@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradus.config.processes import EvaluationSourceConfig, environment_process
-from gradus.config.resolve import resolve_run, run_name
-from gradus.config.resolve_eval import resolve_eval
-from gradus.config.resolve_sft import resolve_sft
+from gradus.config.processes import EvaluationSourceConfig
+from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
@@ -17,6 +15,7 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import LoraConfig
 from gradus.config.seats import COMPARES_ALL_TRACES
+from gradus.config.sources import LaunchedConfig, Sources, TrainSource, resolve_sources
 
 _SUFFIX = "<8 hex>"
 
@@ -34,65 +33,72 @@ _RESHAPING: dict[str, tuple[object, ...]] = {
 """Keys of `sampling.extra_body` that change which tokens are drawn, with values that do not."""
 
 
-def describe_run(config: RunConfig, *, is_loaded: bool = False) -> list[str]:
-    """The plan of an RL run: its size, its folder, and its processes in starting order.
+def describe(config: LaunchedConfig, *, is_loaded: bool = False) -> list[str]:
+    """The plan of a command: its size, its folder, and its processes in starting order.
 
     `is_loaded` says that the environments were asked who plays, so that no note guesses it.
     """
-    name = run_name(config, _SUFFIX)
-    orchestrator = config.orchestrator
+    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+    sources = resolve_sources(config)
+    words = _words(config, sources)
+    served = f"{config.model.max_length_tokens} tokens"
+    if isinstance(config, EvalConfig):
+        served = config.base_url or f"served by gradus, {served}"
     return [
-        f"run: {config.max_steps} steps of {orchestrator.groups_per_batch} groups, "
-        f"at most {_counted(orchestrator.max_lag, 'batch', 'batches')} ahead",
-        f"model: {config.model.name}, {config.model.max_length_tokens} tokens",
-        f"folder: {Path(config.output_dir) / name}",
-        "processes, in starting order:",
-        *(f"  {process:<24} {what}" for process, what in _processes(config)),
-        *(f"note: {note}" for note in _notes(config, is_loaded=is_loaded)),
-    ]
-
-
-def describe_sft(config: SftConfig) -> list[str]:
-    """The plan of a supervised run."""
-    return [
-        f"run: {config.max_steps} steps of {config.batch_conversations} conversations "
-        f"from {config.data.path}",
-        f"model: {config.model.name}, {config.model.max_length_tokens} tokens",
+        _size(config, sources),
+        f"model: {config.model.name}, {served}",
         f"folder: {Path(config.output_dir) / run_name(config, _SUFFIX)}",
         "processes, in starting order:",
-        *(f"  {process:<24} {what}" for process, what in _sft_processes(config)),
+        *(f"  {process:<24} {words[process]}" for process in configs.by_process()),
+        *(f"note: {note}" for source in sources.train for note in _notes(source, is_loaded)),
     ]
 
 
-def _sft_processes(config: SftConfig) -> Iterator[tuple[str, str]]:
-    """Each process of a supervised run and what it does."""
-    configs = resolve_sft(config, run_dir=Path(config.output_dir), term=0)
-    words = {
-        "trainer": f"{_ranks(config.num_processes)}, {config.compute_dtype}, "
-        f"{_update_rule(config.optimizer, config.lora)}",
-        "inference": _engine(config.inference),
-    }
-    if config.eval is not None and configs.evaluation is not None:
-        sources = configs.evaluation.evaluator.evaluation_sources
-        tasks = ", ".join(map(_tasks, sources))
-        words["evaluator"] = f"{tasks}, every {config.eval.interval_steps} steps"
-        for source in config.eval.env:
-            words[environment_process(source.unique_name, "eval")] = _environment(source)
-    for process in configs.by_process():
-        yield process, words[process]
+def _size(config: LaunchedConfig, sources: Sources) -> str:
+    if isinstance(config, RunConfig):
+        orchestrator = config.orchestrator
+        ahead = _counted(orchestrator.max_lag, "batch", "batches")
+        return (
+            f"run: {config.max_steps} steps of {orchestrator.groups_per_batch} groups, "
+            f"at most {ahead} ahead"
+        )
+    if isinstance(config, SftConfig):
+        return (
+            f"run: {config.max_steps} steps of {config.batch_conversations} conversations "
+            f"from {config.data.path}"
+        )
+    return f"evaluation: {_all_tasks(sources)}"
 
 
-def describe_eval(config: EvalConfig) -> list[str]:
-    """The plan of an evaluation."""
-    configs = resolve_eval(config, run_dir=Path(config.output_dir), term=0)
-    lines = [
-        f"evaluation: {', '.join(_tasks(source) for source in configs.evaluator.sources)}",
-        f"model: {config.model.name}, "
-        + (config.base_url or f"served by gradus, {config.model.max_length_tokens} tokens"),
-        f"folder: {Path(config.output_dir) / run_name(config, _SUFFIX)}",
-        "processes, in starting order:",
-    ]
-    return [*lines, *(f"  {process}" for process in configs.by_process())]
+def _words(config: LaunchedConfig, sources: Sources) -> dict[str, str]:
+    """Process name → what it does."""
+    words = {process: _environment(given) for process, given in sources.by_process.items()}
+    words["inference"] = _engine(config.inference)
+    if isinstance(config, RunConfig):
+        trainer = config.trainer
+        words["trainer"] = (
+            f"{_ranks(trainer.num_processes)}, {trainer.compute_dtype}, {trainer.loss.type}, "
+            f"{_update_rule(trainer.optimizer, trainer.lora)}"
+        )
+        words["orchestrator"] = ", ".join(
+            f"{source.complete.name} x {source.complete.group_size} ({source.complete.algo.type})"
+            for source in sources.train
+        )
+    elif isinstance(config, SftConfig):
+        words["trainer"] = (
+            f"{_ranks(config.num_processes)}, {config.compute_dtype}, "
+            f"{_update_rule(config.optimizer, config.lora)}"
+        )
+        if config.eval is not None:
+            steps = config.eval.interval_steps
+            words["evaluator"] = f"{_all_tasks(sources)}, every {steps} steps"
+    else:
+        words["evaluator"] = f"at most {config.max_in_flight_episodes} episodes at once"
+    return words
+
+
+def _all_tasks(sources: Sources) -> str:
+    return ", ".join(_tasks(source.complete) for source in sources.evaluated)
 
 
 def _tasks(source: EvaluationSourceConfig) -> str:
@@ -102,59 +108,31 @@ def _tasks(source: EvaluationSourceConfig) -> str:
     return f"{number} tasks of {source.name} x {source.group_size} ({how})"
 
 
-def _processes(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Each process and what it does."""
-    configs = resolve_run(config, run_dir=Path(config.output_dir), term=0)
-    trainer, inference = config.trainer, config.inference
-    evaluation = config.orchestrator.eval
-    by_process: dict[str, EnvironmentConfig] = {
-        environment_process(source.unique_name): source for source in config.orchestrator.train.env
-    }
-    for evaluated in evaluation.env if evaluation else ():
-        by_process[environment_process(evaluated.unique_name, "eval")] = evaluated
-    words = {
-        "inference": _engine(inference),
-        "trainer": f"{_ranks(trainer.num_processes)}, {trainer.compute_dtype}, "
-        f"{trainer.loss.type}, {_update_rule(trainer.optimizer, trainer.lora)}",
-        "orchestrator": ", ".join(
-            f"{source.name} x {source.group_size} ({source.algo.type})"
-            for source in configs.orchestrator.sources
-        ),
-    }
-    for environment in configs.environments:
-        words[environment.process] = _environment(by_process[environment.process])
-    for process in configs.by_process():
-        yield process, words[process]
-
-
-def _notes(config: RunConfig, *, is_loaded: bool) -> Iterator[str]:
-    """What is allowed and seldom meant, and what only the environments can decide."""
-    configs = resolve_run(config, run_dir=Path(config.output_dir), term=0)
-    for given, source in zip(
-        config.orchestrator.train.env, configs.orchestrator.sources, strict=True
-    ):
-        trained = [role for role in given.agents if role not in source.untrained_agents]
-        reshaping = list(_reshaping(source.sampling))
-        if reshaping:
-            yield (
-                f"source {source.name!r}: {', '.join(reshaping)} changes the distribution that "
-                "tokens are drawn from, and the trainer computes that of the temperature alone, so "
-                "the two disagree on every token; leave it out unless that is meant"
-            )
-        if is_loaded and given.address is None:
-            continue
-        kind = source.algo.type
-        if kind in COMPARES_ALL_TRACES and len(trained) > 1:
-            yield (
-                f"source {source.name!r}: {kind} compares all traces of a group, and "
-                f"{', '.join(trained)} all train. The start refuses that unless the tasks name a "
-                "learner_seat; rae and hierarchical_grpo tell agents apart"
-            )
-        if kind == "rae" and len(given.agents) < 2:
-            yield (
-                f"source {source.name!r}: rae needs an environment with several agents, and the "
-                "config names none or one. The start refuses rae where there is only one; use grpo"
-            )
+def _notes(source: TrainSource, is_loaded: bool) -> Iterator[str]:
+    """What is allowed but rarely meant, and what only the environments can decide."""
+    given, complete = source.given, source.complete
+    name, kind = complete.name, complete.algo.type
+    reshaping = list(_reshaping(complete.sampling))
+    if reshaping:
+        yield (
+            f"source {name!r}: {', '.join(reshaping)} changes the distribution that tokens are "
+            "drawn from, and the trainer computes that of the temperature alone, so the two "
+            "disagree on every token; leave it out unless that is meant"
+        )
+    if is_loaded and given.address is None:
+        return
+    trained = [role for role in given.agents if role not in complete.untrained_agents]
+    if kind in COMPARES_ALL_TRACES and len(trained) > 1:
+        yield (
+            f"source {name!r}: {kind} compares all traces of a group, and "
+            f"{', '.join(trained)} all train. The start refuses that unless the tasks name a "
+            "learner_seat; rae and hierarchical_grpo tell agents apart"
+        )
+    if kind == "rae" and len(given.agents) < 2:
+        yield (
+            f"source {name!r}: rae needs an environment with several agents, and the "
+            "config names none or one. The start refuses rae where there is only one; use grpo"
+        )
 
 
 def _reshaping(sampling: SamplingConfig) -> Iterator[str]:

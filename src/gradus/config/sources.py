@@ -1,21 +1,31 @@
-"""What a source inherits: its name, its sampling and its algorithm, with nothing left open."""
+"""Every source of a config with nothing left to inherit, computed once."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from gradus.config.keys import KeyPath
-from gradus.config.problems import Problem
-from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.processes import (
+    EvaluationSourceConfig,
+    Purpose,
+    SourceConfig,
+    environment_process,
+)
 from gradus.config.schema.environment import (
-    NAME_PATTERN,
     AgentRoleConfig,
     EnvironmentConfig,
+    EvalEnvironmentConfig,
     TrainEnvironmentConfig,
 )
+from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
 from gradus.config.schema.run import RunConfig
+from gradus.config.schema.sft import SftConfig
+
+LaunchedConfig: TypeAlias = RunConfig | SftConfig | EvalConfig
+"""What a user writes for a command that plays or trains."""
 
 DEFAULT_SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
 """What holds where neither the source nor the enclosing section says anything."""
@@ -24,125 +34,150 @@ _JUDGE = "judge"
 """A role of this name does not train unless its settings say so."""
 
 
-def merged_sampling(inner: SamplingConfig, outer: SamplingConfig) -> SamplingConfig:
-    """`inner`, with every unset value taken from `outer`; `extra_body` is joined key by key."""
-    return SamplingConfig(
-        temperature=outer.temperature if inner.temperature is None else inner.temperature,
-        top_p=outer.top_p if inner.top_p is None else inner.top_p,
-        max_completion_tokens=(
-            outer.max_completion_tokens
-            if inner.max_completion_tokens is None
-            else inner.max_completion_tokens
-        ),
-        extra_body={**outer.extra_body, **inner.extra_body},
+@dataclass(frozen=True)
+class TrainSource:
+    """A source that trains the policy."""
+
+    path: KeyPath
+    """Where it is written."""
+    given: TrainEnvironmentConfig
+    """What is written there."""
+    complete: SourceConfig
+    """The same with nothing left to inherit."""
+    purpose: Purpose = field(default="train", init=False)
+
+    @property
+    def algo_path(self) -> KeyPath:
+        """Where its algorithm is written."""
+        return (*(self.path[:-2] if self.given.algo is None else self.path), "algo")
+
+
+@dataclass(frozen=True)
+class EvaluatedSource:
+    """A source that measures the policy."""
+
+    path: KeyPath
+    """Where it is written."""
+    given: EvalEnvironmentConfig
+    """What is written there."""
+    complete: EvaluationSourceConfig
+    """The same with nothing left to inherit."""
+    purpose: Purpose = field(default="eval", init=False)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The sources of one config, in the order in which they are written."""
+
+    train: tuple[TrainSource, ...] = ()
+    evaluated: tuple[EvaluatedSource, ...] = ()
+
+    @property
+    def all(self) -> tuple[TrainSource | EvaluatedSource, ...]:
+        """Those that train, then those that measure."""
+        return (*self.train, *self.evaluated)
+
+    @property
+    def by_process(self) -> Mapping[str, EnvironmentConfig]:
+        """Name of the process that plays a source → the source as it is written."""
+        return {environment_process(s.complete.name, s.purpose): s.given for s in self.all}
+
+
+def resolve_sources(config: LaunchedConfig) -> Sources:
+    """The sources of a config.
+
+    >>> resolve_sources(config).train[0].complete.sampling.temperature
+    1.0
+    """
+    if isinstance(config, RunConfig):
+        return _run_sources(config)
+    if isinstance(config, EvalConfig):
+        section = merged_sampling(config.sampling, DEFAULT_SAMPLING)
+        return Sources(evaluated=_evaluated(("env",), config.env, section))
+    if config.eval is None:
+        return Sources()
+    section = merged_sampling(config.eval.sampling, DEFAULT_SAMPLING)
+    return Sources(evaluated=_evaluated(("eval", "env"), config.eval.env, section))
+
+
+def _run_sources(config: RunConfig) -> Sources:
+    section = config.orchestrator.train
+    sampling = merged_sampling(section.sampling, DEFAULT_SAMPLING)
+    train = tuple(
+        TrainSource(
+            path=("orchestrator", "train", "env", index),
+            given=source,
+            complete=SourceConfig(
+                name=source.unique_name,
+                ratio=source.ratio,
+                group_size=source.group_size,
+                sampling=merged_sampling(source.sampling, sampling),
+                algo=section.algo if source.algo is None else source.algo,
+                timeout=source.timeout,
+                address=source.address,
+                state_columns=source.state_columns,
+                untrained_agents=_untrained_agents(source),
+                curriculum=source.curriculum,
+                errors=source.errors,
+                is_frozen=_is_frozen(source),
+            ),
+        )
+        for index, source in enumerate(section.env)
+    )
+    evaluation = config.orchestrator.eval
+    if evaluation is None:
+        return Sources(train)
+    inherited = merged_sampling(evaluation.sampling, sampling)
+    path: KeyPath = ("orchestrator", "eval", "env")
+    return Sources(train, _evaluated(path, evaluation.env, inherited))
+
+
+def _evaluated(
+    path: KeyPath, sources: list[EvalEnvironmentConfig], section: SamplingConfig
+) -> tuple[EvaluatedSource, ...]:
+    return tuple(
+        EvaluatedSource(
+            path=(*path, index),
+            given=source,
+            complete=EvaluationSourceConfig(
+                name=source.unique_name,
+                num_tasks=source.num_tasks,
+                group_size=source.group_size,
+                sampling=merged_sampling(source.sampling, section),
+                timeout=source.timeout,
+                address=source.address,
+                state_columns=source.state_columns,
+                unmeasured_agents=_untrained_agents(source),
+            ),
+        )
+        for index, source in enumerate(sources)
     )
 
 
-def source_sampling(config: RunConfig, source: TrainEnvironmentConfig) -> SamplingConfig:
-    """Complete sampling settings of a source."""
-    section = merged_sampling(config.orchestrator.train.sampling, DEFAULT_SAMPLING)
-    return merged_sampling(source.sampling, section)
+def merged_sampling(inner: SamplingConfig, outer: SamplingConfig) -> SamplingConfig:
+    """`inner`, with every unset value taken from `outer`; `extra_body` is joined key by key."""
+    given = inner.model_dump(exclude_none=True)
+    extra_body = {**outer.extra_body, **inner.extra_body}
+    merged: SamplingConfig = outer.model_copy(update={**given, "extra_body": extra_body})
+    return merged
 
 
-def evaluation_sampling(config: RunConfig) -> SamplingConfig:
-    """Sampling of an evaluated environment that says nothing itself."""
-    section = merged_sampling(config.orchestrator.train.sampling, DEFAULT_SAMPLING)
-    evaluation = config.orchestrator.eval
-    return section if evaluation is None else merged_sampling(evaluation.sampling, section)
-
-
-def source_algo(config: RunConfig, source: TrainEnvironmentConfig) -> AlgorithmConfig:
-    """Complete algorithm settings of a source."""
-    return config.orchestrator.train.algo if source.algo is None else source.algo
-
-
-def check_names(sources: Sequence[EnvironmentConfig], path: KeyPath) -> Iterator[Problem]:
-    """Names of sources become names of files and metrics: valid, and unique in any letter case."""
-    first: dict[str, int] = {}
-    for index, source in enumerate(sources):
-        name = source.unique_name
-        if not re.fullmatch(NAME_PATTERN, name):
-            text = f"the id {source.id!r} is no name for files and metrics; give the source a name"
-            yield Problem((*path, index, "name"), text)
-            continue
-        earlier = first.setdefault(name.lower(), index)
-        if earlier != index:
-            yield Problem(
-                (*path, index, "name"),
-                f"{name!r} is already the name of source {earlier}; give each source its own name",
-            )
-
-
-def is_frozen(source: EnvironmentConfig) -> bool:
+def _is_frozen(source: EnvironmentConfig) -> bool:
     """Whether every seat is played by another model than the policy."""
     roles = source.agents.values()
     return bool(roles) and all(role.base_url is not None for role in roles)
 
 
-def untrained_agents(source: EnvironmentConfig) -> list[str]:
+def _untrained_agents(source: EnvironmentConfig) -> list[str]:
     """Roles whose traces never train and are not measured, by their settings or by their name.
 
     Beside the policy another model does not train; where it plays alone, its traces are data.
     """
     roles = {_JUDGE: AgentRoleConfig(), **source.agents}
-    is_mixed = not is_frozen(source)
+    is_mixed = not _is_frozen(source)
     return sorted(
         name
         for name, role in roles.items()
         if role.train is False
         or (role.train is None and (name == _JUDGE or (is_mixed and role.base_url is not None)))
     )
-
-
-_SCORED = frozenset({"opd", "opsd"})
-_UNSCORED = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo", "opsd", "sft"})
-
-
-def reference_problems(
-    path: KeyPath, algo: AlgorithmConfig, *, temperature: float | None, is_frozen: bool
-) -> Iterator[Problem]:
-    """Distilling algorithms without their model, or with one that they cannot be compared to."""
-    if algo.type == "opd" and algo.reference is None:
-        yield Problem(
-            (*path, "reference"),
-            "is missing; opd needs the base_url and the model of a frozen teacher",
-        )
-    if algo.type in _SCORED and temperature not in (None, 1.0):
-        yield Problem(
-            (*path, "type"),
-            f"{algo.type} compares with logprobs at temperature 1, but sampling.temperature is "
-            f"{temperature}; set it to 1.0",
-        )
-    if algo.type == "sft" and not is_frozen:
-        yield Problem(
-            (*path, "type"),
-            "sft learns what a frozen model plays, but the policy plays this source; "
-            "give its seats a model and a base_url under agents.<role>",
-        )
-    if algo.reference is not None and algo.type in _UNSCORED:
-        yield Problem((*path, "reference"), f"{algo.type} asks no frozen model; remove it")
-
-
-def temperature_problems(
-    config: RunConfig, source: TrainEnvironmentConfig, path: KeyPath
-) -> Iterator[Problem]:
-    """A source whose tokens would be trained at another temperature than they were sampled at."""
-    temperature = source_sampling(config, source).temperature
-    if temperature == 0:
-        is_own = source.sampling.temperature is not None
-        section = (*path, "sampling") if is_own else ("orchestrator", "train", "sampling")
-        yield Problem(
-            (*section, "temperature"),
-            "0 leaves one possible reply and nothing to learn from; use a positive number here, "
-            "and 0 under orchestrator.eval.sampling for greedy evaluation",
-        )
-    untrained = untrained_agents(source)
-    for role, agent in source.agents.items():
-        own = None if agent.sampling is None else agent.sampling.temperature
-        if own is None or own == temperature or role in untrained:
-            continue
-        yield Problem(
-            (*path, "agents", role, "sampling", "temperature"),
-            f"{own:g} is not the source's {temperature:g}, at which all its tokens train; remove "
-            "it, set the source's sampling.temperature, or set train = false for the role",
-        )

@@ -20,8 +20,9 @@ from gradus.config import (
     EvalConfig,
     EvaluatorProcessConfig,
     continued_identity,
-    resolve_eval,
+    resolve,
     run_name,
+    without_secrets,
 )
 from gradus.errors import ConfigError, ExitCode, GradusError
 from gradus.files import read_json, write_atomically, write_json
@@ -68,7 +69,7 @@ def run_eval(
         )
     name = run_name(config, secrets.token_hex(4))
     # What cannot be planned must not cost an old evaluation.
-    resolve_eval(config, run_dir=run_path(Path(config.output_dir), name), term=0)
+    resolve(config, run_dir=run_path(Path(config.output_dir), name), term=0)
     lease = opening(Path(config.output_dir), name, kind="eval")
     try:
         plan = plan_eval(config, lease.run_dir, lease.term, Machine.current())
@@ -111,7 +112,7 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     # Ready files of killed processes would be taken for those of the new ones.
     shutil.rmtree(run_dir.ready, ignore_errors=True)
     for process, process_config in plan.configs.items():
-        write_json(config_file(run_dir, process), process_config.model_dump(mode="json"))
+        write_json(config_file(run_dir, process), without_secrets(process_config))
     for folder in (run_dir.ready, run_dir.logs, run_dir.secrets):
         folder.mkdir(mode=0o700, exist_ok=True)
     for token in (run_dir.admin_token, run_dir.inference_token):

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from gradus.config import LaunchConfig, RunConfig, SftConfig, recorded_config, run_name
+from gradus.config import LaunchConfig, RunConfig, SftConfig, run_name, without_secrets
 from gradus.errors import DeadlineError, GradusError
 from gradus.files import free_bytes, write_atomically, write_json
 from gradus.launch.interrupts import Interrupted, Interrupts
@@ -202,7 +202,7 @@ def _resume_lines(job: Job, lease: RunLease, plan: LaunchPlan, point: ResumePoin
 
 def _write_configs(plan: LaunchPlan, run_dir: RunDirectory) -> None:
     for process, config in plan.configs.items():
-        write_json(config_file(run_dir, process), config.model_dump(mode="json"))
+        write_json(config_file(run_dir, process), without_secrets(config))
 
 
 def _prepare(run_dir: RunDirectory) -> None:
@@ -215,7 +215,7 @@ def _prepare(run_dir: RunDirectory) -> None:
 def _note_launch(config: RunConfig, lease: RunLease) -> None:
     """What a replay needs to know of this launch."""
     if config.orchestrator.recording:
-        note_launch(lease.run_dir, lease.term, recorded_config(config))
+        note_launch(lease.run_dir, lease.term, without_secrets(config))
 
 
 def _write_tokens(run_dir: RunDirectory) -> None:

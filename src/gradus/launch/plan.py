@@ -12,13 +12,12 @@ from pathlib import Path
 from gradus.config import (
     EnvironmentProcessConfig,
     EvalConfig,
-    ReplayConfigs,
+    ReplayConfig,
     RunConfig,
     SftConfig,
     StrictConfig,
-    resolve_eval,
-    resolve_run,
-    resolve_sft,
+    resolve,
+    resolve_sources,
 )
 from gradus.errors import ConfigError
 from gradus.launch.environment import (
@@ -75,7 +74,8 @@ def plan_rl(
     resume_step: int | None = None,
 ) -> LaunchPlan:
     """Inference and the environments together, then the trainer and the orchestrator."""
-    configs = resolve_run(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
+    configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
+    sources = resolve_sources(config)
     caller, own = machine.environment, configs.env_vars
     inference = _spec(
         "inference",
@@ -99,7 +99,7 @@ def plan_rl(
         orchestrator_environment(
             caller,
             own["orchestrator"],
-            config={"algorithms": [s.algo.model_dump() for s in configs.orchestrator.sources]},
+            config={"algorithms": [s.complete.algo.model_dump() for s in sources.train]},
         ),
         run_dir,
         finishes=True,
@@ -112,7 +112,7 @@ def plan_rl(
 
 def plan_eval(config: EvalConfig, run_dir: RunDirectory, term: int, machine: Machine) -> LaunchPlan:
     """Inference, unless an endpoint serves, and the environments together; then the evaluator."""
-    configs = resolve_eval(config, run_dir=run_dir.root, term=term)
+    configs = resolve(config, run_dir=run_dir.root, term=term)
     caller, own = machine.environment, configs.env_vars
     key = config.api_key_var
     # The key reaches the environment workers, which ask the endpoint, and no other process.
@@ -165,12 +165,12 @@ def plan_sft(
     resume_step: int | None = None,
 ) -> LaunchPlan:
     """One trainer process or one group of ranks; what evaluates its versions starts before it."""
-    configs = resolve_sft(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
+    configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
     caller, own = machine.environment, configs.env_vars
     trainer = _trainer_spec(
         "sft-trainer", own["trainer"], run_dir, machine, num_processes=config.num_processes
     )
-    if configs.evaluation is None:
+    if configs.evaluator is None:
         return LaunchPlan(configs=configs.by_process(), stages=((trainer,),))
     command = role_command(machine, "inference", config_file(run_dir, "inference"))
     variables = inference_environment(caller, own["inference"])
@@ -178,7 +178,7 @@ def plan_sft(
         _spec("inference", command, variables, run_dir),
         *(
             _environment_spec(environment, own[environment.process], run_dir, machine)
-            for environment in configs.evaluation.environments
+            for environment in configs.environments
         ),
     ]
     evaluator = _spec(
@@ -191,10 +191,13 @@ def plan_sft(
     return LaunchPlan(configs=configs.by_process(), stages=(tuple(servers), (trainer, evaluator)))
 
 
-def plan_replay(configs: ReplayConfigs, run_dir: RunDirectory, machine: Machine) -> LaunchPlan:
+def plan_replay(
+    config: ReplayConfig, run_dir: RunDirectory, term: int, machine: Machine
+) -> LaunchPlan:
     """The trainer, and the process that sends it recorded batches."""
-    ranks = configs.trainer.trainer.num_processes
-    trainer = _trainer_spec("trainer", configs.env_vars, run_dir, machine, num_processes=ranks)
+    configs = resolve(config, run_dir=run_dir.root, term=term)
+    own, ranks = configs.env_vars["trainer"], config.run.trainer.num_processes
+    trainer = _trainer_spec("trainer", own, run_dir, machine, num_processes=ranks)
     replayer = _spec(
         "replayer",
         role_command(machine, "replayer", config_file(run_dir, "replayer")),
@@ -207,10 +210,11 @@ def plan_replay(configs: ReplayConfigs, run_dir: RunDirectory, machine: Machine)
 
 def plan_bench(config: RunConfig, run_dir: RunDirectory, term: int, machine: Machine) -> LaunchPlan:
     """The trainer of an RL run by itself, on made-up samples."""
-    configs = resolve_run(config, run_dir=run_dir.root, term=term)
+    configs = resolve(config, run_dir=run_dir.root, term=term)
     own, processes = configs.env_vars["trainer"], config.trainer.num_processes
     trainer = _trainer_spec("bench-rank", own, run_dir, machine, num_processes=processes)
-    return LaunchPlan(configs={"trainer": configs.trainer}, stages=((trainer,),))
+    process = configs.by_process()["trainer"]
+    return LaunchPlan(configs={"trainer": process}, stages=((trainer,),))
 
 
 def role_command(

@@ -19,8 +19,7 @@ from typing import Any, Literal, overload
 from gradus.config import (
     RunConfig,
     SftConfig,
-    check_run,
-    check_sft,
+    check,
     load_config,
     refuse,
     run_name,
@@ -148,19 +147,16 @@ def _checked(
     config: str | Path | Mapping[str, Any] | RunConfig | SftConfig,
 ) -> RunConfig | SftConfig:
     """The config as an object that works on this machine, whatever it was given as."""
-    if isinstance(config, RunConfig):
-        refuse(check_run(config))
-        return config
-    if isinstance(config, SftConfig):
-        refuse(check_sft(config))
+    if isinstance(config, RunConfig | SftConfig):
+        refuse(check(config))
         return config
     values: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
     words = [] if isinstance(config, Mapping) else ["@", str(config)]
     keys = {*values, *top_level_keys(words)}
     if "orchestrator" in keys:
-        return load_config(RunConfig, words, check=check_run, base=values)
+        return load_config(RunConfig, words, check=check, base=values)
     if "data" in keys:
-        return load_config(SftConfig, words, check=check_sft, base=values)
+        return load_config(SftConfig, words, check=check, base=values)
     raise ConfigError(
         f"a run has a section 'orchestrator' (rl) or 'data' (sft); there are {sorted(keys)}"
     )

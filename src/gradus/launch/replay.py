@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.config import RunConfig, resolve_replay
+from gradus.config import ReplayConfig, RunConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
 from gradus.launch.local import Job, run_job
@@ -70,14 +70,8 @@ def launch_replay(job: ReplayJob, *, clean: bool = False, dry_run: bool = False)
     become_subreaper()
 
     def plan(run_dir: RunDirectory, term: int, _: int | None) -> LaunchPlan:
-        configs = resolve_replay(
-            job.config,
-            run_dir=run_dir.root,
-            term=term,
-            recorded=job.recorded,
-            num_steps=job.num_steps,
-        )
-        return plan_replay(configs, run_dir, Machine.current())
+        config = ReplayConfig(job.config, job.recorded, job.num_steps)
+        return plan_replay(config, run_dir, term, Machine.current())
 
     return run_job(
         Job(

@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradus.config import SftEvaluatorProcessConfig, StrictConfig, continued_identity, differences
+from gradus.config import (
+    SftEvaluatorProcessConfig,
+    StrictConfig,
+    continued_identity,
+    differences,
+    without_secrets,
+)
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
@@ -109,7 +115,7 @@ def changed_settings(
         path = run_dir.config / f"{process}.json"
         if not path.is_file():
             continue
-        for key, was, now in differences(read_json(path), config.model_dump(mode="json")):
+        for key, was, now in differences(read_json(path), without_secrets(config)):
             line = f"{process}: {key} was {was!r} and is {now!r}"
             if _REFUSED.fullmatch(key):
                 refused.append(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from gradus.config import EnvironmentConfig, RunConfig, source_algo
+from gradus.config import EnvironmentConfig, RunConfig, resolve_sources
 from gradus.errors import ConfigError, ProcessError
 from gradus.launch.endpoint_check import check_endpoint
 
@@ -25,20 +25,19 @@ class ServedModel:
 
 def served_models(config: RunConfig) -> Iterator[ServedModel]:
     """The teachers of the train sources, and who else plays in train and evaluated sources."""
-    for source in config.orchestrator.train.env:
-        reference = source_algo(config, source).reference
+    sources = resolve_sources(config)
+    for source in sources.train:
+        reference = source.complete.algo.reference
         if reference is not None:
             yield ServedModel(
-                f"source {source.unique_name!r}, algo.reference",
+                f"source {source.complete.name!r}, algo.reference",
                 reference.base_url,
                 reference.model,
                 reference.api_key_var,
                 config.orchestrator.env_vars,
             )
-        yield from _players(source)
-    if config.orchestrator.eval is not None:
-        for evaluated in config.orchestrator.eval.env:
-            yield from _players(evaluated)
+    for played in sources.all:
+        yield from _players(played.given)
 
 
 def _players(source: EnvironmentConfig) -> Iterator[ServedModel]:

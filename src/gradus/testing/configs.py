@@ -6,7 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gradus.config import MergedConfig, RunConfig, SftConfig, dotted, load_config
+from gradus.config import (
+    LaunchedConfig,
+    MergedConfig,
+    RunConfig,
+    SftConfig,
+    contradictions,
+    dotted,
+    load_config,
+    resolve_sources,
+)
 
 RUN_TOML = """\
 max_steps = 20
@@ -54,6 +63,15 @@ def build_sft_config(changes: dict[str, Any] | None = None) -> SftConfig:
     base = {"model": {"name": "someone/tiny"}, "data": {"path": "someone/conversations"}}
     config: SftConfig = SftConfig.model_validate({**base, **(changes or {})})
     return config
+
+
+def contradictions_of(config: LaunchedConfig) -> list[Any]:
+    """What keeps a config from working on any machine.
+
+    >>> [str(problem) for problem in contradictions_of(build_run_config({"seed": -1}))]
+    ['seed: -1 is out of range; it must lie between 0 and 4294967295']
+    """
+    return list(contradictions(config, resolve_sources(config)))
 
 
 def load_values(folder: Path, values: dict[str, Any], *flags: str) -> RunConfig:

@@ -15,11 +15,9 @@ import pytest
 from gradus.cli.main import COMMANDS, ROLES, main
 from gradus.config import (
     EvalConfig,
+    ReplayConfig,
     StrictConfig,
-    resolve_eval,
-    resolve_replay,
-    resolve_run,
-    resolve_sft,
+    resolve,
 )
 from gradus.errors import ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
@@ -250,28 +248,22 @@ def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[s
 
 def role_configs() -> dict[str, StrictConfig]:
     """Subcommand → a config as the launcher writes it."""
-    run = resolve_run(build_run_config(), run_dir=Path("runs/x"), term=4)
+    run = resolve(build_run_config(), run_dir=Path("runs/x"), term=4)
     env = [{"id": "gradus-reverse-text"}]
     evaluation = EvalConfig.model_validate({"model": {"name": "someone/tiny"}, "env": env})
     config = build_sft_config({"eval": {"env": env}})
-    sft = resolve_sft(config, run_dir=Path("runs/x"), term=4)
-    assert sft.evaluation is not None
+    sft = resolve(config, run_dir=Path("runs/x"), term=4)
+    replayed = ReplayConfig(build_run_config(), recorded=Path("runs/demo"), num_steps=2)
     return {
         "inference": run.inference,
         "env-server": run.environments[0],
         "trainer": run.trainer,
         "sft-trainer": sft.trainer,
-        "sft-evaluator": sft.evaluation.evaluator,
+        "sft-evaluator": sft.evaluator,
         "bench-rank": run.trainer,
         "orchestrator": run.orchestrator,
-        "evaluator": resolve_eval(evaluation, run_dir=Path("runs/x"), term=4).evaluator,
-        "replayer": resolve_replay(
-            build_run_config(),
-            run_dir=Path("runs/x"),
-            term=4,
-            recorded=Path("runs/demo"),
-            num_steps=2,
-        ).replayer,
+        "evaluator": resolve(evaluation, run_dir=Path("runs/x"), term=4).evaluator,
+        "replayer": resolve(replayed, run_dir=Path("runs/x"), term=4).replayer,
     }
 
 

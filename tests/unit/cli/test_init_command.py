@@ -8,7 +8,7 @@ import pytest
 import verifiers.v1 as vf
 
 from gradus.cli.main import main
-from gradus.config import RunConfig, check_run, load_config
+from gradus.config import RunConfig, check, load_config
 from gradus.errors import ExitCode
 
 
@@ -30,7 +30,7 @@ def test_the_folder_passes_the_check_and_its_tasks_load(
     assert "gradus rl @ rl.toml" in capsys.readouterr().out
     monkeypatch.chdir("my-first")
     monkeypatch.syspath_prepend(".")
-    config = load_config(RunConfig, ["@", "rl.toml"], check=check_run)
+    config = load_config(RunConfig, ["@", "rl.toml"], check=check)
     source = config.orchestrator.train.env[0]
     tasks = vf.load_taskset(vf.taskset_config_type(source.id)(id=source.id))
     assert (config.name, source.id, len(list(tasks))) == ("my-first", "my-first-tasks", 256)

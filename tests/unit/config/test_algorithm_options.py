@@ -8,8 +8,7 @@ import pytest
 
 from gradus.config import ALGORITHM_OPTIONS
 from gradus.config.algorithm_options import algorithm_option_problems
-from gradus.config.check import run_problems
-from gradus.testing.configs import build_run_config
+from gradus.testing.configs import build_run_config, contradictions_of
 
 
 def messages(name: str, **options: Any) -> list[str]:
@@ -74,7 +73,7 @@ def test_a_run_with_wrong_options_is_refused_at_their_keys() -> None:
     shared = {"type": "rae", "options": {"momentum": 2}}
     own = {"type": "echo", "options": {"tool_name": ["search"]}}
     train = {"algo": shared, "env": [{"id": "a"}, {"id": "b", "algo": own}]}
-    problems = run_problems(build_run_config({"orchestrator": {"train": train}}))
+    problems = contradictions_of(build_run_config({"orchestrator": {"train": train}}))
     assert {problem.path for problem in problems} == {
         ("orchestrator", "train", "algo", "options", "momentum"),
         ("orchestrator", "train", "env", 1, "algo", "options", "tool_name"),

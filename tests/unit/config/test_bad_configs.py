@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config import RunConfig, SftConfig, check_run, check_sft, load_config
+from gradus.config import RunConfig, SftConfig, check, load_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.testing.configs import RUN_TOML, SFT_TOML
 
@@ -252,7 +252,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_base_of_the_table_is_a_valid_config(folder: Path) -> None:
-    assert load_config(RunConfig, ["@", "base.toml"], check=check_run).max_steps == 20
+    assert load_config(RunConfig, ["@", "base.toml"], check=check).max_steps == 20
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name.replace(" ", "_"))
@@ -261,7 +261,7 @@ def test_bad_config_is_refused_with_words_that_help(case: Bad, folder: Path) -> 
     before = sorted(folder.rglob("*"))
     started = time.process_time()
     with pytest.raises(ConfigError) as caught:
-        load_config(RunConfig, ["@", "base.toml", "@", "run.toml", *case.flags], check=check_run)
+        load_config(RunConfig, ["@", "base.toml", "@", "run.toml", *case.flags], check=check)
     assert time.process_time() - started < MOST_SECONDS
     message = str(caught.value)
     assert [words for words in case.expected if words not in message] == [], message
@@ -342,5 +342,5 @@ def test_bad_supervised_config_is_refused(case: Bad, folder: Path) -> None:
     (folder / "empty.jsonl").touch()
     (folder / "run.toml").write_text(case.toml)
     with pytest.raises(ConfigError) as caught:
-        load_config(SftConfig, ["@", "base.toml", "@", "run.toml"], check=check_sft)
+        load_config(SftConfig, ["@", "base.toml", "@", "run.toml"], check=check)
     assert [words for words in case.expected if words not in str(caught.value)] == []

@@ -11,13 +11,12 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gradus.config import RunConfig, dotted, load_config, resolve_run, run_name
-from gradus.config.check import run_problems
+from gradus.config import RunConfig, dotted, load_config, resolve, run_name
 from gradus.config.keys import all_key_paths
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_run_values
+from gradus.testing.configs import build_run_values, contradictions_of
 
 KEYS = st.one_of(
     st.sampled_from(sorted({str(part) for path in all_key_paths(RunConfig) for part in path})),
@@ -62,7 +61,7 @@ def test_any_file_gives_a_config_or_a_config_error(values: dict[str, Any]) -> No
         path = Path(folder) / "run.json"
         path.write_text(json.dumps(values))
         with contextlib.suppress(ConfigError):
-            load_config(RunConfig, ["@", str(path)], check=run_problems)
+            load_config(RunConfig, ["@", str(path)], check=contradictions_of)
 
 
 @quick
@@ -79,7 +78,7 @@ def test_any_command_line_gives_a_config_or_a_config_error(words: list[str]) -> 
         path = Path(folder) / "run.json"
         path.write_text(json.dumps(build_run_values()))
         with contextlib.suppress(ConfigError):
-            load_config(RunConfig, ["@", str(path), *words], check=run_problems)
+            load_config(RunConfig, ["@", str(path), *words], check=contradictions_of)
 
 
 @quick
@@ -108,13 +107,13 @@ def test_no_name_leaves_the_output_folder(run: str, source: str, model: str) -> 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run.json"
             path.write_text(json.dumps(values))
-            config = load_config(RunConfig, ["@", str(path)], check=run_problems)
+            config = load_config(RunConfig, ["@", str(path)], check=contradictions_of)
     except ConfigError:
         return
     name = run_name(config, "0123abcd")
     root = Path("/runs") / name
     assert root.resolve().parent == Path("/runs")
-    for process in resolve_run(config, run_dir=root, term=0).by_process():
+    for process in resolve(config, run_dir=root, term=0).by_process():
         assert RunDirectory(root).ready_file(process).resolve().parent == root / "ready"
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from gradus.config import AlgorithmConfig, SamplingConfig, source_algo
-from gradus.config.check import MAX_SEED, run_problems, sft_problems
-from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling, source_sampling
-from gradus.config.variables import RESERVED, env_vars_problems
-from gradus.testing.configs import build_run_config, build_sft_config
+from gradus.config import AlgorithmConfig, SamplingConfig, resolve_sources
+from gradus.config.check import MAX_SEED, env_vars_problems
+from gradus.config.owned import RESERVED
+from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
+from gradus.testing.configs import build_run_config, build_sft_config, contradictions_of
 
 
 def keys(changes: dict[str, Any]) -> list[str]:
     """The keys that are refused, without what is said about them."""
-    problems = run_problems(build_run_config(changes))
+    problems = contradictions_of(build_run_config(changes))
     return [".".join(map(str, problem.path)) for problem in problems]
 
 
@@ -195,8 +195,8 @@ def test_a_problem_with_a_variable_never_shows_its_value() -> None:
 
 
 def test_a_reserved_variable_is_refused_only_where_it_is_set() -> None:
-    assert env_vars_problems("environment", (), {"RANK": "0"}) == []
-    assert len(env_vars_problems("trainer", (), {"RANK": "0"})) == 1
+    assert list(env_vars_problems("environment", (), {"RANK": "0"})) == []
+    assert len(list(env_vars_problems("trainer", (), {"RANK": "0"}))) == 1
 
 
 @pytest.mark.parametrize("role", list(RESERVED))
@@ -207,8 +207,8 @@ def test_every_reserved_variable_has_a_reason(role: str) -> None:
 
 
 def test_supervised_run_has_fewer_ways_to_contradict_itself() -> None:
-    assert sft_problems(build_sft_config()) == []
-    assert len(sft_problems(build_sft_config({"seed": -1, "micro_batch_tokens": 8}))) == 2
+    assert contradictions_of(build_sft_config()) == []
+    assert len(contradictions_of(build_sft_config({"seed": -1, "micro_batch_tokens": 8}))) == 2
 
 
 def test_sampling_is_inherited_value_by_value() -> None:
@@ -224,15 +224,16 @@ def test_defaults_of_sampling_survive_a_section_that_sets_one_value() -> None:
     changes = with_env()
     changes["orchestrator"]["train"]["sampling"] = {"temperature": 0.3}
     config = build_run_config(changes)
-    sampling = source_sampling(config, config.orchestrator.train.env[0])
+    (source,) = resolve_sources(config).train
+    sampling = source.complete.sampling
     assert sampling.temperature == 0.3
     assert sampling.max_completion_tokens == DEFAULT_SAMPLING.max_completion_tokens
 
 
 def test_an_algorithm_is_inherited_whole() -> None:
     config = build_run_config(with_env(algo={"type": "my.module:Mine"}))
-    source = config.orchestrator.train.env[0]
-    assert source_algo(config, source) == AlgorithmConfig(type="my.module:Mine")
+    (source,) = resolve_sources(config).train
+    assert source.complete.algo == AlgorithmConfig(type="my.module:Mine")
 
 
 @pytest.mark.parametrize(
@@ -244,10 +245,10 @@ def test_an_algorithm_is_inherited_whole() -> None:
 )
 def test_in_flight_limits_must_be_in_order(settings: dict[str, int], words: str) -> None:
     config = build_run_config({"orchestrator": settings})
-    assert any(words in problem.message for problem in run_problems(config))
+    assert any(words in problem.message for problem in contradictions_of(config))
 
 
 def test_a_reply_may_be_as_long_as_the_context() -> None:
     sampling = {"train": {"sampling": {"max_completion_tokens": 256}}}
     config = build_run_config({"model": {"max_length_tokens": 256}, "orchestrator": sampling})
-    assert run_problems(config) == []
+    assert contradictions_of(config) == []

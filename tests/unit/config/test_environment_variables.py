@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradus.config import variables_named_in
-from gradus.config.variables import RESERVED, env_vars_problems
+from gradus.config.check import env_vars_problems
+from gradus.config.owned import RESERVED
 
 
 def test_variables_that_the_config_names_are_found_at_any_depth() -> None:
@@ -31,4 +32,4 @@ def test_a_variable_that_gradus_sets_is_refused_with_the_reason(role: str, name:
 
 
 def test_an_ordinary_variable_is_accepted() -> None:
-    assert env_vars_problems("trainer", ("trainer", "env_vars"), {"MY_FLAG": "1"}) == []
+    assert list(env_vars_problems("trainer", ("trainer", "env_vars"), {"MY_FLAG": "1"})) == []

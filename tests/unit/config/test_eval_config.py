@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gradus.config import EvalConfig, continued_identity, resolve_eval, run_name
-from gradus.config.check import eval_problems
+from gradus.config import EvalConfig, continued_identity, resolve, run_name
 from gradus.errors import ConfigError
+from gradus.testing.configs import contradictions_of
 
 ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "api_key_var": "SERVICE_KEY"}
 
@@ -20,38 +20,38 @@ def build_eval_config(**changes: Any) -> EvalConfig:
     return config
 
 
-def resolve(config: EvalConfig) -> Any:
-    return resolve_eval(config, run_dir=Path("runs/x"), term=2)
+def resolved(config: EvalConfig) -> Any:
+    return resolve(config, run_dir=Path("runs/x"), term=2)
 
 
 def test_a_model_directory_is_served_for_the_time_of_the_evaluation() -> None:
-    names = list(resolve(build_eval_config()).by_process())
+    names = list(resolved(build_eval_config()).by_process())
     assert names == ["inference", "eval_reverse-text", "evaluator"]
 
 
 def test_an_endpoint_is_asked_and_nothing_is_served() -> None:
-    configs = resolve(build_eval_config(**ENDPOINT))
+    configs = resolved(build_eval_config(**ENDPOINT))
     assert list(configs.by_process()) == ["eval_reverse-text", "evaluator"]
     assert configs.evaluator.base_url == ENDPOINT["base_url"]
 
 
 def test_only_the_name_of_the_key_s_variable_is_in_the_configs() -> None:
-    (environment,) = resolve(build_eval_config(**ENDPOINT)).environments
+    (environment,) = resolved(build_eval_config(**ENDPOINT)).environments
     assert environment.env_var_names == ["SERVICE_KEY"]
 
 
 def test_environments_inherit_the_shared_sampling() -> None:
     env = [{"id": "reverse-text", "sampling": {"temperature": 0.2}}]
     config = build_eval_config(env=env, sampling={"max_completion_tokens": 99})
-    (source,) = resolve(config).evaluator.sources
+    (source,) = resolved(config).evaluator.sources
     sampling = source.sampling
     assert (sampling.temperature, sampling.top_p, sampling.max_completion_tokens) == (0.2, 1.0, 99)
 
 
 def test_an_evaluation_may_be_greedy() -> None:
     config = build_eval_config(sampling={"temperature": 0, "max_completion_tokens": 9})
-    assert eval_problems(config) == []
-    (source,) = resolve(config).evaluator.sources
+    assert contradictions_of(config) == []
+    (source,) = resolved(config).evaluator.sources
     assert source.sampling.temperature == 0
 
 
@@ -66,8 +66,8 @@ def test_an_evaluation_may_be_greedy() -> None:
     ],
 )
 def test_what_changes_an_episode_changes_the_identity(changes: dict[str, Any]) -> None:
-    before = resolve(build_eval_config()).evaluator.identity
-    assert resolve(build_eval_config(**changes)).evaluator.identity != before
+    before = resolved(build_eval_config()).evaluator.identity
+    assert resolved(build_eval_config(**changes)).evaluator.identity != before
 
 
 @pytest.mark.parametrize(
@@ -81,23 +81,23 @@ def test_what_changes_an_episode_changes_the_identity(changes: dict[str, Any]) -
 def test_digests_that_one_side_does_not_know_are_taken_from_the_other(
     was: dict[str, str], now: dict[str, str], noted: dict[str, str]
 ) -> None:
-    identity = resolve(build_eval_config()).evaluator.identity
+    identity = resolved(build_eval_config()).evaluator.identity
     continued = continued_identity(identity | {"files": was}, identity | {"files": now})
     assert continued == identity | {"files": noted}
 
 
 def test_sources_that_are_not_evaluated_this_time_stay_noted() -> None:
-    identity = resolve(build_eval_config()).evaluator.identity
+    identity = resolved(build_eval_config()).evaluator.identity
     other = {"other": {"environment": {}, "sampling": {}, "unmeasured_agents": []}}
     before = identity | {"sources": identity["sources"] | other}
     assert continued_identity(before, identity)["sources"] == before["sources"]
 
 
 def test_more_tasks_and_more_speed_leave_the_identity() -> None:
-    before = resolve(build_eval_config()).evaluator.identity
+    before = resolved(build_eval_config()).evaluator.identity
     env = [{"id": "reverse-text", "num_tasks": 9, "group_size": 4}]
     after = build_eval_config(env=env, max_in_flight_episodes=1, max_retries=0)
-    assert resolve(after).evaluator.identity == before
+    assert resolved(after).evaluator.identity == before
 
 
 @pytest.mark.parametrize(
@@ -122,21 +122,23 @@ def test_more_tasks_and_more_speed_leave_the_identity() -> None:
 def test_contradictions_are_named_with_their_key(
     changes: dict[str, Any], key: str, text: str
 ) -> None:
-    (problem,) = eval_problems(build_eval_config(**changes))
+    (problem,) = contradictions_of(build_eval_config(**changes))
     assert str(problem).startswith(f"{key}: ")
     assert text in str(problem)
     with pytest.raises(ConfigError):
-        resolve(build_eval_config(**changes))
+        resolved(build_eval_config(**changes))
 
 
 def test_a_key_that_was_written_instead_of_its_variable_is_not_repeated() -> None:
-    (problem,) = eval_problems(build_eval_config(**ENDPOINT | {"api_key_var": "sk-live-secret"}))
+    (problem,) = contradictions_of(
+        build_eval_config(**ENDPOINT | {"api_key_var": "sk-live-secret"})
+    )
     assert "secret" not in str(problem)
 
 
 def test_the_context_of_a_foreign_endpoint_is_not_ours_to_check() -> None:
     sampling = {"max_completion_tokens": 100_000}
-    assert eval_problems(build_eval_config(**ENDPOINT, sampling=sampling)) == []
+    assert contradictions_of(build_eval_config(**ENDPOINT, sampling=sampling)) == []
 
 
 def test_an_evaluation_is_named_after_its_environments_and_its_model() -> None:
@@ -146,6 +148,6 @@ def test_an_evaluation_is_named_after_its_environments_and_its_model() -> None:
 def test_a_foreign_opponent_and_a_judge_are_not_measured() -> None:
     opponent = {"model": "big", "base_url": "http://127.0.0.1:9/v1"}
     agents = {"first": {}, "second": opponent}
-    configs = resolve(build_eval_config(env=[{"id": "kuhn-poker", "agents": agents}]))
+    configs = resolved(build_eval_config(env=[{"id": "kuhn-poker", "agents": agents}]))
     (source,) = configs.evaluator.sources
     assert source.unmeasured_agents == ["judge", "second"]

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from gradus.config import option_problems
-from gradus.config.check import run_problems
 from gradus.config.schema.losses import LOSS_OPTIONS, ChoiceOption, NumberOption
-from gradus.testing.configs import build_run_config
+from gradus.testing.configs import build_run_config, contradictions_of
 
 
 def messages(name: str, options: dict[str, Any]) -> list[str]:
@@ -54,7 +53,7 @@ def test_the_options_of_ones_own_class_are_left_to_it() -> None:
 
 def test_a_run_with_a_wrong_option_is_refused_at_its_key() -> None:
     loss = {"type": "gspo", "options": {"clip_low": 2.0, "threshold": 0.1}}
-    problems = run_problems(build_run_config({"trainer": {"loss": loss}}))
+    problems = contradictions_of(build_run_config({"trainer": {"loss": loss}}))
     assert {problem.path for problem in problems} == {
         ("trainer", "loss", "options", "clip_low"),
         ("trainer", "loss", "options", "threshold"),

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from gradus.config import ModelConfig, ParallelConfig, head_problem, resolve_run
-from gradus.config.check import run_problems, sft_problems
-from gradus.config.machine import machine_problems
+from gradus.config import ModelConfig, ParallelConfig, head_problem, resolve
+from gradus.config.machine import parallel_machine_problems
 from gradus.config.schema.trainer import data_parallel_size
-from gradus.testing.configs import build_run_config, build_sft_config
+from gradus.testing.configs import build_run_config, build_sft_config, contradictions_of
 
 
 def problems_of(num_processes: int, **parallel: Any) -> list[str]:
     trainer = {"num_processes": num_processes, "parallel": parallel}
-    return [str(problem) for problem in run_problems(build_run_config({"trainer": trainer}))]
+    return [str(problem) for problem in contradictions_of(build_run_config({"trainer": trainer}))]
 
 
 @pytest.mark.parametrize("name", ["replicate_size", "context_parallel_size"])
@@ -28,12 +27,12 @@ def test_a_size_must_divide_the_processes(name: str) -> None:
 
 def test_a_supervised_run_is_checked_alike() -> None:
     config = build_sft_config({"num_processes": 2, "parallel": {"context_parallel_size": 4}})
-    assert "4 does not divide" in str(sft_problems(config)[0])
+    assert "4 does not divide" in str(contradictions_of(config)[0])
 
 
 def test_batches_are_packed_for_data_parallel_ranks() -> None:
     trainer = {"num_processes": 8, "parallel": {"context_parallel_size": 4, "replicate_size": 2}}
-    configs = resolve_run(build_run_config({"trainer": trainer}), run_dir=Path("x"), term=0)
+    configs = resolve(build_run_config({"trainer": trainer}), run_dir=Path("x"), term=0)
     assert configs.orchestrator.data_parallel_size == 2
     assert data_parallel_size(8, ParallelConfig()) == 8
 
@@ -62,7 +61,7 @@ def model_directory(folder: Path, content: str) -> ModelConfig:
 
 
 def machine(model: ModelConfig, variables: dict[str, str], **parallel: Any) -> list[str]:
-    found = machine_problems(("parallel",), ParallelConfig(**parallel), model, variables)
+    found = parallel_machine_problems(("parallel",), ParallelConfig(**parallel), model, variables)
     return [str(problem) for problem in found]
 
 

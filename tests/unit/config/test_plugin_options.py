@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from gradus.config.check import run_problems
 from gradus.config.plugin_options import (
     CURRICULUM_OPTIONS,
     FILTER_OPTIONS,
     plugin_option_problems,
 )
-from gradus.testing.configs import build_run_config
+from gradus.testing.configs import build_run_config, contradictions_of
 
 TABLES = {"filter": FILTER_OPTIONS, "curriculum": CURRICULUM_OPTIONS}
 NAMES = [(kind, name) for kind, table in TABLES.items() for name in sorted(table)]
@@ -76,7 +75,7 @@ def test_every_place_in_a_run_is_checked() -> None:
     filters = [{"type": "repetition", "options": {"token": 5}}]
     orchestrator = {"train": {"env": [source]}, "filters": filters}
     config = build_run_config({"orchestrator": orchestrator})
-    assert [".".join(map(str, problem.path)) for problem in run_problems(config)] == [
+    assert [".".join(map(str, problem.path)) for problem in contradictions_of(config)] == [
         "orchestrator.filters.0.options.token",
         "orchestrator.train.env.0.curriculum.options.hard",
         "orchestrator.train.env.0.errors.options.list",

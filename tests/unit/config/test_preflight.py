@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config import check_run, check_sft, has_module, plugin_module
+from gradus.config import check, has_module, plugin_module
 from gradus.config.machine import (
     BUILTIN_ENVIRONMENTS,
     BUILTIN_HARNESSES,
@@ -23,7 +23,7 @@ from gradus.testing.configs import build_run_config, build_sft_config
 
 
 def problems(changes: dict[str, Any] | None = None) -> list[str]:
-    return [str(problem) for problem in check_run(build_run_config(changes))]
+    return [str(problem) for problem in check(build_run_config(changes))]
 
 
 def with_env(**source: Any) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def test_modules_are_found_without_import(name: str, expected: bool) -> None:
 
 def test_supervised_data_must_be_there(working_directory: Path) -> None:
     def found(path: str) -> list[str]:
-        return [str(problem) for problem in check_sft(build_sft_config({"data": {"path": path}}))]
+        return [str(problem) for problem in check(build_sft_config({"data": {"path": path}}))]
 
     assert "no such file" in found("data.jsonl")[0]
     (working_directory / "data.jsonl").touch()
@@ -200,8 +200,8 @@ def test_the_episodes_folder_of_a_run_is_data_and_another_folder_is_not(
     other.mkdir()
     (episodes / "step_0" / "train.jsonl").write_text("{}\n")
     data = {"data": {"path": str(episodes)}}
-    assert check_sft(build_sft_config(data)) == []
+    assert check(build_sft_config(data)) == []
     wrong = data | {"validation": {"path": str(other)}}
-    [problem] = check_sft(build_sft_config(wrong))
+    [problem] = check(build_sft_config(wrong))
     assert problem.path == ("validation", "path")
     assert "episodes folder" in problem.message

@@ -11,8 +11,7 @@ from gradus.config import (
     OrchestratorProcessConfig,
     RunConfig,
     SftConfig,
-    describe_run,
-    describe_sft,
+    describe,
     dotted,
     option_sections,
     sections,
@@ -119,7 +118,7 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
             "trainer": {"num_processes": 2},
         }
     )
-    lines = describe_run(config)
+    lines = describe(config)
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert names == ["inference", "env_reverse-text", "env_wordle", "trainer", "orchestrator"]
     text = "\n".join(lines)
@@ -131,17 +130,17 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
 
 
 def test_the_plan_of_a_supervised_run() -> None:
-    text = "\n".join(describe_sft(build_sft_config({"name": "warm-up"})))
+    text = "\n".join(describe(build_sft_config({"name": "warm-up"})))
     assert "100 steps of 64 conversations from someone/conversations" in text
     assert "folder: runs/warm-up" in text
     assert "trainer" in text
 
 
 def test_the_plan_says_that_only_an_adapter_is_trained() -> None:
-    run = describe_run(build_run_config({"trainer": {"lora": {"rank": 4}}}))
-    sft = describe_sft(build_sft_config({"lora": {"rank": 4}}))
+    run = describe(build_run_config({"trainer": {"lora": {"rank": 4}}}))
+    sft = describe(build_sft_config({"lora": {"rank": 4}}))
     assert all("LoRA rank 4" in "\n".join(lines) for lines in (run, sft))
-    assert "LoRA" not in "\n".join(describe_run(build_run_config()))
+    assert "LoRA" not in "\n".join(describe(build_run_config()))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_the_overview_notes_what_the_start_may_refuse(
     kind: str, agents: dict[str, Any], words: str | None
 ) -> None:
     train = {"algo": {"type": kind}, "env": [{"id": "poker", "agents": agents}]}
-    lines = describe_run(build_run_config({"orchestrator": {"train": train}}))
+    lines = describe(build_run_config({"orchestrator": {"train": train}}))
     notes = [line for line in lines if line.startswith("note: source 'poker'")]
     assert len(notes) == (words is not None)
     assert words is None or words in notes[0]
@@ -180,7 +179,7 @@ def test_the_overview_notes_what_the_start_may_refuse(
 def test_the_overview_notes_sampling_that_the_trainer_cannot_follow(
     sampling: dict[str, Any], words: str | None
 ) -> None:
-    lines = describe_run(build_run_config({"orchestrator": {"train": {"sampling": sampling}}}))
+    lines = describe(build_run_config({"orchestrator": {"train": {"sampling": sampling}}}))
     notes = [line for line in lines if line.startswith("note: ")]
     assert len(notes) == (words is not None)
     assert words is None or words in notes[0]

@@ -1,39 +1,50 @@
+"""Which algorithms learn from a frozen model, and what they need for it."""
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
-from gradus.config import AlgorithmConfig, ReferenceConfig
-from gradus.config.sources import reference_problems
+from gradus.testing.configs import build_run_config, contradictions_of
 
-TEACHER = ReferenceConfig(base_url="http://127.0.0.1:8000", model="teacher")
+SERVER = {"base_url": "http://127.0.0.1:8000", "model": "teacher"}
+FROZEN = {"solver": {"base_url": "http://127.0.0.1:8000/v1", "model": "teacher"}}
+
+
+def messages(algo: dict[str, Any], temperature: float, agents: dict[str, Any]) -> list[str]:
+    source = {"id": "reverse-text", "agents": agents}
+    train = {"env": [source], "algo": algo, "sampling": {"temperature": temperature}}
+    return [
+        p.message for p in contradictions_of(build_run_config({"orchestrator": {"train": train}}))
+    ]
 
 
 @pytest.mark.parametrize(
-    ("algo", "temperature", "is_frozen", "words"),
+    ("algo", "temperature", "words"),
     [
-        (AlgorithmConfig(type="opd"), 1.0, False, "opd needs the base_url"),
-        (AlgorithmConfig(type="opd", reference=TEACHER), 0.7, False, "set it to 1.0"),
-        (AlgorithmConfig(type="opsd"), 0.7, False, "set it to 1.0"),
-        (AlgorithmConfig(type="sft"), 1.0, False, "the policy plays this source"),
-        (AlgorithmConfig(type="grpo", reference=TEACHER), 1.0, False, "asks no frozen model"),
+        ({"type": "opd"}, 1.0, "opd needs the base_url"),
+        ({"type": "opd", "reference": SERVER}, 0.7, "set it to 1.0"),
+        ({"type": "opsd"}, 0.7, "set it to 1.0"),
+        ({"type": "sft"}, 1.0, "the policy plays this source"),
+        ({"type": "grpo", "reference": SERVER}, 1.0, "asks no frozen model"),
     ],
 )
 def test_a_combination_that_cannot_learn_is_refused(
-    algo: AlgorithmConfig, temperature: float, is_frozen: bool, words: str
+    algo: dict[str, Any], temperature: float, words: str
 ) -> None:
-    (problem,) = reference_problems(("algo",), algo, temperature=temperature, is_frozen=is_frozen)
-    assert words in problem.message
+    (message,) = messages(algo, temperature, {})
+    assert words in message
 
 
 @pytest.mark.parametrize(
-    ("algo", "is_frozen"),
+    ("algo", "agents"),
     [
-        (AlgorithmConfig(type="opd", reference=TEACHER), False),
-        (AlgorithmConfig(type="opsd"), False),
-        (AlgorithmConfig(type="sft"), True),
-        (AlgorithmConfig(type="my.module:Algorithm", reference=TEACHER), False),
+        ({"type": "opd", "reference": SERVER}, {}),
+        ({"type": "opsd"}, {}),
+        ({"type": "sft"}, FROZEN),
+        ({"type": "my.module:Algorithm", "reference": SERVER}, {}),
     ],
 )
-def test_a_combination_that_learns_passes(algo: AlgorithmConfig, is_frozen: bool) -> None:
-    found = reference_problems(("algo",), algo, temperature=1.0, is_frozen=is_frozen)
-    assert list(found) == []
+def test_a_combination_that_learns_passes(algo: dict[str, Any], agents: dict[str, Any]) -> None:
+    assert messages(algo, 1.0, agents) == []

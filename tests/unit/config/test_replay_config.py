@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from gradus.config import differences, load_replay, one_config, recorded_config, resolve_replay
+from gradus.config import (
+    ReplayConfig,
+    differences,
+    load_replay,
+    one_config,
+    resolve,
+    without_secrets,
+)
 from gradus.config.read.load import given_values
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_run_config
@@ -16,7 +23,7 @@ from gradus.testing.configs import build_run_config
 
 def recorded(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """A config as `run.json` holds it."""
-    value: dict[str, Any] = json.loads(json.dumps(recorded_config(build_run_config(changes))))
+    value: dict[str, Any] = json.loads(json.dumps(without_secrets(build_run_config(changes))))
     return value
 
 
@@ -27,13 +34,13 @@ def test_no_environment_variable_is_written_down() -> None:
         {"trainer": secret, "inference": secret, "orchestrator": {"train": {"env": env}, **secret}}
     )
     assert "canary" in config.model_dump_json()
-    assert "canary" not in json.dumps(recorded_config(config))
+    assert "canary" not in json.dumps(without_secrets(config))
 
 
 def test_a_recorded_config_comes_back_unchanged() -> None:
     values = recorded({"trainer": {"optimizer": {"lr": 1e-3, "schedule": "linear"}}})
     choice = load_replay(values, [])
-    assert recorded_config(choice.config) == values
+    assert without_secrets(choice.config) == values
     assert (choice.max_steps, choice.changes) == (None, ())
 
 
@@ -151,9 +158,8 @@ def test_more_steps_change_a_schedule_that_counts_them() -> None:
 
 def test_a_replay_is_the_trainer_and_one_more_process(tmp_path: Path) -> None:
     config = build_run_config({"checkpoint": {"interval_steps": 2}})
-    configs = resolve_replay(
-        config, run_dir=tmp_path, term=4, recorded=Path("/runs/demo"), num_steps=7
-    )
+    replayed = ReplayConfig(config, recorded=Path("/runs/demo"), num_steps=7)
+    configs = resolve(replayed, run_dir=tmp_path, term=4)
     assert list(configs.by_process()) == ["trainer", "replayer"]
     assert (configs.trainer.end_step, configs.trainer.max_steps) == (7, 20)
     assert configs.trainer.checkpoint.interval_steps is None
@@ -165,14 +171,13 @@ def test_a_replay_is_the_trainer_and_one_more_process(tmp_path: Path) -> None:
 
 def test_a_replay_writes_weights_that_the_run_broadcast(tmp_path: Path) -> None:
     config = build_run_config({"trainer": {"weight_transfer": "broadcast"}})
-    configs = resolve_replay(config, run_dir=tmp_path, term=1, recorded=tmp_path, num_steps=2)
+    configs = resolve(ReplayConfig(config, tmp_path, num_steps=2), run_dir=tmp_path, term=1)
     assert configs.trainer.trainer.weight_transfer == "filesystem"
 
 
 def test_training_ends_with_the_run_unless_told_otherwise(tmp_path: Path) -> None:
-    configs = resolve_replay(
-        build_run_config(), run_dir=tmp_path, term=1, recorded=tmp_path, num_steps=20
-    )
+    replayed = ReplayConfig(build_run_config(), tmp_path, num_steps=20)
+    configs = resolve(replayed, run_dir=tmp_path, term=1)
     assert configs.trainer.model_copy(update={"num_steps": None}).end_step == 20
 
 

@@ -18,10 +18,9 @@ from gradus.config import (
     SftConfig,
     SftProcessConfig,
     load_config,
-    resolve_run,
-    resolve_sft,
+    resolve,
 )
-from gradus.config.check import OWNED_SAMPLING
+from gradus.config.owned import OWNED_SAMPLING
 from gradus.config.read.renames import translate
 from gradus.testing.configs import build_run_config, build_run_values, build_sft_config
 
@@ -146,7 +145,7 @@ def test_run_config_survives_dump_and_load_as_toml(changes: dict[str, Any]) -> N
 @given(RUNS)
 def test_process_configs_survive_dump_and_load(changes: dict[str, Any]) -> None:
     config = loaded(build_run_values(changes))
-    configs = resolve_run(config, run_dir=Path("runs/x"), term=1)
+    configs = resolve(config, run_dir=Path("runs/x"), term=1)
     with tempfile.TemporaryDirectory() as folder:
         for name, process in configs.by_process().items():
             path = Path(folder) / f"{name}.json"
@@ -166,7 +165,7 @@ def test_supervised_config_survives_dump_and_load(tmp_path: Path) -> None:
     path = tmp_path / "sft.json"
     path.write_text(config.model_dump_json())
     assert load_config(SftConfig, ["@", str(path)]) == config
-    process = resolve_sft(config, run_dir=tmp_path, term=1).trainer
+    process = resolve(config, run_dir=tmp_path, term=1).trainer
     path.write_text(process.model_dump_json())
     assert load_config(SftProcessConfig, ["@", str(path)]) == process
 

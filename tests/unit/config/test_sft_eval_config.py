@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from gradus.config import SftConfig, SftEvaluatorProcessConfig, check_sft, describe_sft, resolve_sft
-from gradus.config.resolve_sft import SftProcessConfigs
+from gradus.config import (
+    SftConfig,
+    SftEvaluatorProcessConfig,
+    check,
+    describe,
+    resolve,
+    without_secrets,
+)
+from gradus.config.resolve import ProcessConfigs
 from gradus.errors import ConfigError
 from gradus.testing.configs import build_sft_config
 
@@ -20,36 +27,36 @@ def build_config(changes: dict[str, Any] | None = None, **section: Any) -> SftCo
     return build_sft_config({"eval": evaluation, **(changes or {})})
 
 
-def resolve(config: SftConfig, **changes: Any) -> SftProcessConfigs:
-    return resolve_sft(config, run_dir=Path("runs/x"), term=2, **changes)
+def resolved(config: SftConfig, **changes: Any) -> ProcessConfigs:
+    return resolve(config, run_dir=Path("runs/x"), term=2, **changes)
 
 
 def evaluator_of(config: SftConfig, **changes: Any) -> SftEvaluatorProcessConfig:
-    evaluation = resolve(config, **changes).evaluation
-    assert evaluation is not None
-    return evaluation.evaluator
+    evaluator = resolved(config, **changes).evaluator
+    assert isinstance(evaluator, SftEvaluatorProcessConfig)
+    return evaluator
 
 
 def refusal(config: SftConfig) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(config)
+        resolved(config)
     return str(caught.value)
 
 
 def test_without_an_evaluation_there_is_only_the_trainer() -> None:
-    configs = resolve(build_sft_config())
+    configs = resolved(build_sft_config())
     assert list(configs.by_process()) == ["trainer"]
     assert configs.env_vars == {"trainer": {}}
 
 
 def test_an_evaluation_adds_the_engine_the_environments_and_who_plays() -> None:
-    names = list(resolve(build_config()).by_process())
+    names = list(resolved(build_config()).by_process())
     assert names == ["inference", "eval_reverse-text", "trainer", "evaluator"]
 
 
 def test_an_environment_with_an_address_is_not_started() -> None:
     env = [{"id": "reverse-text", "address": "tcp://127.0.0.1:1/run"}]
-    assert "eval_reverse-text" not in resolve(build_config(env=env)).by_process()
+    assert "eval_reverse-text" not in resolved(build_config(env=env)).by_process()
 
 
 def test_the_evaluator_knows_all_it_needs_and_inherits_sampling() -> None:
@@ -74,11 +81,11 @@ def test_variables_reach_their_process_and_no_file() -> None:
         {"env_vars": CANARY, "inference": {"env_vars": CANARY}},
         env=[{"id": "reverse-text", "env_vars": CANARY}],
     )
-    configs = resolve(config)
+    configs = resolved(config)
     assert set(configs.env_vars) == {"trainer", "inference", "eval_reverse-text"}
     assert all(variables == CANARY for variables in configs.env_vars.values())
     for process in configs.by_process().values():
-        assert "canary" not in process.model_dump_json()
+        assert "canary" not in str(without_secrets(process))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +119,11 @@ def test_an_evaluation_needs_environments() -> None:
 
 
 def test_serving_is_not_looked_at_when_nothing_is_evaluated() -> None:
-    resolve(build_sft_config({"inference": {"host": "0.0.0.0"}}))
+    resolved(build_sft_config({"inference": {"host": "0.0.0.0"}}))
 
 
 def test_the_check_names_an_environment_that_is_not_installed() -> None:
-    problems = [str(problem) for problem in check_sft(build_config(env=[{"id": "no-such-one"}]))]
+    problems = [str(problem) for problem in check(build_config(env=[{"id": "no-such-one"}]))]
     assert any(
         problem.startswith("eval.env.0.id: environment 'no-such-one'") for problem in problems
     )
@@ -124,7 +131,7 @@ def test_the_check_names_an_environment_that_is_not_installed() -> None:
 
 def test_the_plan_for_a_person_says_what_is_evaluated_and_when() -> None:
     config = build_config(env=[{"id": "reverse-text", "num_tasks": 8, "group_size": 2}])
-    text = "\n".join(describe_sft(config))
+    text = "\n".join(describe(config))
     assert "8 tasks of reverse-text x 2 (temperature 1), every 20 steps" in text
     assert "eval_reverse-text" in text
     assert "vLLM, bfloat16" in text

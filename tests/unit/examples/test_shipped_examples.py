@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from gradus.config import RunConfig, SftConfig, check_run, check_sft, load_config
+from gradus.config import RunConfig, SftConfig, check, load_config
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 RL_CONFIGS = sorted(EXAMPLES.glob("*/rl*.toml"))
@@ -71,7 +71,7 @@ def test_every_shipped_rl_config_passes_the_check(
     monkeypatch.chdir(tmp_path)
     config = load_config(RunConfig, ["@", str(path)])
     make_stand_ins(tmp_path, config.model.name)
-    assert load_config(RunConfig, ["@", str(path)], check=check_run) == config
+    assert load_config(RunConfig, ["@", str(path)], check=check) == config
 
 
 @pytest.mark.parametrize("path", SFT_CONFIGS, ids=lambda path: path.parent.name)
@@ -81,7 +81,7 @@ def test_every_shipped_sft_config_passes_the_check(
     monkeypatch.chdir(tmp_path)
     config = load_config(SftConfig, ["@", str(path)])
     make_stand_ins(tmp_path, config.model.name, config.data.path)
-    assert load_config(SftConfig, ["@", str(path)], check=check_sft) == config
+    assert load_config(SftConfig, ["@", str(path)], check=check) == config
 
 
 def test_the_curve_of_a_run_is_read_in_step_order(curve: ModuleType, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config import ReplayProcessConfig, TrainerProcessConfig
+from gradus.config import ReplayConfig, ReplayProcessConfig, TrainerProcessConfig, resolve
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import write_json
 from gradus.launch import replay
@@ -45,13 +45,8 @@ def test_a_replay_starts_the_trainer_and_the_replayer_alone(
 
 
 def test_the_configs_of_a_replay_can_be_loaded_by_both_processes(tmp_path: Path) -> None:
-    configs = replay.resolve_replay(
-        build_run_config({}),
-        run_dir=tmp_path,
-        term=1,
-        recorded=tmp_path / "demo",
-        num_steps=3,
-    ).by_process()
+    config = ReplayConfig(build_run_config({}), tmp_path / "demo", num_steps=3)
+    configs = resolve(config, run_dir=tmp_path, term=1).by_process()
     values = {name: config.model_dump(mode="json") for name, config in configs.items()}
     trainer = TrainerProcessConfig(**values["trainer"])
     assert (trainer.end_step, trainer.max_steps) == (3, 20)
@@ -73,10 +68,8 @@ def test_a_replay_never_lies_in_its_run_nor_around_it(
 
 def test_the_ranks_of_the_run_train_its_replay(tmp_path: Path) -> None:
     config = build_run_config({"trainer": {"num_processes": 2, "env_vars": {"MINE": "1"}}})
-    configs = replay.resolve_replay(
-        config, run_dir=tmp_path, term=1, recorded=tmp_path, num_steps=3
-    )
-    ((trainer, replayer),) = plan_replay(configs, RunDirectory(tmp_path), MACHINE).stages
+    replayed = ReplayConfig(config, tmp_path, num_steps=3)
+    ((trainer, replayer),) = plan_replay(replayed, RunDirectory(tmp_path), 1, MACHINE).stages
     assert "--nproc-per-node=2" in trainer.argv
     assert (trainer.env["MINE"], "MINE" in replayer.env) == ("1", False)
     assert trainer.finishes

@@ -16,10 +16,9 @@ from gradus.config import (
     SftConfig,
     SftDataConfig,
     StrictConfig,
-    resolve_run,
-    resolve_sft,
+    differences,
+    resolve,
 )
-from gradus.config import replay as differences
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json, write_json
 from gradus.launch.local import Job, run_job
@@ -129,7 +128,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused(lease: RunLease) -> Non
 
 
 def configs(changes: dict[str, Any] | None = None) -> dict[str, StrictConfig]:
-    return resolve_run(build_run_config(changes), run_dir=Path("r"), term=1).by_process()
+    return resolve(build_run_config(changes), run_dir=Path("r"), term=1).by_process()
 
 
 def write_configs(run_dir: RunDirectory) -> None:
@@ -269,7 +268,7 @@ def test_a_dry_resume_says_where_it_would_go_on_and_clears_nothing(tmp_path: Pat
 
 def sft_configs(**data: Any) -> dict[str, StrictConfig]:
     config = SftConfig(model=ModelConfig(name="tiny"), data=SftDataConfig(**data))
-    return resolve_sft(config, run_dir=Path("r"), term=1).by_process()
+    return resolve(config, run_dir=Path("r"), term=1).by_process()
 
 
 def test_data_that_moved_is_told_and_left_to_its_digest(lease: RunLease) -> None:

@@ -19,8 +19,7 @@ from gradus.config import (
     SftDataConfig,
     SftEvalConfig,
     TrainEnvironmentConfig,
-    resolve_eval,
-    resolve_sft,
+    resolve,
 )
 from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
@@ -218,7 +217,7 @@ def test_a_resume_without_a_whole_checkpoint_changes_nothing(
 def begun_evaluation(runs: Path, model: Path, config: EvalConfig) -> Path:
     """The folder of an evaluation whose identity is noted."""
     root = make_run(runs, "eval")
-    resolved = resolve_eval(config, run_dir=root, term=1).evaluator.identity
+    resolved = resolve(config, run_dir=root, term=1).evaluator.identity
     digests = evaluation.digest_files(model, evaluation.MODEL_FILES)
     write_json(root / "evaluation.json", resolved | {"files": digests})
     return root
@@ -256,9 +255,9 @@ def test_a_supervised_run_whose_versions_were_evaluated_otherwise_is_left_as_it_
     config = build_sft(tmp_path / "runs", model)
     section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
     config = config.model_copy(update={"eval": section})
-    evaluation_of = resolve_sft(config, run_dir=root, term=1).evaluation
-    assert evaluation_of is not None
-    identity = evaluation_of.evaluator.identity
+    evaluator = resolve(config, run_dir=root, term=1).evaluator
+    assert evaluator is not None
+    identity = evaluator.identity
     write_json(root / "evaluation.json", identity | {"model": {"name": "other"}})
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.name was 'other'"):

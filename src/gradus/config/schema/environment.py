@@ -54,6 +54,8 @@ class ErrorPolicyConfig(StrictConfig):
 
 
 # ---- One source of episodes: an environment with its share, group size, sampling and algorithm.
+CHAT_HARNESS = "chat"
+"""The harness that is a loop inside the environment's own process."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -101,7 +103,7 @@ class EnvironmentTimeoutConfig(StrictConfig):
 class HarnessChoice(StrictConfig):
     """The program that plays a seat, and its own settings."""
 
-    id: str = "chat"
+    id: str = CHAT_HARNESS
     """`chat` is the in-process loop of gradus; any verifiers harness works by its id."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of that harness, passed through."""

@@ -1,15 +1,9 @@
-"""Environment variables that gradus itself sets, and why a config may not set them."""
+"""Keys and environment variables that gradus itself sets, and what to write instead."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-from gradus.config.keys import KeyPath
-from gradus.config.problems import Problem
-
-_VALID_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 PASSED_TO_EVERY_PROCESS = frozenset(
     {
@@ -49,7 +43,60 @@ PASSED_TO_EVERY_PROCESS = frozenset(
 )
 """What programs need of the caller's shell; none of it is a secret."""
 
-_EVERYWHERE: Mapping[str, str] = {
+OWNED_SAMPLING = {
+    "temperature": "write sampling.temperature; the trainer divides by the same number",
+    "top_p": "write sampling.top_p",
+    "max_tokens": "write sampling.max_completion_tokens",
+    "max_completion_tokens": "write sampling.max_completion_tokens",
+    "cache_salt": "gradus salts prefix caches with the policy version",
+    "logprobs": "gradus always asks for the logprobs of sampled tokens",
+    "n": "write group_size",
+    "stream": "gradus reads whole replies",
+}
+"""Keys of `sampling.extra_body` that have another owner."""
+
+OWNED_SETTINGS = {
+    "id": "write id",
+    "taskset": "write taskset",
+    "timeout": "write timeout",
+    "retries": "write errors.retries",
+    "harness": "write harness",
+    "runtime": "write runtime",
+    "sampling": "write sampling",
+}
+"""Keys of an environment's `settings` that have another owner."""
+
+OWNED_ENGINE_ARGS = {
+    "model": "write model.name",
+    "tokenizer": "write model.tokenizer",
+    "trust_remote_code": "write model.trust_remote_code",
+    "max_model_len": "write model.max_length_tokens",
+    "served_model_name": "gradus serves the policy under a name of its own",
+    "dtype": "write inference.dtype",
+    "max_num_seqs": "write inference.max_num_seqs",
+    "gpu_memory_utilization": "write inference.gpu_memory_utilization",
+    "enforce_eager": "write inference.enforce_eager",
+    "enable_chunked_prefill": "a CPU engine cannot split seeded prompts; a GPU engine splits them",
+    "tensor_parallel_size": "write inference.tensor_parallel_size",
+    "host": "write inference.host",
+    "port": "write inference.port",
+    "kv_cache_memory_bytes": "write inference.kv_cache_gib",
+    "api_key": "gradus guards every route with the run's own tokens",
+    "uds": "gradus serves on inference.host and inference.port",
+    "enable_scale_out": "gradus needs the routes that it adds",
+    "generation_config": "gradus states every sampling value itself",
+    "logprobs_mode": "the trainer needs the logprobs of the sampled distribution",
+    "worker_extension_cls": "gradus loads weights with it",
+    "seed": "write seed",
+    "enable_lora": "write trainer.lora",
+    "max_lora_rank": "write trainer.lora.rank",
+    "max_loras": "gradus serves one adapter, the newest",
+    "max_cpu_loras": "gradus serves one adapter, the newest",
+    "lora_modules": "gradus serves the adapter that it trains",
+}
+"""Keys of `inference.extra_args` that have another owner."""
+
+RESERVED_EVERYWHERE: Mapping[str, str] = {
     "GRADUS_DEATH_PIPE": "it tells a process that its launcher is gone",
     "GRADUS_INFERENCE_TOKEN": "each process reads the run's token from the run directory",
 }
@@ -72,24 +119,6 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
     "orchestrator": {},
 }
 """Role → variable → the reason, which completes "gradus sets it itself: ..."."""
-
-
-def env_vars_problems(role: str, path: KeyPath, env_vars: Mapping[str, str]) -> list[Problem]:
-    """The variables of one process that cannot be set, each with the reason; never the values."""
-    reserved = {**_EVERYWHERE, **RESERVED[role]}
-    problems = []
-    for name, value in env_vars.items():
-        place = (*path, name)
-        if not _VALID_NAME.fullmatch(name):
-            problems.append(Problem(place, "is no name of a variable; use letters, digits, '_'"))
-        elif name in reserved:
-            reason = f"gradus sets it itself: {reserved[name]}. Remove it here"
-            problems.append(Problem(place, reason))
-        elif name.startswith("GRADUS_"):
-            problems.append(Problem(place, "names beginning with GRADUS_ belong to gradus itself"))
-        elif "\0" in value:
-            problems.append(Problem(place, "its value holds a NUL character"))
-    return problems
 
 
 def variables_named_in(verifiers_config: Mapping[str, Any]) -> set[str]:

@@ -1,18 +1,15 @@
-"""The config of a recorded run, what of it a replay may change, and the processes of a replay."""
+"""What a launch notes of its config, and what a later launch or a replay may change of it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gradus.config.processes import ReplayProcessConfig, TrainerProcessConfig
 from gradus.config.read.load import given_values, load_config
-from gradus.config.resolve import resolve_run
 from gradus.config.schema.base import StrictConfig
-from gradus.config.schema.run import CheckpointConfig, RunConfig
+from gradus.config.schema.run import RunConfig
 from gradus.errors import ConfigError
 
 SECRET_KEY = "env_vars"
@@ -51,24 +48,10 @@ class ReplayChoice:
     """Dotted keys whose change may change the weights, with both values."""
 
 
-@dataclass(frozen=True)
-class ReplayConfigs:
-    """The config of each process of a replay."""
-
-    trainer: TrainerProcessConfig
-    replayer: ReplayProcessConfig
-    env_vars: Mapping[str, str]
-    """Variables of the trainer; they stand in no process config."""
-
-    def by_process(self) -> dict[str, StrictConfig]:
-        """Process name → its config."""
-        return {"trainer": self.trainer, "replayer": self.replayer}
-
-
-def recorded_config(config: RunConfig) -> dict[str, Any]:
+def without_secrets(config: StrictConfig) -> dict[str, Any]:
     """The config as JSON values, without the environment variables of any process.
 
-    >>> recorded_config(config)["trainer"]["env_vars"]
+    >>> without_secrets(config)["trainer"]["env_vars"]
     {}
     """
     values: dict[str, Any] = _without_secrets(config.model_dump(mode="json"))
@@ -116,33 +99,10 @@ def load_replay(recorded: Mapping[str, Any], words: Sequence[str]) -> ReplayChoi
     config = config.model_copy(update={"max_steps": unchanged.max_steps})
     changes = tuple(
         f"{key} was {was!r} and is {now!r}"
-        for key, was, now in differences(recorded_config(unchanged), recorded_config(config))
+        for key, was, now in differences(without_secrets(unchanged), without_secrets(config))
         if not _HARMLESS.fullmatch(key)
     )
     return ReplayChoice(config, max_steps, changes)
-
-
-def resolve_replay(
-    config: RunConfig, *, run_dir: Path, term: int, recorded: Path, num_steps: int
-) -> ReplayConfigs:
-    """The processes of a replay; refuses a config whose sections contradict each other."""
-    configs = resolve_run(config, run_dir=run_dir, term=term)
-    # Nobody would fetch a broadcast.
-    trainer = configs.trainer.model_copy(
-        update={
-            "num_steps": num_steps,
-            "checkpoint": CheckpointConfig(interval_steps=None, interval_minutes=None),
-            "trainer": configs.trainer.trainer.model_copy(update={"weight_transfer": "filesystem"}),
-        }
-    )
-    replayer = ReplayProcessConfig(
-        run_dir=str(run_dir),
-        term=term,
-        recorded=str(recorded),
-        num_steps=num_steps,
-        orchestrator=configs.orchestrator,
-    )
-    return ReplayConfigs(trainer, replayer, configs.env_vars["trainer"])
 
 
 def _is_constant(config: Mapping[str, Any]) -> bool:
@@ -161,7 +121,29 @@ def _without_secrets(value: Any) -> Any:
     return value
 
 
-# ---- Two configs as JSON values, compared key by key.
+def continued_identity(before: Any, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity to note when an evaluation goes on: that of all its episodes, old and new.
+
+    ConfigError, naming every key that differs, when the old ones are of something else. Sources
+    that the config no longer names stay noted, like their episodes.
+    """
+    old = before if isinstance(before, dict) else {}
+    sources = old.get("sources", {})
+    now = dict(identity)
+    # Digests are unknown while the model was not on this disk; then the known ones hold for both.
+    files = old.get("files") or now.get("files") or {}
+    now["files"] = now.get("files") or files
+    expected = {name: sources.get(name, source) for name, source in now["sources"].items()}
+    changed = list(differences(old | {"sources": expected, "files": files}, now))
+    if changed:
+        lines = "\n".join(f"{key} was {was!r} and is {new!r}" for key, was, new in changed)
+        raise ConfigError(
+            "this evaluation began with something else, so its episodes cannot be kept; put it "
+            f"back, or choose another name:\n{lines}"
+        )
+    return now | {"sources": sources | now["sources"]}
+
+
 def differences(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
     """Dotted key, old and new value of every leaf that differs; None stands for an absent one."""
     before, after = dict(leaves(was)), dict(leaves(now))
