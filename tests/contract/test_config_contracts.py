@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gradus.config import ALGORITHMS, FILTERS, LOSSES, EnvironmentProcessConfig, resolve
-from gradus.config.check import GROUP_BASELINES
-from gradus.config.owned import OWNED_ENGINE_ARGS, RESERVED, env_vars_problems
+from gradus.config.check import GROUP_BASELINES, env_vars_problems
+from gradus.config.owned import OWNED_ENGINE_ARGS, RESERVED
 from gradus.environments.tasks import complete_roles
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
