@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class CreditContext:
         self.numbers[name] = float(number)
 
 
-class Algorithm(Protocol):
+class Algorithm:
     """Turns outcomes into credit. Built with the `options` of its config as keyword arguments.
 
     A class that names this one as its base needs to write only what it uses. Each source has its

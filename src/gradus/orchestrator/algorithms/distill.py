@@ -15,7 +15,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import CreditContext, write_credit
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, write_credit
 from gradus.orchestrator.algorithms.retokenize import Tokenizes, tokenize_trace
 from gradus.orchestrator.algorithms.rounding import is_at_least
 from gradus.orchestrator.traces import trainable_traces
@@ -44,7 +44,7 @@ class Adopts(Protocol):
         ...
 
 
-class OnPolicyDistillation:
+class OnPolicyDistillation(Algorithm):
     """`opd`: the policy plays, a frozen teacher scores every token that it sampled.
 
     The teacher must read the policy's tokens: the same tokenizer, and temperature 1, because it
@@ -65,16 +65,6 @@ class OnPolicyDistillation:
         for trace in trainable_traces([episode]):
             await score_branches(trace, self._reference, hint=())
 
-    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
-        """Nothing is compared."""
-
-    def state(self) -> dict[str, Any]:
-        """Nothing outlives an episode."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
 
 def demonstration_refusal(task_data: Mapping[str, Any], name: str) -> str | None:
     """Why a task has no demonstration in the field `name`, and what to write; None when it has."""
@@ -83,7 +73,7 @@ def demonstration_refusal(task_data: Mapping[str, Any], name: str) -> str | None
     return f"the task has no field {name!r}; set algo.options.demonstration"
 
 
-class SelfDistillation:
+class SelfDistillation(Algorithm):
     """`opsd`: the live policy, shown a demonstration first, is its own teacher.
 
     The demonstration stands in a system message before the conversation; its tokens are cut off
@@ -114,16 +104,6 @@ class SelfDistillation:
             )
             await score_branches(trace, self._reference, hint=hint)
 
-    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
-        """Nothing is compared."""
-
-    def state(self) -> dict[str, Any]:
-        """Nothing outlives an episode."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
-
     def _demonstration(self, trace: WireTrace) -> str:
         data = trace.task.data.model_dump()
         if refusal := demonstration_refusal(data, self._field):
@@ -131,7 +111,7 @@ class SelfDistillation:
         return str(data[self._field])
 
 
-class FrozenSampler:
+class FrozenSampler(Algorithm):
     """`sft`: cross-entropy on what a frozen model sampled.
 
     The source's seats (`agents.<role>.base_url`) are played by a frozen model behind a plain chat
@@ -162,16 +142,6 @@ class FrozenSampler:
             if self._min_reward is None or is_at_least(trace.reward, self._min_reward):
                 for node in sampled_nodes(trace.nodes):
                     weigh_sampled(node, "ce")
-
-    def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
-        """Nothing is compared."""
-
-    def state(self) -> dict[str, Any]:
-        """Nothing outlives an episode."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
 
 async def score_branches(trace: WireTrace, scorer: Scorer, *, hint: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import AssistantMessage, ToolMessage
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import CreditContext, write_credit
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, write_credit
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.traces import trainable_traces
 from gradus.plugins import find_function
@@ -30,7 +30,7 @@ _ROLES = ("system", "user", "tool", "assistant")
 _COMPONENTS: dict[str, str] = {"own": "ce", "batch": "ce_batch"}
 
 
-class Echo:
+class Echo(Algorithm):
     """`grpo`, and cross-entropy with weight alpha on observation tokens.
 
     A token is an observation when it follows the first sampled turn, was not sampled itself, is
@@ -95,13 +95,6 @@ class Echo:
             for weight in (node.loss_weights or {}).get(self._component, ())
         ]
         context.record("echo_tokens", float(sum(weight > 0 for weight in weighed)))
-
-    def state(self) -> dict[str, Any]:
-        """Nothing outlives a group."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
     def _weights(self, trace: WireTrace, node: MessageNode) -> list[float]:
         """The alpha of each token of one message, 0 where it is no observation."""

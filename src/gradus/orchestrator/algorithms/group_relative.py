@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import CreditContext, assign_advantage
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
 from gradus.orchestrator.algorithms.credit import (
     LENGTH_WEIGHTS,
     Floats,
@@ -25,7 +24,7 @@ from gradus.orchestrator.algorithms.credit import (
 from gradus.orchestrator.traces import num_sampled_tokens, trainable_traces
 
 
-class GroupRelative:
+class GroupRelative(Algorithm):
     """`grpo`: A_i = r_i - mean(r) over the trainable traces of a group; alone in a group, 0.
 
     >>> algorithm = GroupRelative(leave_one_out=True)
@@ -55,20 +54,10 @@ class GroupRelative:
         self._limit_tokens = overlong_limit_tokens
         self._cache_tokens = _checked_cache(overlong_limit_tokens, overlong_cache_tokens)
 
-    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
-        """One episode alone has no baseline."""
-
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:  # noqa: ARG002
         """Write the same advantage on all sampled tokens of a trace."""
         traces = trainable_traces(episodes)
         assign_advantages(traces, self._advantages(traces))
-
-    def state(self) -> dict[str, Any]:
-        """Nothing outlives a group."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
     def _advantages(self, traces: Sequence[WireTrace]) -> Floats:
         rewards = rewards_of(traces)
@@ -91,7 +80,7 @@ class GroupRelative:
         return divide_by_std(advantages, rewards) if self._scale_by_std else advantages
 
 
-class MaxRl:
+class MaxRl(Algorithm):
     """`max_rl`: A_i = (r_i - mean(r)) / mean(r); 0 when mean(r) <= 0 (arXiv 2602.02710).
 
     The rarer success is in a group, the more a success counts.
@@ -101,21 +90,11 @@ class MaxRl:
 
     compares_all_traces = True
 
-    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
-        """One episode alone has no baseline."""
-
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:  # noqa: ARG002
         """Write the same advantage on all sampled tokens of a trace."""
         traces = trainable_traces(episodes)
         rewards = rewards_of(traces)
         assign_advantages(traces, divide_by_mean(centre(rewards), rewards))
-
-    def state(self) -> dict[str, Any]:
-        """Nothing outlives a group."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
 
 
 def rewards_of(traces: Sequence[WireTrace]) -> Floats:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import CreditContext
+from gradus.orchestrator.algorithms.base import Algorithm, CreditContext
 from gradus.orchestrator.algorithms.credit import centre
 from gradus.orchestrator.algorithms.group_relative import assign_advantages, rewards_of
 from gradus.orchestrator.traces import trainable_traces
 
 
-class HierarchicalGroupRelative:
+class HierarchicalGroupRelative(Algorithm):
     """A_i = r_i - mean(r) over the peers of trace i; without a second peer, 0.
 
     Peers are the traces of one agent in all episodes of the group. An agent that plays several
@@ -35,9 +34,6 @@ class HierarchicalGroupRelative:
             )
         self.episode_agents = frozenset(episode_agents)
 
-    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
-        """One episode alone is credited with its group."""
-
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:  # noqa: ARG002
         """Write the same advantage on all sampled tokens of a trace."""
         peers: defaultdict[tuple[str, int | None], list[WireTrace]] = defaultdict(list)
@@ -47,10 +43,3 @@ class HierarchicalGroupRelative:
                 peers[agent, number if agent in self.episode_agents else None].append(trace)
         for traces in peers.values():
             assign_advantages(traces, centre(rewards_of(traces)))
-
-    def state(self) -> dict[str, Any]:
-        """Nothing outlives a group."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""

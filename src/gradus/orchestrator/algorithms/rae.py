@@ -14,14 +14,19 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
-from gradus.orchestrator.algorithms.base import LARGEST_REWARD, CreditContext, assign_advantage
+from gradus.orchestrator.algorithms.base import (
+    LARGEST_REWARD,
+    Algorithm,
+    CreditContext,
+    assign_advantage,
+)
 
 Order = Literal["update_first", "subtract_first"]
 Key = Literal["environment/task/agent", "environment/agent"]
 Baseline = tuple[str | int, ...]
 
 
-class RoleAdvantageEstimation:
+class RoleAdvantageEstimation(Algorithm):
     """One running baseline b per key, cold at 0; b ← m·b + (1 - m)·R and A = R - b.
 
     >>> algorithm = RoleAdvantageEstimation(momentum=0.9, key="environment/agent")
@@ -46,9 +51,6 @@ class RoleAdvantageEstimation:
         self._is_update_first = order == "update_first"
         self._key: Key = key
         self._baselines: dict[Baseline, float] = {}
-
-    async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
-        """Episodes enter the baselines in the order of their groups, not of their ends."""
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
         """Trace by trace, in the order of their starts: move the baseline of its agent, and write
