@@ -31,11 +31,11 @@ from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.concurrency import (
     AdmissionRate,
+    EngineWatch,
     InFlightController,
     Scheduler,
     build_controller,
 )
-from gradus.orchestrator.play.engine_watch import EngineWatch
 from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.play.restarts import Blame
 from gradus.orchestrator.play.task_socket import TaskRefused

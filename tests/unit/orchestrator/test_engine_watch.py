@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from gradus.errors import DeadlineError
-from gradus.orchestrator.play.concurrency import InFlightController, build_controller
-from gradus.orchestrator.play.engine_watch import EngineWatch
+from gradus.orchestrator.play.concurrency import EngineWatch, InFlightController, build_controller
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 
 

@@ -1,4 +1,4 @@
-"""What decides which task of a source is played next, and learns from what became of it."""
+"""Which task of a source is played next: each once per pass, or by how often it is solved."""
 
 from __future__ import annotations
 
@@ -89,9 +89,10 @@ class Curriculum(Protocol):
         ...
 
 
-# ---- Every task once per pass, each pass in a seeded order of its own.
 class Uniform:
-    """Owns the count of draws; everything else follows from the seed.
+    """`uniform`: every task once per pass, each pass in a seeded order of its own.
+
+    Owns the count of draws; everything else follows from the seed.
 
     >>> tasks = Uniform(2, seed="0/words")
     >>> sorted(tasks.next_task().index for _ in range(2))
@@ -141,14 +142,15 @@ def shuffled(number: int, *, seed: str) -> list[int]:
     return order
 
 
-# ---- Tasks in three pools by how often the policy solves them; most draws come from the middle.
 EASY = "easy"
 NORMAL = "normal"
 HARD = "hard"
 
 
 class Difficulty:
-    """Owns the pools and the solve rate of every task that was played.
+    """`difficulty`: most draws are of tasks that the policy solves now and then.
+
+    Owns three pools of tasks, and the solve rate of every task that was played.
 
     The solve rate of a task is the mean reward of its last group, averaged with its solve rate
     before (each counts half), scaled from `reward_range` to 0 … 1. `easy`: at least
@@ -301,7 +303,6 @@ def _check(easy_above: float, hard_below: float, easy_share: float, hard_share: 
         )
 
 
-# ---- Which task of a source is played next.
 CURRICULA: dict[str, type] = {"difficulty": Difficulty, "uniform": Uniform}
 """Registered names; anything else is "package.module:Class"."""
 

@@ -1,6 +1,6 @@
-"""The door for episodes: what an environment returns is believed only after these checks.
+"""The door for episodes: what an environment returns is checked, and cut to a bounded size.
 
-An episode with an error is that error, never "empty" and never reward 0.
+An episode with an error is that error, never "empty" and never reward 0. What is cut says so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,17 @@ from gradus.orchestrator.types import Failure
 LARGEST_TOKEN_ID = 2**31 - 1
 LOWEST_LOGPROB = -1e30
 """In nats. Lower ones are not finite in float32."""
+
+MAX_INFO_BYTES = 1 << 20
+"""Of one trace's `info` as JSON, whatever the config names."""
+MAX_OTHER_INFO_BYTES = 64 << 10
+"""In a record, of the keys that `state_columns` does not name."""
+MAX_TEXT_CHARACTERS = 256 << 10
+"""In a record, of each text of a message."""
+MAX_RECORD_BYTES = 16 << 20
+"""Of a record; a larger one keeps only where the episode stood in the run."""
+
+_NUM_NAMED = 10
 
 
 def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure | None:
@@ -114,20 +125,6 @@ def _node_problem(node: MessageNode) -> str | None:
     if node.token_ids and max(node.token_ids) > LARGEST_TOKEN_ID:
         return f"token id {max(node.token_ids)} is larger than any vocabulary"
     return None
-
-
-# ---- How much an episode may bring along beside its tokens; what is too large is cut and says
-# so.
-MAX_INFO_BYTES = 1 << 20
-"""Of one trace's `info` as JSON, whatever the config names."""
-MAX_OTHER_INFO_BYTES = 64 << 10
-"""In a record, of the keys that `state_columns` does not name."""
-MAX_TEXT_CHARACTERS = 256 << 10
-"""In a record, of each text of a message."""
-MAX_RECORD_BYTES = 16 << 20
-"""Of a record; a larger one keeps only where the episode stood in the run."""
-
-_NUM_NAMED = 10
 
 
 def bound_info(

@@ -1,4 +1,8 @@
-"""An endless, weighted, seeded stream of tasks, to which abandoned tasks come back."""
+"""Which task is played next: an endless, weighted, seeded stream, and a queue in front of it.
+
+Tasks whose groups were abandoned come back to the stream. Groups that a restart cut off come
+first, each under the number that it had.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,7 @@ class TaskSource:
         >>> tasks = TaskSource([SourceShare("words", ratio=1.0, num_tasks=2)], seed=0)
         >>> first = tasks.next_task()
         >>> tasks.give_back(first)
+        True
         >>> again = tasks.next_task()
         >>> again.index == first.index, again.attempt
         (True, 1)
@@ -195,7 +200,6 @@ def _owner(source: str, curriculum: Curriculum) -> str:
     return f"{describe('curriculum', curriculum)} of source {source!r}"
 
 
-# ---- Which task the next group plays, and under which number; interrupted groups come first.
 @dataclass(frozen=True)
 class Draw:
     """A task on its way to its group."""
