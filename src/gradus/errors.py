@@ -9,6 +9,7 @@ GradusError            70   something in gradus failed
 │   └── StallError     75   nothing in the run moved for too long
 ├── ProcessError       70   a process that we started ended or never became ready
 ├── StorageError       75   a disk is full, read-only, or failing
+│   └── FullDiskError  75   a disk is full
 ├── HubError           75   the hub of models did not take what was sent
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── EmptyBatchError    70   no trainable batch could be made
@@ -78,6 +79,10 @@ class StorageError(GradusError):
     """A disk did not keep what it was given: full, read-only, or failing."""
 
     exit_code = ExitCode.TRY_AGAIN
+
+
+class FullDiskError(StorageError):
+    """A disk is full; another try may find room."""
 
 
 class HubError(GradusError):

@@ -1,7 +1,7 @@
-"""The disk operations whose order decides what survives a crash, in one object that tests replace.
+"""Files that survive a crash: atomic writes, the order of syncs, digests, and disks that fill up.
 
-A write is durable after `write` or `sync`; a name after `sync` of its folder. Each operation leaves
-the disk as it was or as it should be, and a crash between two of them is a case that callers plan.
+A file is durable after a sync of it, and its name after a sync of its folder. Each operation leaves
+the disk as it was or as it should be; callers plan for a crash between two of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradus.errors import CorruptStateError, StorageError
+from gradus.errors import CorruptStateError, FullDiskError, StorageError
 from gradus.log import get_logger
 
 PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
@@ -28,39 +30,51 @@ FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 DISK_ERRORS = PASSING_ERRORS | FULL_DISK_ERRORS | {errno.EROFS}
 """Errors for which the disk is to blame, and neither gradus nor what the user wrote."""
 
+FULL_DISK_SECONDS = 480.0
+"""How long each file waits for room; less than the other ranks wait for rank 0."""
+FULL_DISK_PAUSE_SECONDS = 5.0
+
 _LOG = get_logger(__name__)
 _TRIES = 3
 _PAUSE_SECONDS = 0.1
+_BLOCK_BYTES = 1 << 20
+_HASHING_THREADS = 4
 
 
 class DurableFiles:
-    """The operations of checkpoints on disk; each raises StorageError with path and free space.
+    """The disk operations whose order decides what survives a crash; tests replace the object.
+
+    Each raises StorageError with path and free space.
 
     >>> DurableFiles().write(Path("state.json"), b"{}")  # doctest: +SKIP
     """
 
+    folder_mode = 0o700
+    file_mode = 0o600
+
     def make_folder(self, folder: Path) -> None:
         """Create `folder` and its parents; an existing one is fine."""
-        _again(lambda: folder.mkdir(mode=0o700, parents=True, exist_ok=True), folder)
+        make = partial(folder.mkdir, mode=self.folder_mode, parents=True, exist_ok=True)
+        self._attempt(make, folder, tries=_TRIES)
 
     def write(self, path: Path, content: bytes) -> None:
         """Make a new file with `content`, durable to the last byte; refuses an existing one."""
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(error, path, needed_bytes=len(content)) from error
+        create = partial(_create, path, content, self.file_mode, is_durable=True)
+        self._attempt(create, path, needed_bytes=len(content))
 
     def write_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
         """Let `writer` make the file `path`, and make it durable."""
-        try:
-            writer(path)
-        except OSError as error:
-            raise storage_error(error, path, needed_bytes=num_bytes) from error
+        self.stage_by(path, writer, num_bytes=num_bytes)
         self.sync(path)
+
+    def stage(self, path: Path, content: bytes) -> None:
+        """As `write`, for a folder that is sealed later: the seal makes all its files durable."""
+        create = partial(_create, path, content, self.file_mode, is_durable=False)
+        self._attempt(create, path, needed_bytes=len(content))
+
+    def stage_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
+        """As `write_by`, for a folder that is sealed later."""
+        self._attempt(partial(writer, path), path, needed_bytes=num_bytes)
 
     def sync(self, path: Path) -> None:
         """Make the content of a file, or the names in a folder, durable."""
@@ -77,91 +91,58 @@ class DurableFiles:
 
     def rename(self, source: Path, target: Path) -> None:
         """Give `source` the name `target`, in one step; refuses one that holds something."""
-        _again(lambda: _rename_once(source, target), target)
+        self._attempt(partial(_rename, source, target), target, tries=_TRIES)
 
     def delete(self, folder: Path) -> None:
         """Delete a folder with everything in it; one that is gone already is fine."""
-        try:
-            shutil.rmtree(folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise storage_error(error, folder) from error
+        self._attempt(partial(_delete, folder), folder)
+
+    def _attempt(
+        self,
+        action: Callable[[], object],
+        path: Path,
+        *,
+        needed_bytes: int | None = None,
+        tries: int = 1,
+    ) -> None:
+        """Run `action`, and again after an error that may pass, `tries` times in all."""
+        for tries_left in reversed(range(tries)):
+            try:
+                action()
+                return
+            except OSError as error:
+                if tries_left == 0 or error.errno not in PASSING_ERRORS:
+                    raise storage_error(error, path, needed_bytes=needed_bytes) from error
+                time.sleep(_PAUSE_SECONDS)
 
 
-def append_whole(descriptor: int, content: bytes) -> None:
-    """Append to a file that was opened with O_APPEND: all of it, or nothing and an OSError.
+class PatientFiles(DurableFiles):
+    """Files that others may read; a full disk holds the caller until somebody makes room.
 
-    A disk that fills up in the middle takes the first bytes of a record; left there, they would
-    swallow the next one.
+    FullDiskError when there is no room after FULL_DISK_SECONDS.
     """
-    size = os.fstat(descriptor).st_size
-    try:
-        while content:
-            content = content[os.write(descriptor, content) :]
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
 
+    folder_mode = 0o777
+    file_mode = 0o666
 
-def write_when_there_is_room(
-    write: Callable[[], None], path: Path, *, seconds: float, pause_seconds: float
-) -> None:
-    """Run `write`, and again while the disk of `path` is full; any other error goes through.
-
-    `write` must start anew each time. OSError when there is no room after `seconds`.
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            write()
-            return
-        except OSError as error:
-            if error.errno not in FULL_DISK_ERRORS or time.monotonic() >= deadline:
-                raise
-            _LOG.warning("waiting for room: %s", storage_error(error, path))
-        time.sleep(pause_seconds)
-
-
-def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None) -> StorageError:
-    """The error of a disk with what a person needs: path, reason, bytes needed and free."""
-    free = free_bytes(path)
-    needed = "" if needed_bytes is None else f", {needed_bytes:,} bytes needed"
-    space = "" if free is None else f", {free:,} bytes free"
-    reason = error.strerror or str(error) or type(error).__name__
-    return StorageError(
-        f"cannot keep {path}: {reason}{needed}{space}; make room or look at the disk"
-    )
-
-
-def free_bytes(path: Path) -> int | None:
-    """Free bytes on the disk of `path`, or of its nearest existing parent; None if unknown."""
-    for place in (path, *path.parents):
-        try:
-            return shutil.disk_usage(place).free
-        except FileNotFoundError:
-            continue
-        except OSError:
-            return None
-    return None
-
-
-def _rename_once(source: Path, target: Path) -> None:
-    if target.exists() and not source.exists():
-        return  # The try before this one got through, and only its answer was lost.
-    source.rename(target)
-
-
-def _again(action: Callable[[], None], path: Path) -> None:
-    """Run `action`, and again after an error that may pass."""
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            action()
-            return
-        except OSError as error:
-            if tries_left == 0 or error.errno not in PASSING_ERRORS:
-                raise storage_error(error, path) from error
-            time.sleep(_PAUSE_SECONDS)
+    def _attempt(
+        self,
+        action: Callable[[], object],
+        path: Path,
+        *,
+        needed_bytes: int | None = None,
+        tries: int = 1,
+    ) -> None:
+        deadline = time.monotonic() + FULL_DISK_SECONDS
+        while True:
+            try:
+                super()._attempt(action, path, needed_bytes=needed_bytes, tries=tries)
+                return
+            except FullDiskError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                _LOG.warning("waiting for room: %s", error)
+            time.sleep(FULL_DISK_PAUSE_SECONDS)
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -189,10 +170,81 @@ def read_json(path: Path) -> Any:
         raise CorruptStateError(f"{path} is not JSON ({error}); delete it or restore it") from error
 
 
+def append_whole(descriptor: int, content: bytes) -> None:
+    """Append to a file that was opened with O_APPEND: all of it, or nothing and an OSError.
+
+    A disk that fills up in the middle takes the first bytes of a record; left there, they would
+    swallow the next one.
+    """
+    size = os.fstat(descriptor).st_size
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
+
+
+def file_digests(paths: Sequence[Path]) -> list[str]:
+    """SHA-256 of each file; several are read at a time."""
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        return list(pool.map(file_digest, paths))
+
+
+def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None) -> StorageError:
+    """The error of a disk with what a person needs: path, reason, bytes needed and free."""
+    free = free_bytes(path)
+    needed = "" if needed_bytes is None else f", {needed_bytes:,} bytes needed"
+    space = "" if free is None else f", {free:,} bytes free"
+    reason = error.strerror or str(error) or type(error).__name__
+    kind = FullDiskError if error.errno in FULL_DISK_ERRORS else StorageError
+    return kind(f"cannot keep {path}: {reason}{needed}{space}; make room or look at the disk")
+
+
+def free_bytes(path: Path) -> int | None:
+    """Free bytes on the disk of `path`, or of its nearest existing parent; None if unknown."""
+    for place in (path, *path.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return None
+
+
+def _create(path: Path, content: bytes, mode: int, *, is_durable: bool) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
+        # Half a file would be in the way of the next try.
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _rename(source: Path, target: Path) -> None:
+    if target.exists() and not source.exists():
+        return  # The try before this one got through, and only its answer was lost.
+    source.rename(target)
+
+
+def _delete(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return

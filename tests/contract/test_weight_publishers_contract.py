@@ -13,10 +13,9 @@ from torch import Tensor
 from gradus.errors import FencedError
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
-from gradus.weights.base import WeightPublisher
 from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.weights.manifest import verify
+from gradus.weights.published import WeightPublisher, verify_version
 
 Build = Callable[[RunDirectory, int], WeightPublisher]
 
@@ -37,14 +36,14 @@ def stream(value: float = 1.0) -> Iterator[tuple[str, Tensor]]:
 
 def test_a_publish_announces_what_it_wrote(name: str, tmp_path: Path) -> None:
     with closing(PUBLISHERS[name](RunDirectory(tmp_path), 0)) as publisher:
-        published = publisher.publish(2, stream())
+        published = publisher.publish_version(2, stream())
     assert published.version == 2
-    assert verify(published.directory, published.digest).version == 2
+    assert verify_version(published.directory, published.digest).label.version == 2
 
 
 def test_other_weights_have_another_digest(name: str, tmp_path: Path) -> None:
     with closing(PUBLISHERS[name](RunDirectory(tmp_path), 0)) as publisher:
-        digests = {publisher.publish(v, stream(float(v))).digest for v in (1, 2)}
+        digests = {publisher.publish_version(v, stream(float(v))).digest for v in (1, 2)}
     assert len(digests) == 2
 
 
@@ -53,7 +52,7 @@ def test_a_stale_owner_publishes_nothing(name: str, tmp_path: Path) -> None:
     publisher = PUBLISHERS[name](run_dir, 0)
     lease = RunLease.take(run_dir)
     with pytest.raises(FencedError):
-        publisher.publish(1, stream())
+        publisher.publish_version(1, stream())
     lease.release()
 
 
@@ -64,5 +63,5 @@ def test_an_error_in_the_stream_publishes_nothing(name: str, tmp_path: Path) -> 
 
     run_dir = RunDirectory(tmp_path)
     with pytest.raises(RuntimeError, match="a rank died"):
-        PUBLISHERS[name](run_dir, 0).publish(1, broken())
+        PUBLISHERS[name](run_dir, 0).publish_version(1, broken())
     assert not run_dir.version(1).exists()

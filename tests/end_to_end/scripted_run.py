@@ -26,9 +26,10 @@ from gradus.launch import local
 from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft
 from gradus.processes.child import watch_death_pipe
 from gradus.run.paths import RunDirectory
+from gradus.sealed import open_sealed
 from gradus.testing.engine import ScriptedEngine, serve
 from gradus.testing.engine_script import GenerateCall, Reply
-from gradus.weights.manifest import read_manifest
+from gradus.weights.published import VersionLabel
 
 MAX_REPLY_TOKENS = 6
 LOGPROB = -5.0
@@ -54,7 +55,7 @@ class SeededEngine(ScriptedEngine):
         """The digest of the served tensors, whatever version and term they have."""
         if not self.applied:
             return "initial"
-        files = read_manifest(Path(self.applied[-1].directory)).files
+        files = open_sealed(Path(self.applied[-1].directory), VersionLabel).files
         return files["model.safetensors"].sha256
 
 

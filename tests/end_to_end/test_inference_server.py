@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gradus.testing.inference_process import RunningInference
-from gradus.weights.base import Published
 from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.published import Published
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -92,7 +92,7 @@ def publish(inference_server: RunningInference) -> Callable[[int, Tensors], Publ
     def publish_anew(version: int, tensors: Tensors) -> Published:
         # A version that an earlier test saw refused lies there still.
         shutil.rmtree(inference_server.run_dir.version(version), ignore_errors=True)
-        return weights.publish(version, tensors.items())
+        return weights.publish_version(version, tensors.items())
 
     return publish_anew
 
@@ -271,7 +271,7 @@ async def test_a_broadcast_of_another_model_is_refused_before_anything_is_sent(
         timeout_seconds=60.0,
     )
     version = (await client.status())["version"]
-    published = sender.publish(version + 1, [("lm_head.weight", torch.zeros(2, 2))])
+    published = sender.publish_version(version + 1, [("lm_head.weight", torch.zeros(2, 2))])
     code, answer = await client.apply(published)
     assert code == 422
     assert "missing or unexpected" in str(answer)

@@ -23,9 +23,8 @@ from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.inference.policy_engine import AdapterControl
 from gradus.run.recording import model_digest
 from gradus.testing.inference_process import RunningInference
-from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
-from gradus.weights.manifest import BASE_FILE
+from gradus.weights.published import BASE_FILE, Published
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -80,7 +79,7 @@ def publish(server: RunningInference, tiny_model: Path) -> Callable[[int, Tensor
         },
         write=partial(write_tensors, stem="adapter_model"),
     )
-    return lambda version, tensors: weights.publish(version, tensors.items())
+    return lambda version, tensors: weights.publish_version(version, tensors.items())
 
 
 async def ask(server: RunningInference, method: str, path: str, body: Any = None) -> Any:

@@ -79,7 +79,7 @@ def mismatch(model: Any, tokens: list[int], sampling: torch.Tensor) -> float:
 
 async def test_published_experts_are_served(server: RunningInference, policy: Any) -> None:
     weights = FilesystemWeights(server.run_dir, term=server.term, extra_files={})
-    published = weights.publish(1, serving_tensors(policy, torch.bfloat16))
+    published = weights.publish_version(1, serving_tensors(policy, torch.bfloat16))
     before_tokens, before = await generate(server)
     change = {"run_id": server.run_id, "term": server.term, "version": 1}
     change |= {"directory": str(published.directory), "digest": published.digest}

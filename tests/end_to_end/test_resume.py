@@ -116,7 +116,7 @@ def test_a_run_whose_orchestrator_was_killed_ends_as_an_undisturbed_one(
     assert processes_of(run_dir) == []
     newest = CheckpointStore(RunDirectory(run_dir), term=0).latest()
     assert newest is not None
-    assert newest.manifest.parts == ["trainer", "orchestrator"]
+    assert newest.label.parts == ["trainer", "orchestrator"]
     resumed = finish(scripted_rl("@", config, "--resume"))
     assert f"from checkpoint {newest.step} of {MAX_STEPS} steps" in resumed
     assert_same_run(run_dir, straight)

@@ -74,7 +74,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     assert processes_of(run_dir) == []
     newest = CheckpointStore(RunDirectory(run_dir), term=0).latest()
     assert newest is not None
-    assert newest.manifest.parts == ["trainer", "orchestrator"]
+    assert newest.label.parts == ["trainer", "orchestrator"]
     resumed = finish(start("rl", "@", str(config), "--resume"))
     assert f"from checkpoint {newest.step} of {MAX_STEPS} steps" in resumed
     return run_dir

@@ -18,16 +18,10 @@ from gradus.errors import (
     ProtocolError,
     StorageError,
 )
-from gradus.files import file_digest
-from gradus.run.checkpoints import (
-    FORMAT,
-    MANIFEST_NAME,
-    CheckpointStore,
-    read_manifest,
-    verify_checkpoint,
-)
+from gradus.run.checkpoints import CheckpointLabel, CheckpointStore
 from gradus.run.lease import MARKER_NAME, RunLease
 from gradus.run.paths import RunDirectory
+from gradus.sealed import FORMAT, MANIFEST_NAME, FileEntry, describe_file, open_sealed
 from gradus.testing.checkpoints import (
     PARTS,
     Crash,
@@ -42,6 +36,10 @@ from gradus.testing.checkpoints import (
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDirectory:
     return new_run(tmp_path)
+
+
+def verify(folder: Path) -> None:
+    open_sealed(folder, CheckpointLabel).verify()
 
 
 def test_what_was_staged_is_found_after_the_commit(run_dir: RunDirectory) -> None:
@@ -116,7 +114,7 @@ def commit_three(run_dir: RunDirectory, files: FaultyFiles) -> None:
 def test_a_crash_at_any_operation_leaves_a_whole_checkpoint(tmp_path: Path, after: bool) -> None:
     operations = disk_operations(tmp_path)
     rename = operations.index("rename")
-    assert {"make_folder", "write", "sync", "rename", "delete"} == set(operations)
+    assert {"make_folder", "stage", "sync", "rename", "delete"} == set(operations)
     for at in range(len(operations)):
         run_dir = new_run(tmp_path, f"crash-{at}")
         commit_three(run_dir, FaultyFiles())
@@ -185,7 +183,7 @@ def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(run_dir: RunDirecto
         flipped = content[position] ^ bit
         path.write_bytes(content[:position] + bytes([flipped]) + content[position + 1 :])
         with pytest.raises(CorruptStateError):
-            verify_checkpoint(path.parent)
+            verify(path.parent)
 
 
 @pytest.mark.parametrize("name", ["trainer/weights.bin", MANIFEST_NAME])
@@ -199,7 +197,7 @@ def test_a_file_that_was_cut_at_any_byte_falls_back(run_dir: RunDirectory, name:
         for torn in (content[:length], content[:length] + bytes(len(content) - length)):
             path.write_bytes(torn)
             with pytest.raises(CorruptStateError):
-                verify_checkpoint(path.parent)
+                verify(path.parent)
     latest = CheckpointStore(run_dir, term=2).latest()
     assert latest is not None
     assert latest.step == 10
@@ -212,15 +210,15 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
     commit(run, 10)
     steps = iter([20, 30])
 
-    def hash_slowly(path: Path) -> str:
+    def hash_slowly(path: Path) -> FileEntry:
         """The run goes on while a reader hashes."""
         if path.parent.parent.name == "step_00000010" and (step := next(steps, None)):
             commit(run, step)
             run.prune(2)
-        return file_digest(path)
+        return describe_file(path)
 
-    monkeypatch.setattr("gradus.run.checkpoints._HASHING_THREADS", 1)
-    monkeypatch.setattr("gradus.run.checkpoints.file_digest", hash_slowly)
+    monkeypatch.setattr("gradus.sealed._THREADS", 1)
+    monkeypatch.setattr("gradus.sealed.describe_file", hash_slowly)
     latest = CheckpointStore(run_dir, term=0).latest()
     assert latest is not None
     assert latest.step == 30
@@ -266,7 +264,7 @@ def test_a_renamed_run_still_finds_its_checkpoints(tmp_path: Path, run_dir: RunD
 
 def test_a_run_without_marker_is_named_by_its_folder(tmp_path: Path, run_dir: RunDirectory) -> None:
     (run_dir.root / MARKER_NAME).unlink()
-    assert commit(CheckpointStore(run_dir, term=0), 10).manifest.run_id == "demo"
+    assert commit(CheckpointStore(run_dir, term=0), 10).label.run_id == "demo"
 
 
 def test_a_pickle_beside_the_parts_is_never_read(run_dir: RunDirectory, tmp_path: Path) -> None:
@@ -290,7 +288,7 @@ def test_links_and_pipes_have_no_place_in_a_checkpoint(run_dir: RunDirectory, na
     else:
         os.mkfifo(path)
     with pytest.raises(CorruptStateError, match="no regular file"):
-        verify_checkpoint(folder)
+        verify(folder)
 
 
 def test_an_owner_with_an_old_term_commits_nothing(run_dir: RunDirectory) -> None:
@@ -309,7 +307,7 @@ def test_a_step_that_is_reached_again_does_not_touch_the_old_checkpoint(
     old = commit(CheckpointStore(run_dir, term=1), 20, "old")
     again = CheckpointStore(run_dir, term=2)
     new = commit(again, 20, "new")
-    assert verify_checkpoint(old.folder).term == 1
+    assert open_sealed(old.folder, CheckpointLabel).label.term == 1
     assert again.latest() == new
     assert committed_names(run_dir) == ["step_00000020", "step_00000020.term_00000002"]
     commit(again, 30)
@@ -329,7 +327,7 @@ def test_a_damaged_step_that_is_reached_again_stays_until_the_new_one_verifies(
     assert damaged.folder.exists()
     latest = CheckpointStore(run_dir, term=3).latest()
     assert latest is not None
-    assert (latest.step, latest.manifest.term) == (20, 2)
+    assert (latest.step, latest.label.term) == (20, 2)
     again.prune(keep_last=2)
     assert committed_names(run_dir) == ["step_00000010", "step_00000020.term_00000002"]
 
@@ -403,12 +401,12 @@ def test_a_step_without_checkpoint_is_refused_with_those_there_are(run_dir: RunD
 def test_another_format_is_refused_with_its_number(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradus.run.checkpoints.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("gradus.sealed.FORMAT", FORMAT + 1)
     folder = commit(CheckpointStore(run_dir, term=1), 10).folder
     monkeypatch.undo()
     with pytest.raises(
         ConfigError, match=f"format {FORMAT + 1}, this version .* reads format {FORMAT}"
     ):
-        read_manifest(folder)
+        verify(folder)
     with pytest.raises(ConfigError, match="use the version that wrote it"):
         CheckpointStore(run_dir, term=2).latest()

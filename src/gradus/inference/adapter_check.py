@@ -12,7 +12,7 @@ from pathlib import Path
 from gradus.errors import CorruptStateError
 from gradus.inference.weights_check import Shapes, WeightsCheck, check_finite, tensor_shapes
 from gradus.run.recording import model_digest
-from gradus.weights.manifest import BASE_FILE, verify
+from gradus.weights.published import BASE_FILE, verify_version
 
 ADAPTER_CONFIG = "adapter_config.json"
 _FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
@@ -40,7 +40,7 @@ class AdapterCheck:
 
     def __call__(self, directory: Path, digest: str) -> None:
         """CorruptStateError unless `directory` can be served."""
-        verify(directory, digest)
+        verify_version(directory, digest)
         self._check_config(directory)
         self._check_base(directory)
         factors = _factors(directory)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from gradus.errors import CorruptStateError
 from gradus.weights.broadcast import is_stream, read_stream
-from gradus.weights.manifest import verify
+from gradus.weights.published import verify_version
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -39,7 +39,7 @@ class WeightsCheck:
 
     def __call__(self, directory: Path, digest: str) -> None:
         """CorruptStateError unless `directory` can be served."""
-        verify(directory, digest)
+        verify_version(directory, digest)
         if self.expected is not None:
             check_shapes(directory, self.expected, is_tied=self.is_tied)
         check_finite(directory)

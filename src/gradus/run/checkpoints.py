@@ -1,72 +1,42 @@
-"""Checkpoints of a whole run: staged in a hidden folder, sealed by digests, committed by a rename.
+"""Checkpoints of a whole run: each role writes its part, and one of them seals all parts together.
 
-Every role writes its part into `.step_N.tmp-<term>/<part>/`; then one of them commits all parts
-together. Nothing is ever written into a committed folder, so that a crash at any moment leaves the
-committed ones as they were. The manifest seals itself and names every file with size and SHA-256;
-it is checked before anything is read. Files are JSON, msgpack and safetensors: no code can run.
+Files are JSON, msgpack and safetensors: no code can run.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import stat
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
-from gradus.files import DurableFiles, file_digest
+from gradus.files import DurableFiles
 from gradus.log import get_logger
 from gradus.run.lease import check_term, read_marker
 from gradus.run.paths import RunDirectory
+from gradus.sealed import MANIFEST_NAME, discard, open_sealed, seal, staging_path, unfinished
 
 logger = get_logger(__name__)
 
-FORMAT = 3
-"""Raised when an older gradus could not read what this one writes."""
-
-MANIFEST_NAME = "manifest.json"
 MIN_KEPT = 2
 """Newest verified checkpoints that are never deleted."""
 
 _COMMITTED = re.compile(r"step_(\d{8})(?:\.term_(\d{8}))?")
-_HIDDEN = re.compile(r"\.step_\d{8}(?:\.term_\d{8})?\.(?:tmp|deleted)-(\d+)")
-_MAX_MANIFEST_BYTES = 16 << 20
-_HASHING_THREADS = 4
 _MAX_LOOKS = 10
 
 
-class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one file must hold."""
+class CheckpointLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a committed checkpoint is."""
 
-    sha256: str
-    bytes: int
-
-
-class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that lies in a committed checkpoint."""
-
-    format: int
     run_id: str
     step: int
     """Updates that the weights contain, which is the policy version."""
     term: int
     """Term of the lease under which it was committed."""
     parts: list[str]
-    files: dict[str, FileEntry]
-    """By path below the checkpoint's folder; nothing else may lie there."""
-
-
-class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file `manifest.json`: a flipped bit in it is no other format, step or digest."""
-
-    sha256: str
-    manifest: msgspec.Raw
 
 
 @dataclass(frozen=True)
@@ -74,18 +44,18 @@ class Checkpoint:
     """A committed checkpoint of which every byte was checked."""
 
     folder: Path
-    manifest: CheckpointManifest
+    label: CheckpointLabel
 
     @property
     def step(self) -> int:
         """Updates that the weights contain; training goes on with this step."""
-        return self.manifest.step
+        return self.label.step
 
     def part(self, name: str) -> Path:
         """The folder of one part; CorruptStateError when the checkpoint was made without it."""
-        if name not in self.manifest.parts:
+        if name not in self.label.parts:
             raise CorruptStateError(
-                f"{self.folder} has no part {name!r}, only {self.manifest.parts}; "
+                f"{self.folder} has no part {name!r}, only {self.label.parts}; "
                 "it belongs to another kind of run"
             )
         return self.folder / name
@@ -118,7 +88,7 @@ class CheckpointStore:
 
     def staging(self, step: int) -> Path:
         """The folder in which checkpoint `step` is put together; it exists afterwards."""
-        folder = self._root / f".step_{step:08d}.tmp-{self._term}"
+        folder = self._staging(step)
         self._files.make_folder(folder)
         return folder
 
@@ -129,28 +99,14 @@ class CheckpointStore:
         that fails (StorageError); the committed checkpoints are then as they were. A step that was
         committed under an older term stays until `prune` sees both.
         """
-        check_term(self.run_dir, self._term)
+        self._check_term()
         staging = self.staging(step)
         self._refuse_incomplete(staging, parts)
-        paths = list(_regular_files(staging))
-        for path in [*paths, *(p for p in staging.rglob("*") if p.is_dir())]:
-            self._files.sync(path)
-        manifest = CheckpointManifest(
-            format=FORMAT,
-            run_id=self._run_id(),
-            step=step,
-            term=self._term,
-            parts=list(parts),
-            files=_entries(staging, paths),
-        )
-        self._files.write(staging / MANIFEST_NAME, _seal(manifest))
-        self._files.sync(staging)
-        check_term(self.run_dir, self._term)
         target = self._free_name(step)
-        self._files.rename(staging, target)
-        self._files.sync(self._root)
+        label = CheckpointLabel(self._run_id(), step, self._term, list(parts))
+        seal(staging, target, label, check=self._check_term, files=self._files)
         self._verified.add(target)
-        return Checkpoint(target, manifest)
+        return Checkpoint(target, label)
 
     def latest(self) -> Checkpoint | None:
         """The newest committed checkpoint that verifies; None when there is none at all.
@@ -197,7 +153,7 @@ class CheckpointStore:
     def locate(self, step: int) -> Checkpoint:
         """Checkpoint `step` unchecked, for a rank beside one that has loaded it."""
         folder = self._find(step).folder
-        return Checkpoint(folder, read_manifest(folder))
+        return Checkpoint(folder, open_sealed(folder, CheckpointLabel).label)
 
     def folders(self) -> list[tuple[int, Path]]:
         """Step and folder of every committed checkpoint, oldest first, none of them checked."""
@@ -228,16 +184,12 @@ class CheckpointStore:
 
     def discard(self, step: int) -> None:
         """Delete what was staged of checkpoint `step`, after a part of it failed."""
-        self._delete_hidden(self._root / f".step_{step:08d}.tmp-{self._term}")
+        self._delete_hidden(self._staging(step))
 
     def discard_stale(self) -> None:
         """Delete what older terms staged or began to delete, and never finished."""
-        if not self._root.is_dir():
-            return
-        for path in self._root.iterdir():
-            match = _HIDDEN.fullmatch(path.name)
-            if match and int(match[1]) < self._term and not path.is_symlink():
-                self._delete_hidden(path)
+        for path in unfinished(self._root, last_term=self._term - 1):
+            self._delete_hidden(path)
 
     def _committed(self) -> list[_Committed]:
         """Every committed folder, newest first, checked or not."""
@@ -258,14 +210,16 @@ class CheckpointStore:
         raise ConfigError(f"{self._root} has no checkpoint of step {step}; there are {steps}")
 
     def _verify(self, committed: _Committed) -> Checkpoint:
-        manifest = verify_checkpoint(committed.folder)
-        if manifest.step != committed.step or manifest.run_id != self._run_id():
+        sealed = open_sealed(committed.folder, CheckpointLabel)
+        sealed.verify()
+        label = sealed.label
+        if label.step != committed.step or label.run_id != self._run_id():
             raise CorruptStateError(
-                f"{committed.folder} holds step {manifest.step} of run {manifest.run_id!r}; "
+                f"{committed.folder} holds step {label.step} of run {label.run_id!r}; "
                 "it was copied or renamed"
             )
         self._verified.add(committed.folder)
-        return Checkpoint(committed.folder, manifest)
+        return Checkpoint(committed.folder, label)
 
     def _is_whole(self, committed: _Committed) -> bool:
         """Whether a checkpoint verifies; each is read once in the life of this object."""
@@ -285,8 +239,6 @@ class CheckpointStore:
             raise ProtocolError(
                 f"{staging} cannot be committed: parts {odd} are missing or unknown"
             )
-        # Left by a commit that failed behind it.
-        (staging / MANIFEST_NAME).unlink(missing_ok=True)
 
     def _free_name(self, step: int) -> Path:
         """`step_N`, or with the term behind it when an older term committed that step."""
@@ -296,15 +248,11 @@ class CheckpointStore:
         raise StorageError(f"checkpoint {step} was committed already under term {self._term}")
 
     def _delete(self, folder: Path) -> None:
-        """Take the name away first: half a checkpoint must not look like a damaged one."""
-        hidden = folder.with_name(f".{folder.name}.deleted-{self._term}")
+        self._verified.discard(folder)
         try:
-            self._files.rename(folder, hidden)
+            discard(folder, self._term, self._files)
         except StorageError as error:
             logger.warning("old checkpoint stays: %s", error)
-            return
-        self._verified.discard(folder)
-        self._delete_hidden(hidden)
 
     def _delete_hidden(self, folder: Path) -> None:
         try:
@@ -312,91 +260,13 @@ class CheckpointStore:
         except StorageError as error:
             logger.warning("%s stays on disk: %s", folder.name, error)
 
+    def _staging(self, step: int) -> Path:
+        return staging_path(self._root / f"step_{step:08d}", self._term)
+
+    def _check_term(self) -> None:
+        check_term(self.run_dir, self._term)
+
     def _run_id(self) -> str:
         """The run's own name, also after its folder was renamed."""
         marker = read_marker(self.run_dir)
         return self.run_dir.root.name if marker is None else marker.run_id
-
-
-def verify_checkpoint(folder: Path) -> CheckpointManifest:
-    """The manifest of a committed checkpoint, after every byte below `folder` was checked.
-
-    Refuses with CorruptStateError a file that is missing, changed, not listed or no regular file,
-    and with ConfigError a format that this version does not read.
-    """
-    manifest = read_manifest(folder)
-    found = {str(path.relative_to(folder)) for path in _regular_files(folder)} - {MANIFEST_NAME}
-    if found != set(manifest.files):
-        odd = sorted(found ^ set(manifest.files))
-        raise CorruptStateError(f"{folder}: files {odd} are missing or not in the manifest")
-    try:
-        entries = _entries(folder, [folder / name for name in sorted(manifest.files)])
-    except FileNotFoundError as error:
-        raise CorruptStateError(f"{error.filename} vanished while it was read") from error
-    for name, entry in entries.items():
-        expected = manifest.files[name]
-        if entry != expected:
-            raise CorruptStateError(
-                f"{folder / name} has {entry.bytes} bytes and SHA-256 {entry.sha256[:16]}…, the "
-                f"manifest says {expected.bytes} and {expected.sha256[:16]}…"
-            )
-    return manifest
-
-
-def read_manifest(folder: Path) -> CheckpointManifest:
-    """The manifest alone, with its own seal checked, but none of the files that it names."""
-    path = folder / MANIFEST_NAME
-    raw = _read_small(path)
-    try:
-        sealed = msgspec.json.decode(raw, type=_Sealed)
-        body = bytes(sealed.manifest)
-        if hashlib.sha256(body).hexdigest() != sealed.sha256:
-            raise CorruptStateError(f"{path} was changed after it was written")
-        written_format = msgspec.json.decode(body)["format"]
-        if written_format != FORMAT:
-            raise ConfigError(
-                f"{folder} has checkpoint format {written_format}, this version of gradus reads "
-                f"format {FORMAT}; use the version that wrote it"
-            )
-        return msgspec.json.decode(body, type=CheckpointManifest)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptStateError(f"{path} is not a manifest: {error}") from error
-
-
-def _seal(manifest: CheckpointManifest) -> bytes:
-    body = msgspec.json.encode(manifest, order="sorted")
-    return msgspec.json.encode(_Sealed(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
-
-
-def _entries(folder: Path, paths: Sequence[Path]) -> dict[str, FileEntry]:
-    """Size and digest of each file, by path below `folder`."""
-    with ThreadPoolExecutor(max_workers=_HASHING_THREADS) as pool:
-        digests = list(pool.map(file_digest, paths))
-    return {
-        str(path.relative_to(folder)): FileEntry(sha256=digest, bytes=path.stat().st_size)
-        for path, digest in zip(paths, digests, strict=True)
-    }
-
-
-def _regular_files(folder: Path) -> Iterator[Path]:
-    """Every file below `folder`, in one order; refuses links, pipes and devices."""
-    for path in sorted(folder.rglob("*")):
-        mode = path.lstat().st_mode
-        if stat.S_ISREG(mode):
-            yield path
-        elif not stat.S_ISDIR(mode):
-            raise CorruptStateError(f"{path} is no regular file; a checkpoint holds no others")
-
-
-def _read_small(path: Path) -> bytes:
-    """A manifest's bytes; it must be a regular file of a sensible size."""
-    try:
-        # O_NONBLOCK: a named pipe put in the file's place must not block us before fstat.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise CorruptStateError(f"cannot read {path}: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_MANIFEST_BYTES:
-            raise CorruptStateError(f"{path} is not a manifest")
-        return file.read()

@@ -16,7 +16,6 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,8 +25,9 @@ from huggingface_hub import try_to_load_from_cache
 
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.files import file_digest, read_json, write_json
+from gradus.files import file_digests, read_json, write_json
 from gradus.run.paths import RunDirectory
+from gradus.sealed import open_sealed
 
 FORMAT = 3
 """Raised when an older gradus could not replay what this one records."""
@@ -41,7 +41,6 @@ MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
 _HEADER = struct.Struct("<IIH")
 """Bytes of the body, CRC-32 of id and body, bytes of the id."""
 _TERM = re.compile(r"term_(\d{8})")
-_HASHING_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ def model_folder(name: str, *, file: str = "config.json") -> Path | None:
 def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
     """SHA-256 of each file in `folder` that one of the patterns fits, by name."""
     paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
-    with ThreadPoolExecutor(max_workers=_HASHING_THREADS) as pool:
-        return dict(zip([path.name for path in paths], pool.map(file_digest, paths), strict=True))
+    return dict(zip([path.name for path in paths], file_digests(paths), strict=True))
 
 
 def model_digest(folder: Path) -> str:
@@ -169,10 +167,10 @@ def weights_digest(directory: Path) -> str | None:
     Read from the version's manifest; None when it has none, and for weights that were broadcast.
     """
     try:
-        files = read_json(directory / "manifest.json")["files"]
-        tensors = {n: entry["sha256"] for n, entry in files.items() if n.endswith(".safetensors")}
-    except (OSError, CorruptStateError, KeyError, TypeError, AttributeError):
+        files = open_sealed(directory, dict).files
+    except (ConfigError, CorruptStateError):
         return None
+    tensors = {name: it.sha256 for name, it in files.items() if name.endswith(".safetensors")}
     if not tensors:
         return None
     return hashlib.sha256(json.dumps(tensors, sort_keys=True).encode()).hexdigest()

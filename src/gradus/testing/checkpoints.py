@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,9 +27,14 @@ class FaultyFiles(DurableFiles):
         self._at = at
         self._after = after
         self._full = full
+        self._lock = threading.Lock()
+        """Files are synced in threads."""
 
     def make_folder(self, folder: Path) -> None:
         self._run("make_folder", folder, lambda: super(FaultyFiles, self).make_folder(folder))
+
+    def stage(self, path: Path, content: bytes) -> None:
+        self._run("stage", path, lambda: super(FaultyFiles, self).stage(path, content))
 
     def write(self, path: Path, content: bytes) -> None:
         self._run("write", path, lambda: super(FaultyFiles, self).write(path, content))
@@ -49,8 +55,9 @@ class FaultyFiles(DurableFiles):
         self._run("delete", folder, lambda: super(FaultyFiles, self).delete(folder))
 
     def _run(self, name: str, path: Path, action: Callable[[], None]) -> None:
-        self.operations.append(name)
-        is_due = len(self.operations) - 1 == self._at
+        with self._lock:
+            self.operations.append(name)
+            is_due = len(self.operations) - 1 == self._at
         if is_due and self._full:
             raise storage_error(OSError(errno.ENOSPC, "No space left on device"), path)
         if is_due and not self._after:

@@ -44,7 +44,7 @@ from gradus.testing.engine_wire import (
     generate_body,
     models_body,
 )
-from gradus.weights.manifest import verify
+from gradus.weights.published import verify_version
 from gradus.wire.inference import (
     ADMIN_ROUTES,
     DATA_ROUTES,
@@ -84,7 +84,7 @@ class ScriptedEngine:
         self.reply = reply
         self.chat_reply: Callable[[list[dict[str, object]]], str] = reversed_last_message
         self.latency_seconds = latency_seconds
-        self.check_weights: WeightsCheck | None = None if run_dir is None else verify
+        self.check_weights: WeightsCheck | None = None if run_dir is None else verify_version
         """When set, `/gradus/apply` answers 422 if it raises."""
         self.reported_version: int | None = None
         """When set, the version that status and apply tell, whatever was applied."""

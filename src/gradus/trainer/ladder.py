@@ -29,7 +29,7 @@ from gradus.trainer.learner import Learner
 from gradus.trainer.optimizer.optimizer import Update
 from gradus.trainer.step import StepLoss
 from gradus.trainer.throughput import Stopwatch
-from gradus.weights.base import Published
+from gradus.weights.published import Published
 
 logger = get_logger(__name__)
 

@@ -6,7 +6,6 @@ Gathering weights from all ranks is a collective: every rank calls these functio
 from __future__ import annotations
 
 import copy
-import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from gradus.files import storage_error
+from gradus.files import PatientFiles
+from gradus.sealed import put_in_place, stage
 from gradus.trainer.distributed import World
 from gradus.trainer.model.lora import (
     ADAPTER_STEM,
@@ -29,8 +29,8 @@ from gradus.trainer.model.lora import (
     adapter_tensors,
     is_adapter_tensor,
 )
-from gradus.weights.base import Published, WeightPublisher
-from gradus.weights.filesystem import write_patiently, write_tensors
+from gradus.weights.filesystem import write_tensors
+from gradus.weights.published import Published, WeightPublisher
 from gradus.wire.events import PolicyPublished
 
 Tensors = Iterable[tuple[str, Tensor]]
@@ -111,7 +111,7 @@ class PolicyPublisher:
 
         def write(tensors: Tensors) -> None:
             assert self.weights is not None
-            published.append(self.weights.publish(version, tensors))
+            published.append(self.weights.publish_version(version, tensors))
 
         def wait_for_room() -> None:
             assert self.weights is not None
@@ -178,24 +178,13 @@ def _write_gathered(
 def _replace_directory(
     directory: Path, files: Mapping[str, bytes], stem: str, tensors: Tensors
 ) -> None:
-    temporary = directory.with_name(f".{directory.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        write_tensors(temporary, tensors, stem=stem)
+    disk = PatientFiles()
+    with stage(directory, disk) as staging:
+        write_tensors(staging, tensors, disk, stem=stem)
         for name, content in files.items():
-            path = temporary / name
-            write_patiently(path, partial(_write_file, path, content))
-        shutil.rmtree(directory, ignore_errors=True)
-        temporary.rename(directory)
-    except OSError as error:
-        told = storage_error(error, directory)
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise told from error
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+            disk.stage(staging / name, content)
+        disk.delete(directory)
+        put_in_place(staging, directory, disk)
 
 
 def announcement(published: Published, term: int) -> PolicyPublished:

@@ -35,11 +35,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo
 
 from gradus.errors import CorruptStateError, DeadlineError, ProcessError
+from gradus.files import DurableFiles
 from gradus.log import get_logger
 from gradus.processes.table import is_alive, read_process
 from gradus.run.paths import RunDirectory
-from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.published import Published
 
 STREAM_NAME = "stream.json"
 TIMEOUT_SECONDS = 600.0
@@ -80,7 +81,7 @@ class BroadcastWeights:
 
     >>> weights = BroadcastWeights(run_dir, term=1, extra_files={}, num_receivers=1)
     ... # doctest: +SKIP
-    >>> weights.publish(1, [("w", torch.zeros(2))])  # doctest: +SKIP
+    >>> weights.publish_version(1, [("w", torch.zeros(2))])  # doctest: +SKIP
     """
 
     def __init__(
@@ -118,10 +119,10 @@ class BroadcastWeights:
         self._thread: threading.Thread | None = None
 
     def wait_for_room(self) -> None:
-        """Return when a copy can be kept; errors as `publish`."""
+        """Return when a copy can be kept; errors as `publish_version`."""
         self._wait_until(lambda: len(self._copies) < self._keep, "fetch older versions")
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
+    def publish_version(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Copy `version` and announce it; FencedError when a newer owner took the run.
 
         DeadlineError when inference fetches nothing for too long; ProcessError when a broadcast
@@ -130,7 +131,7 @@ class BroadcastWeights:
         self.wait_for_room()
         self._version = version
         try:
-            published = self._files.publish(version, tensors)
+            published = self._files.publish_version(version, tensors)
         finally:
             copies, self._written = self._written, []
         with self._changed:
@@ -146,7 +147,7 @@ class BroadcastWeights:
         return published
 
     def drain(self) -> None:
-        """Return when inference fetched every version; errors as `publish`."""
+        """Return when inference fetched every version; errors as `publish_version`."""
         self._wait_until(lambda: not self._copies, "fetch the last versions")
 
     def close(self) -> None:
@@ -160,7 +161,9 @@ class BroadcastWeights:
             atexit.unregister(self.close)
         self._meeting.unlink(missing_ok=True)
 
-    def _write(self, directory: Path, tensors: Iterable[tuple[str, Tensor]]) -> list[Path]:
+    def _write(
+        self, directory: Path, tensors: Iterable[tuple[str, Tensor]], files: DurableFiles
+    ) -> None:
         entries: list[StreamedTensor] = []
         for name, tensor in tensors:
             copy = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -169,10 +172,8 @@ class BroadcastWeights:
             dtype = str(copy.dtype).removeprefix("torch.")
             entries.append(StreamedTensor(name, dtype, list(copy.shape), checksum(copy)))
             self._written.append(copy)
-        path = directory / STREAM_NAME
         stream = WeightStream(self._version, self._num_receivers, str(self._meeting), entries)
-        path.write_bytes(msgspec.json.encode(stream))
-        return [path]
+        files.stage(directory / STREAM_NAME, msgspec.json.encode(stream))
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         with self._changed:

@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from gradus.errors import CorruptStateError
+from gradus.files import DurableFiles
 from gradus.inference.adapter_check import AdapterCheck, build_check
 from gradus.inference.weight_worker import WeightWorker, served_tensors
 from gradus.inference.weights_check import WeightsCheck
 from gradus.run.recording import model_digest
-from gradus.weights.manifest import BASE_FILE, build_manifest, file_entry, manifest_digest
+from gradus.sealed import seal, stage
+from gradus.weights.published import BASE_FILE, VersionLabel
 
 pytestmark = pytest.mark.torch
 
@@ -35,16 +37,14 @@ def publish(
     directory: Path, tensors: Tensors, *, config: Any, base_sha256: str | None = "0ff1ce"
 ) -> str:
     """Write a version; returns its digest."""
-    directory.mkdir(parents=True)
-    save_file(tensors, directory / "adapter_model.safetensors")
-    if config is not None:
-        (directory / "adapter_config.json").write_text(json.dumps(config))
-    if base_sha256 is not None:
-        (directory / BASE_FILE).write_text(json.dumps({"sha256": base_sha256}))
-    files = {path.name: file_entry(path) for path in directory.iterdir()}
-    manifest = build_manifest(1, 1, files)
-    (directory / "manifest.json").write_bytes(manifest.encode())
-    return manifest_digest(manifest)
+    files = DurableFiles()
+    with stage(directory, files) as staging:
+        save_file(tensors, staging / "adapter_model.safetensors")
+        if config is not None:
+            (staging / "adapter_config.json").write_text(json.dumps(config))
+        if base_sha256 is not None:
+            (staging / BASE_FILE).write_text(json.dumps({"sha256": base_sha256}))
+        return seal(staging, directory, VersionLabel(1, 1), files=files).digest
 
 
 def check(tmp_path: Path, tensors: Tensors, *, config: Any = None, base: Any = BASE) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from gradus.errors import CorruptStateError
+from gradus.files import DurableFiles
 from gradus.inference.weight_worker import WeightWorker, pack_experts_again, served_tensors
 from gradus.inference.weights_check import (
     WeightsCheck,
@@ -21,7 +22,8 @@ from gradus.inference.weights_check import (
     iterate_tensors,
     tensor_shapes,
 )
-from gradus.weights.manifest import build_manifest, file_entry, manifest_digest
+from gradus.sealed import seal, stage
+from gradus.weights.published import VersionLabel
 
 pytestmark = pytest.mark.torch
 
@@ -41,12 +43,10 @@ def write_model(directory: Path, tensors: Tensors, *, is_tied: bool = False) -> 
 
 def publish(directory: Path, tensors: Tensors) -> str:
     """Write a version; returns its digest."""
-    directory.mkdir(parents=True)
-    file = directory / "model.safetensors"
-    save_file(tensors, file)
-    manifest = build_manifest(1, 1, {file.name: file_entry(file)})
-    (directory / "manifest.json").write_bytes(manifest.encode())
-    return manifest_digest(manifest)
+    files = DurableFiles()
+    with stage(directory, files) as staging:
+        save_file(tensors, staging / "model.safetensors")
+        return seal(staging, directory, VersionLabel(1, 1), files=files).digest
 
 
 def check(tmp_path: Path, tensors: Tensors, *, is_tied: bool = False) -> None:

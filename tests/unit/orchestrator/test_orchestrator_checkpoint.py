@@ -157,7 +157,7 @@ async def test_both_parts_are_committed_together(tmp_path: Path, writer: Checkpo
     await writer.commit(writer.staged(2))
     checkpoint = CheckpointStore(run_dir, 1).latest()
     assert checkpoint is not None
-    assert checkpoint.manifest.parts == ["trainer", "orchestrator"]
+    assert checkpoint.label.parts == ["trainer", "orchestrator"]
     assert load_orchestrator(checkpoint).state == state_of(2)
     assert read_journal(run_dir.journal)[-1]["event"] == "checkpoint_committed"
 

@@ -17,7 +17,9 @@ import pytest
 from openai import APIConnectionError, AsyncOpenAI, InternalServerError, RateLimitError
 from renderers.client import MalformedGenerateResponseError, OverlongPromptError, generate
 
+from gradus.files import DurableFiles
 from gradus.run.paths import RunDirectory
+from gradus.sealed import seal, stage
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import (
     AnyBody,
@@ -32,7 +34,7 @@ from gradus.testing.engine_script import (
     reply_from_prompt,
 )
 from gradus.testing.waiting import wait_until
-from gradus.weights.manifest import FileEntry, build_manifest, file_entry, manifest_digest
+from gradus.weights.published import VersionLabel
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES, EngineStatus
 
 PROMPT = [1, 7, 8, 9, 7, 4]
@@ -223,14 +225,10 @@ async def test_latency_is_added_to_each_reply() -> None:
 def publish(run_dir: RunDirectory, version: int) -> dict[str, Any]:
     """Body of an apply request for a small version on disk."""
     directory = run_dir.version(version)
-    directory.mkdir(parents=True)
-    (directory / "model.safetensors").write_bytes(b"weights")
-    entries: dict[str, FileEntry] = {
-        "model.safetensors": file_entry(directory / "model.safetensors")
-    }
-    manifest = build_manifest(version, 1, entries)
-    (directory / "manifest.json").write_bytes(manifest.encode())
-    digest = manifest_digest(manifest)
+    files = DurableFiles()
+    with stage(directory, files) as staging:
+        files.stage(staging / "model.safetensors", b"weights")
+        digest = seal(staging, directory, VersionLabel(version, 1), files=files).digest
     body = {"run_id": run_dir.root.name, "term": 1, "version": version}
     return body | {"directory": str(directory), "digest": digest}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.files import read_json, write_json
+from gradus.files import DurableFiles, read_json, write_json
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import (
     FORMAT,
@@ -25,6 +25,8 @@ from gradus.run.recording import (
     recorded_terms,
     weights_digest,
 )
+from gradus.sealed import seal, stage
+from gradus.weights.published import VersionLabel
 
 
 def write(path: Path, *bodies: bytes) -> None:
@@ -124,19 +126,19 @@ def test_files_are_digested_by_name(tmp_path: Path) -> None:
     assert len(set(digests.values())) == 3
 
 
-def version(folder: Path, *, term: int, tensors: str, config: str = "c") -> Path:
-    files = {
-        "model.safetensors": {"sha256": tensors, "bytes": 1},
-        "config.json": {"sha256": config, "bytes": 1},
-    }
-    write_json(folder / "manifest.json", {"version": 1, "term": term, "files": files})
-    return folder
+def version(folder: Path, *, term: int = 1, **contents: str) -> Path:
+    files = DurableFiles()
+    with stage(folder, files) as staging:
+        for name, content in contents.items():
+            files.stage(staging / name.replace("_", "."), content.encode())
+        return seal(staging, folder, VersionLabel(1, term), files=files).path
 
 
 def test_the_digest_of_weights_is_that_of_their_tensors_alone(tmp_path: Path) -> None:
-    first = weights_digest(version(tmp_path / "a", term=1, tensors="x"))
-    assert first == weights_digest(version(tmp_path / "b", term=2, tensors="x", config="d"))
-    assert first != weights_digest(version(tmp_path / "c", term=1, tensors="y"))
+    first = weights_digest(version(tmp_path / "a", model_safetensors="x", config_json="c"))
+    same = version(tmp_path / "b", term=2, model_safetensors="x", config_json="d")
+    assert first == weights_digest(same)
+    assert first != weights_digest(version(tmp_path / "c", model_safetensors="y"))
 
 
 def test_a_version_without_a_manifest_has_no_digest(tmp_path: Path) -> None:
@@ -144,6 +146,4 @@ def test_a_version_without_a_manifest_has_no_digest(tmp_path: Path) -> None:
 
 
 def test_weights_that_were_broadcast_have_no_digest(tmp_path: Path) -> None:
-    files = {"stream.json": {"sha256": "x", "bytes": 1}}
-    write_json(tmp_path / "manifest.json", {"version": 1, "term": 1, "files": files})
-    assert weights_digest(tmp_path) is None
+    assert weights_digest(version(tmp_path / "a", stream_json="{}")) is None

@@ -27,7 +27,7 @@ from gradus.trainer.entry import evaluated_versions
 from gradus.trainer.entry.sft import run
 from gradus.transport.spool import SpoolSender
 from gradus.weights.filesystem import published_versions
-from gradus.weights.manifest import verify
+from gradus.weights.published import verify_version
 from gradus.wire.events import Event, PolicyPublished, TrainerDone
 
 pytestmark = pytest.mark.torch
@@ -88,8 +88,8 @@ def test_only_versions_that_are_due_are_published_and_none_is_forgotten(
     assert isinstance(events[-1], TrainerDone)
     for event in events[:-1]:
         assert isinstance(event, PolicyPublished)
-        manifest = verify(Path(event.directory), event.digest)
-        assert {"config.json", "model.safetensors"} <= set(manifest.files)
+        version = verify_version(Path(event.directory), event.digest)
+        assert {"config.json", "model.safetensors"} <= set(version.files)
     rows = [json.loads(line) for line in RunDirectory(root).metrics.read_text().splitlines()]
     assert all(row["time/publish_seconds"] >= 0 for row in rows)
 

@@ -14,7 +14,7 @@ from gradus.trainer.distributed import World
 from gradus.trainer.ladder import Ladder, StepReport
 from gradus.trainer.learner import Learner
 from gradus.trainer.throughput import Stopwatch
-from gradus.weights.base import Published
+from gradus.weights.published import Published
 
 pytestmark = pytest.mark.torch
 

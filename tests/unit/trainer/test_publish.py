@@ -28,7 +28,7 @@ from gradus.trainer.model.shard import shard_model
 from gradus.trainer.publish import PolicyPublisher, model_files, save_model, serving_tensors
 from gradus.trainer.step import GradientStep
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.weights.manifest import verify
+from gradus.weights.published import verify_version
 
 pytestmark = pytest.mark.torch
 
@@ -46,7 +46,7 @@ def test_a_published_version_is_the_model_in_the_serving_dtype(
     publisher = PolicyPublisher(policy.model, world, dtype=torch.bfloat16, weights=weights)
     published = publisher.publish_version(1)
     assert published is not None
-    verify(published.directory, published.digest)
+    verify_version(published.directory, published.digest)
     stored = load_file(published.directory / "model.safetensors")
     trained = dict(policy.model.named_parameters())
     assert stored.keys() == trained.keys()
@@ -94,7 +94,7 @@ def test_a_write_that_fails_is_raised_after_all_gathered(
     class Broken:
         def wait_for_room(self) -> None: ...
 
-        def publish(self, version: int, tensors: Any) -> Any:
+        def publish_version(self, version: int, tensors: Any) -> Any:
             next(iter(tensors))
             raise OSError("disk full")
 

@@ -135,7 +135,7 @@ def test_checkpoints_are_committed_and_pruned_by_the_run_itself(
     assert names == ["step_00000003", "step_00000005", "step_00000006"]
     latest = CheckpointStore(RunDirectory(tmp_path / "run"), term=1).latest()
     assert latest is not None
-    assert latest.manifest.parts == ["trainer"]
+    assert latest.label.parts == ["trainer"]
 
 
 def test_other_data_is_refused_on_resume(tmp_path: Path, tiny_model: Path) -> None:

@@ -26,7 +26,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.trainer.entry.rl import run
 from gradus.transport.spool import SpoolSender
-from gradus.weights.manifest import BASE_FILE, verify
+from gradus.weights.published import BASE_FILE, verify_version
 from gradus.wire.events import (
     BatchReceived,
     CheckpointStaged,
@@ -123,7 +123,7 @@ async def test_events_of_a_run_come_in_their_order(tmp_path: Path, tiny_model: P
     published = [event for event in events if isinstance(event, PolicyPublished)]
     assert [event.version for event in published] == [1, 2, 3, 4]
     for event in published:
-        assert verify(Path(event.directory), event.digest).version == event.version
+        assert verify_version(Path(event.directory), event.digest).label.version == event.version
     assert events[-1] == TrainerDone(step=STEPS - 1, term=0)
 
 

@@ -16,7 +16,6 @@ from torch._C._distributed_c10d import FileStore, HashStore
 
 from gradus.errors import CorruptStateError, DeadlineError, ProcessError
 from gradus.run.paths import RunDirectory
-from gradus.weights.base import Published
 from gradus.weights.broadcast import (
     STREAM_NAME,
     BroadcastWeights,
@@ -28,7 +27,7 @@ from gradus.weights.broadcast import (
     read_stream,
 )
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.weights.manifest import verify
+from gradus.weights.published import Published, verify_version
 
 pytestmark = pytest.mark.torch
 
@@ -91,8 +90,8 @@ def test_every_worker_gets_every_version(build: Build, threads: ThreadPoolExecut
     weights = build(num_receivers=2)
     workers = [receiver(0), receiver(1)]
     for version in (1, 2, 3):
-        published = weights.publish(version, tensors(version).items())
-        assert verify(published.directory, published.digest).version == version
+        published = weights.publish_version(version, tensors(version).items())
+        assert verify_version(published.directory, published.digest).label.version == version
         arrived = [receive(threads, worker, published) for worker in workers]
         assert all(are_equal(future.result(20), tensors(version)) for future in arrived)
     weights.drain()
@@ -103,16 +102,16 @@ def test_training_on_does_not_change_what_was_published(
 ) -> None:
     weights = build()
     parameter = torch.ones(4)
-    published = weights.publish(1, [("w", parameter)])
+    published = weights.publish_version(1, [("w", parameter)])
     parameter.zero_()
     assert torch.equal(receive(threads, receiver(), published).result(20)["w"], torch.ones(4))
 
 
 def test_a_stream_is_known_by_its_file(build: Build, tmp_path: Path) -> None:
-    streamed = build().publish(1, tensors(1).items())
+    streamed = build().publish_version(1, tensors(1).items())
     stored = FilesystemWeights(RunDirectory(tmp_path / "other"), term=0, extra_files={})
     assert is_stream(streamed.directory)
-    assert not is_stream(stored.publish(1, tensors(1).items()).directory)
+    assert not is_stream(stored.publish_version(1, tensors(1).items()).directory)
     assert not list(streamed.directory.glob("*.safetensors"))
     shapes = {entry.name: entry.shape for entry in read_stream(streamed.directory).tensors}
     assert shapes == {name: list(tensor.shape) for name, tensor in tensors(1).items()}
@@ -122,14 +121,14 @@ def test_versions_that_nobody_asked_for_are_forgotten_when_a_newer_one_is_sent(
     build: Build, threads: ThreadPoolExecutor
 ) -> None:
     weights = build(keep_published=2)
-    weights.publish(1, tensors(1).items())
-    newer = weights.publish(2, tensors(2).items())
+    weights.publish_version(1, tensors(1).items())
+    newer = weights.publish_version(2, tensors(2).items())
     assert are_equal(receive(threads, receiver(), newer).result(20), tensors(2))
     weights.drain()
 
 
 def test_a_version_is_received_once(build: Build, threads: ThreadPoolExecutor) -> None:
-    published = build().publish(1, tensors(1).items())
+    published = build().publish_version(1, tensors(1).items())
     worker = receiver()
     receive(threads, worker, published).result(20)
     with pytest.raises(CorruptStateError, match="was sent once"):
@@ -139,7 +138,7 @@ def test_a_version_is_received_once(build: Build, threads: ThreadPoolExecutor) -
 def test_a_tensor_that_is_not_the_announced_one_is_refused(
     build: Build, threads: ThreadPoolExecutor
 ) -> None:
-    published = build().publish(1, tensors(1).items())
+    published = build().publish_version(1, tensors(1).items())
     path = published.directory / STREAM_NAME
     stream = read_stream(published.directory)
     wrong = [
@@ -152,22 +151,22 @@ def test_a_tensor_that_is_not_the_announced_one_is_refused(
 
 def test_weights_that_are_not_finite_are_not_published(build: Build, tmp_path: Path) -> None:
     with pytest.raises(CorruptStateError, match="w holds a value that is not finite"):
-        build().publish(1, [("w", torch.tensor([1.0, float("nan")]))])
+        build().publish_version(1, [("w", torch.tensor([1.0, float("nan")]))])
     assert not RunDirectory(tmp_path).version(1).exists()
 
 
 def test_a_publish_waits_for_a_slow_receiver_and_then_says_so(build: Build) -> None:
     weights = build(keep_published=1, timeout_seconds=0.2)
-    weights.publish(1, tensors(1).items())
+    weights.publish_version(1, tensors(1).items())
     with pytest.raises(DeadlineError, match=r"did not fetch older versions in 0\.2 s"):
-        weights.publish(2, tensors(2).items())
+        weights.publish_version(2, tensors(2).items())
     with pytest.raises(DeadlineError, match="did not fetch the last versions"):
         weights.drain()
 
 
 def test_a_receiver_that_never_comes_to_the_group_is_an_error_of_the_sender(build: Build) -> None:
     weights = build(timeout_seconds=0.5)
-    published = weights.publish(1, tensors(1).items())
+    published = weights.publish_version(1, tensors(1).items())
     stream = read_stream(published.directory)
     store = FileStore(stream.meeting, 2)
     store.set("device/0", "cpu")
@@ -179,7 +178,7 @@ def test_a_receiver_that_never_comes_to_the_group_is_an_error_of_the_sender(buil
 
 
 def test_a_damaged_description_is_refused(build: Build) -> None:
-    published = build().publish(1, tensors(1).items())
+    published = build().publish_version(1, tensors(1).items())
     (published.directory / STREAM_NAME).write_text('{"version": 1}')
     with pytest.raises(CorruptStateError, match=STREAM_NAME):
         read_stream(published.directory)
@@ -207,7 +206,7 @@ weights = BroadcastWeights(
     run_dir, term=0, extra_files={}, num_receivers=1, device=torch.device("cpu")
 )
 atexit.register(say)  # what is registered first is called last
-weights.publish(1, [("w", torch.ones(2))])
+weights.publish_version(1, [("w", torch.ones(2))])
 say()
 """
 
@@ -281,7 +280,7 @@ def test_the_end_of_a_worker_ends_the_waits_of_the_others_and_of_the_trainer(bui
     try:
         heard: list[str] = []
         for version in (1, 2):
-            published = weights.publish(version, tensors(1.0).items())
+            published = weights.publish_version(version, tensors(1.0).items())
             for worker in workers:
                 assert worker.stdin is not None
                 worker.stdin.write(f"{published.directory}\n")
@@ -302,7 +301,7 @@ def test_a_worker_that_waits_for_the_group_hears_that_the_sender_gave_up(
     build: Build, threads: ThreadPoolExecutor
 ) -> None:
     weights = build(num_receivers=2)
-    published = weights.publish(1, tensors(1.0).items())
+    published = weights.publish_version(1, tensors(1.0).items())
     stream = read_stream(published.directory)
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],

@@ -16,8 +16,8 @@ from gradus.trainer.learner import Learner
 from gradus.trainer.publish import PolicyPublisher, announcement
 from gradus.transport.base import BatchReceiver
 from gradus.transport.spool import SpoolReceiver
-from gradus.weights.base import Published
 from gradus.weights.filesystem import FilesystemWeights, published_versions
+from gradus.weights.published import Published
 from gradus.wire.events import TrainerDone
 
 logger = get_logger(__name__)

@@ -30,9 +30,9 @@ from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
 from gradus.trainer.publish import PolicyPublisher, announcement, model_files, serving_tensors
 from gradus.transport.base import BatchReceiver
 from gradus.transport.spool import SpoolReceiver
-from gradus.weights.base import WeightPublisher
 from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
+from gradus.weights.published import WeightPublisher
 from gradus.wire.events import CheckpointStaged, StepFinished, TrainerDone
 
 

@@ -22,7 +22,7 @@ from transformers.utils.hub import cached_file
 from gradus.config import LoraConfig
 from gradus.errors import ConfigError
 from gradus.run.recording import model_digest
-from gradus.weights.manifest import BASE_FILE
+from gradus.weights.published import BASE_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_STEM = "adapter_model"
