@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,8 +14,24 @@ from hypothesis import settings
 
 SMALL_DISK_BYTES = 4 << 20
 
-# `pytest --hypothesis-profile=nightly`: fifteen times as many examples where a test follows it.
+# `pytest --hypothesis-profile=nightly`: fifteen times as many examples where a test follows it;
+# `quick` is for a look between two edits.
+settings.register_profile("quick", max_examples=20)
 settings.register_profile("nightly", max_examples=1_500)
+
+TORCH_FOLDERS = {"end_to_end", "trainer"}
+"""Folders of tests whose fixtures import torch."""
+TORCH_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(?:torch|end_to_end)\b", re.M)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without the tests that need torch, their files are not read: importing it takes seconds."""
+    if "not torch" not in config.option.markexpr:
+        return None
+    if collection_path.is_dir():
+        return collection_path.name in TORCH_FOLDERS or None
+    is_test = collection_path.name.startswith("test_")
+    return (is_test and TORCH_FILE.search(collection_path.read_text()) is not None) or None
 
 
 @pytest.fixture(autouse=True)

@@ -324,6 +324,7 @@ def test_no_file_names_a_machine() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_the_orchestrator_loads_neither_torch_nor_vllm() -> None:
     program = (
         "import sys, gradus.orchestrator.orchestrator, gradus.orchestrator.evaluation; "

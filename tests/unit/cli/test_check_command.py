@@ -109,6 +109,7 @@ def test_data_from_the_hub_is_not_looked_at() -> None:
     assert data.skipped == "someone/conversations is fetched from the hub"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_plug_ins_are_built_with_their_options() -> None:
     (fine,) = look(algo("mine:Fine"), "plug-ins")
@@ -118,6 +119,7 @@ def test_plug_ins_are_built_with_their_options() -> None:
     assert "'mine:Fine' does not accept options {'limit': 2}" in wrong.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_a_plug_in_that_raises_is_refused_with_its_words() -> None:
     (finding,) = look(algo("mine:Raising", limit=2), "plug-ins")
@@ -125,6 +127,7 @@ def test_a_plug_in_that_raises_is_refused_with_its_words() -> None:
     assert "limit 2 is not for me" in finding.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_a_part_that_ends_its_process_is_refused() -> None:
     (finding,) = look(algo("mine:Dying"), "plug-ins")
@@ -137,18 +140,20 @@ def test_what_hangs_is_refused_at_the_deadline_and_ended_with_all_it_started(fol
     hanging.write_text("#!/bin/sh\nsleep 300 &\necho $! > pid\nwait\n")
     hanging.chmod(0o755)
     part = Part("engine", "engine", {}, os.environ)
-    (finding,) = look_at([part], replace(machine(), python=str(hanging)), deadline_seconds=3.0)
+    (finding,) = look_at([part], replace(machine(), python=str(hanging)), deadline_seconds=1.0)
     assert finding.verdict == REFUSED
-    assert finding.text.startswith("not loaded within 3 s")
+    assert finding.text.startswith("not loaded within 1 s")
     started = int((folder / "pid").read_text())
     assert started not in {process.pid for process in living_processes()}
 
 
+@pytest.mark.slow
 def test_an_environment_is_loaded_and_its_tasks_are_counted() -> None:
     (finding,) = look(env(name="words", taskset={"num_tasks": 3}), "environment words")
     assert (finding.verdict, finding.text) == (OK, "3 tasks, played by agent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "words"),
     [

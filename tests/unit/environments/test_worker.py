@@ -27,6 +27,7 @@ leave_soon(0.1)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [_THREAD, _CHILD], ids=["thread", "child"])
 def test_nothing_that_an_environment_left_running_keeps_a_worker(program: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", program])

@@ -115,7 +115,7 @@ async def test_an_undamaged_run_is_read(rig: Any) -> None:
 def test_damaged_records_are_refused_in_words(rig: Any, tmp_path: Path, name: str) -> None:
     @given(damage=damages())
     @settings(
-        max_examples=150 if name == "journal.jsonl" else 25,
+        max_examples=settings.default.max_examples * (6 if name == "journal.jsonl" else 1) // 4,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -37,6 +37,12 @@ def run_short(staleness: Any, name: str, root: Path, **settings: int) -> dict[st
     return found
 
 
+@pytest.fixture(scope="module")
+def slow_episodes(staleness: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run with slow episodes comes to."""
+    return run_short(staleness, "slow_episodes", tmp_path_factory.mktemp("slow"))
+
+
 def test_behind_a_slow_trainer_staleness_is_the_lag_and_nothing_is_lost(
     staleness: Any, tmp_path: Path
 ) -> None:
@@ -48,9 +54,9 @@ def test_behind_a_slow_trainer_staleness_is_the_lag_and_nothing_is_lost(
 
 
 def test_slow_episodes_are_given_up_at_the_bound_and_their_tasks_return(
-    staleness: Any, tmp_path: Path
+    slow_episodes: dict[str, Any],
 ) -> None:
-    found = run_short(staleness, "slow_episodes", tmp_path)
+    found = slow_episodes
     assert found["max_staleness_seen"] <= 4
     assert len(found["samples_by_staleness"]) > 3
     assert found["groups_abandoned"] > 0
@@ -65,9 +71,10 @@ def test_a_wider_bound_loses_fewer_slow_tasks(staleness: Any, tmp_path: Path) ->
     assert narrow["max_staleness_seen"] <= 3
 
 
-def test_a_simulated_run_is_the_same_each_time(staleness: Any, tmp_path: Path) -> None:
-    runs = [run_short(staleness, "slow_episodes", tmp_path / str(n)) for n in range(2)]
-    assert runs[0] == runs[1]
+def test_a_simulated_run_is_the_same_each_time(
+    staleness: Any, slow_episodes: dict[str, Any], tmp_path: Path
+) -> None:
+    assert run_short(staleness, "slow_episodes", tmp_path) == slow_episodes
 
 
 def test_the_stored_results_keep_the_bound() -> None:

@@ -12,6 +12,8 @@ import resource, sys
 import numpy as np
 from gradus.trainer.distributed import keep_freed_memory
 
+pytestmark = pytest.mark.torch
+
 def fill() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     arrays = [np.ones(1 << 18) for _ in range(32)]

@@ -15,6 +15,8 @@ from gradus.errors import ConfigError
 from gradus.trainer.data.conversation_files import load_conversations
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
 
+pytestmark = pytest.mark.torch
+
 ROLES = frozenset({"assistant"})
 USER = {"role": "user", "content": "hi"}
 REPLY = {"role": "assistant", "content": "yo"}

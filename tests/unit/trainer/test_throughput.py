@@ -13,6 +13,8 @@ from gradus.trainer.model.gpu import flash
 from gradus.trainer.throughput import ModelFlops, Stopwatch, WorkMeter, padding_rows
 from gradus.wire.packing import build_dummy, pack
 
+pytestmark = pytest.mark.torch
+
 
 class Clock:
     def __init__(self) -> None:
