@@ -31,6 +31,8 @@ from typing import Any
 import msgspec
 from verifiers.v1.episode import WireEpisode
 
+from gradus.orchestrator.build import build_orchestrator
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from simulation import SOURCE, JumpingLoop, Simulation, build_config, run_simulated
@@ -40,7 +42,6 @@ from gradus.log import configure_logging
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.build import Components
 from gradus.orchestrator.groups.grading import build_grader
-from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -248,7 +249,7 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         build_grader(config, config.sources[0]),
     )
     with Journal(run_dir.journal, term=1, now=time.time) as journal:
-        parts = Components(
+        components = Components(
             sources={SOURCE: source},
             policy=ScriptedPolicy(wait=lambda _: asyncio.sleep(simulation.apply_seconds)),
             sender=trainer,
@@ -260,7 +261,7 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
             recording=open_recording(config),
         )
         begun, cpu = loop.time(), time.process_time()
-        playing = asyncio.create_task(Orchestrator(config, parts).play())
+        playing = asyncio.create_task(build_orchestrator(config, components).play())
         training = asyncio.create_task(trainer.train())
         await asyncio.wait({playing, training}, return_when=asyncio.FIRST_COMPLETED)
         played = Played(
@@ -274,8 +275,8 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         await training
         playing.cancel()
         await asyncio.wait({playing})
-        parts.recording.close()
-        parts.monitor.close()
+        components.recording.close()
+        components.monitor.close()
     await trainer.close()
     return played
 

@@ -26,9 +26,8 @@ from gradus.config import (
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
-from gradus.orchestrator.build import Components
+from gradus.orchestrator.build import Components, build_orchestrator
 from gradus.orchestrator.groups.grading import build_grader
-from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -198,7 +197,7 @@ async def play(simulation: Simulation, root: Path) -> SimulatedRun:
     with Journal(path, term=1, now=loop.time) as journal:
         share = SourceShare(SOURCE, 1.0, None)
         grading = build_grader(config, config.sources[0])
-        parts = Components(
+        components = Components(
             sources={SOURCE: Source(share, simulation.group_size, environment, grading)},
             policy=ScriptedPolicy(wait=apply),
             sender=trainer,
@@ -210,6 +209,6 @@ async def play(simulation: Simulation, root: Path) -> SimulatedRun:
         )
         begun = loop.time()
         training = asyncio.create_task(trainer.train())
-        await Orchestrator(config, parts).play()
+        await build_orchestrator(config, components).play()
         await training
     return SimulatedRun(environment, trainer, monitor, path, loop.time() - begun, idle)

@@ -31,9 +31,8 @@ from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.errors import EnvironmentFailure
 from gradus.files import write_json
-from gradus.orchestrator.build import connect
+from gradus.orchestrator.build import build_orchestrator, connect
 from gradus.orchestrator.failures import root_cause
-from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
@@ -169,8 +168,8 @@ def train(run_dir: Path) -> list[RankBatch]:
 
 async def play(config: OrchestratorProcessConfig) -> None:
     try:
-        async with asyncio.timeout(LIMIT_SECONDS), connect(config) as parts:
-            await Orchestrator(config, parts).play()
+        async with asyncio.timeout(LIMIT_SECONDS), connect(config) as components:
+            await build_orchestrator(config, components).play()
     except BaseExceptionGroup as group:
         raise root_cause(group) from group
 

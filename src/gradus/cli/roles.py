@@ -54,7 +54,7 @@ ROLES = {
     ),
     "orchestrator": Role(
         "OrchestratorProcessConfig",
-        "gradus.orchestrator.orchestrator:run",
+        "gradus.orchestrator.build:run",
         "orchestrator",
         "play episodes and make batches",
     ),

@@ -1,7 +1,9 @@
-"""What the orchestrator is made of, and how each part is built from the process config."""
+"""The orchestrator process: connects to its peers, builds the loops, and runs them."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,6 +18,7 @@ from gradus.config import (
     SourceConfig,
 )
 from gradus.errors import ProtocolError
+from gradus.files import write_atomically, write_json
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
@@ -28,24 +31,45 @@ from gradus.orchestrator.algorithms.teacher import (
     compare_tokenizers,
     open_reference,
 )
+from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
-from gradus.orchestrator.failures import build_error_policy
+from gradus.orchestrator.evaluation.evaluator import EvaluationInRun
+from gradus.orchestrator.failures import FirstFailures, build_error_policy, root_cause
+from gradus.orchestrator.groups.batcher import Batcher
 from gradus.orchestrator.groups.grading import build_grader
+from gradus.orchestrator.groups.packing import Layout
+from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.agents import check_seats
+from gradus.orchestrator.play.concurrency import (
+    AdmissionRate,
+    EngineWatch,
+    InFlightController,
+    Scheduler,
+    build_controller,
+)
 from gradus.orchestrator.play.environment import (
     Environment,
     build_settings,
     find_environment,
 )
 from gradus.orchestrator.play.inference_client import InferenceClient, PolicyClient
-from gradus.orchestrator.play.player import Source
+from gradus.orchestrator.play.player import EpisodePlayer, Source
 from gradus.orchestrator.play.renderer import check_tools, settle_renderer
-from gradus.orchestrator.play.restarts import connect_environment
+from gradus.orchestrator.play.restarts import Blame, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
-from gradus.orchestrator.play.tasks import SourceShare
+from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
-from gradus.orchestrator.records.journal import Journal
+from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.metrics import PendingStepMetrics
 from gradus.orchestrator.records.recording import NoRecording, Recording, open_recording
+from gradus.orchestrator.records.watchdog import WaitBoard, Watchdog, guard_event_loop
+from gradus.orchestrator.records.writer import RecordWriter
+from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
+from gradus.orchestrator.resume.snapshot import Snapshotter
+from gradus.orchestrator.trainer_link import TrainerLink
+from gradus.processes.child import tune_collector
+from gradus.processes.liveness import beat
 from gradus.processes.ready import read_token
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
@@ -58,6 +82,34 @@ TASKS_TO_TRY = 10
 """Of which one must be readable before anything is played."""
 
 log = get_logger(__name__)
+
+
+def run(config: OrchestratorProcessConfig) -> None:
+    """The orchestrator process, from its ready file to the trainer's last step."""
+    try:
+        asyncio.run(_run(config))
+    except BaseExceptionGroup as group:
+        raise root_cause(group) from group
+
+
+async def _run(config: OrchestratorProcessConfig) -> None:
+    async with connect(config) as components:
+        run_dir = RunDirectory(Path(config.run_dir))
+        saved = find_saved(config)
+        run_dir.evicted.unlink(missing_ok=True)
+        write_json(run_dir.ready_file("orchestrator"), {"pid": os.getpid(), "term": config.term})
+        tune_collector()
+        orchestrator = build_orchestrator(config, components, saved)
+        watches = [
+            asyncio.create_task(guard_event_loop(config.orchestrator.watchdog)),
+            asyncio.create_task(beat(run_dir.alive, "orchestrator", orchestrator.silent)),
+        ]
+        try:
+            await orchestrator.play()
+            components.recording.finish()
+        finally:
+            for watch in watches:
+                watch.cancel()
 
 
 @dataclass(frozen=True)
@@ -208,3 +260,181 @@ def _policy_reference(
     policy = ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
     token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
     return ReferenceModel(policy, token=token, stop_token_ids=stop_token_ids)
+
+
+def build_orchestrator(
+    config: OrchestratorProcessConfig,
+    components: Components,
+    saved: SavedOrchestrator | None = None,
+) -> Orchestrator:
+    """The loops on these components; a resumed run goes on from `saved`.
+
+    The first line of a launch in the journal is written here.
+    """
+    settings = config.orchestrator
+    first_step = saved.state.step if saved else 0
+    records = RecordWriter(components.monitor, components.episodes, components.check_lease)
+    board = WaitBoard(clock=components.clock)
+    controller = build_controller(config, components.policy.kv_capacity_tokens)
+    scheduler = Scheduler(
+        max_in_flight=controller.limit,
+        rate=AdmissionRate(per_minute=settings.max_episodes_per_minute),
+    )
+    groups = _build_buffer(config, components, records, first_step=first_step)
+    evaluation = _build_evaluation(config, components, records)
+    engine = EngineWatch(
+        components.policy,
+        controller,
+        count=lambda: (scheduler.in_flight, groups.slots.ended.total()),
+        on_limit=scheduler.set_limit,
+        on_tokens=board.moved,
+    )
+    player = _build_player(config, components, groups)
+    watchdog = Watchdog(
+        board,
+        settings.watchdog,
+        oldest=lambda: [e.text(now=components.clock()) for e in player.running],
+    )
+    trainer = _build_link(config, components, groups, board, first_step=first_step)
+    snapshotter = _build_snapshotter(config, groups, trainer, evaluation, controller)
+    if saved is None:
+        components.journal.write(JournalEvent.RUN_STARTED, version=components.policy.version)
+    else:
+        trainer.to_send_again = snapshotter.restore(saved)
+        scheduler.max_in_flight = controller.limit
+    played = [source.environment for source in components.sources.values()]
+    played += [source.environment for source in components.evaluated]
+    return Orchestrator(
+        groups=groups,
+        scheduler=scheduler,
+        player=player,
+        trainer=trainer,
+        evaluation=evaluation,
+        engine=engine,
+        snapshotter=snapshotter,
+        records=records,
+        journal=components.journal,
+        board=board,
+        watches=[*(e.watch for e in played), evaluation.run, engine.run, watchdog.run],
+        clock=components.clock,
+    )
+
+
+def _build_player(
+    config: OrchestratorProcessConfig, components: Components, groups: GroupBuffer
+) -> EpisodePlayer:
+    return EpisodePlayer(
+        components.sources,
+        components.policy,
+        on_retry=groups.retry,
+        clock=components.clock,
+        seed=config.seed,
+        blame=Blame(is_aside=groups.tasks.is_aside, put_aside=groups.set_aside),
+    )
+
+
+def _build_evaluation(
+    config: OrchestratorProcessConfig, components: Components, records: RecordWriter
+) -> EvaluationInRun:
+    return EvaluationInRun(
+        config.orchestrator.eval,
+        components.evaluated,
+        policy=components.policy,
+        recorder=records,
+        journal=components.journal,
+        run_dir=RunDirectory(Path(config.run_dir)),
+    )
+
+
+def _build_buffer(
+    config: OrchestratorProcessConfig,
+    components: Components,
+    records: RecordWriter,
+    *,
+    first_step: int,
+) -> GroupBuffer:
+    settings, run_dir = config.orchestrator, RunDirectory(Path(config.run_dir))
+    tasks = TaskSource([s.share for s in components.sources.values()], seed=config.seed)
+
+    def evict(reason: str) -> None:
+        write_atomically(run_dir.evicted, f"{reason}\n".encode())
+
+    return GroupBuffer(
+        sources=components.sources,
+        tasks=tasks,
+        queue=TaskQueue(tasks),
+        slots=GroupSlots(
+            budget=(settings.max_lag + 1) * settings.groups_per_batch,
+            total_groups=(config.max_steps - first_step) * settings.groups_per_batch,
+        ),
+        batcher=Batcher(
+            groups_per_batch=settings.groups_per_batch,
+            max_staleness=settings.max_staleness,
+            max_empty_attempts=settings.max_empty_attempts,
+            normalizes=settings.normalize == "batch",
+        ),
+        journal=components.journal,
+        records=records,
+        recording=components.recording,
+        failures=FirstFailures(run_dir, "train"),
+        evict=evict,
+    )
+
+
+def _build_link(
+    config: OrchestratorProcessConfig,
+    components: Components,
+    groups: GroupBuffer,
+    board: WaitBoard,
+    *,
+    first_step: int,
+) -> TrainerLink:
+    now = components.clock()
+    return TrainerLink(
+        sender=components.sender,
+        policy=components.policy,
+        slots=groups.slots,
+        journal=components.journal,
+        records=groups.records,
+        board=board,
+        check_lease=components.check_lease,
+        clock=components.clock,
+        layout=Layout.of(config),
+        term=config.term,
+        max_steps=config.max_steps,
+        first_step=first_step,
+        timeout_seconds=config.orchestrator.trainer_timeout_seconds,
+        step_metrics=PendingStepMetrics(now=now),
+        served_at=now,
+    )
+
+
+def _build_snapshotter(
+    config: OrchestratorProcessConfig,
+    groups: GroupBuffer,
+    trainer: TrainerLink,
+    evaluation: EvaluationInRun,
+    controller: InFlightController,
+) -> Snapshotter:
+    algorithms = {f"algorithm {name}": s.grader.algorithm for name, s in groups.sources.items()}
+    return Snapshotter(
+        run_dir=RunDirectory(Path(config.run_dir)),
+        pieces={
+            "tasks": groups.tasks,
+            "slots": groups.slots,
+            "counters": groups.counters,
+            "starvation": groups.starvation,
+            "steps": trainer.step_metrics,
+            "evaluation": evaluation,
+            "in_flight_limit": controller,
+            **algorithms,
+        },
+        queue=groups.queue,
+        batcher=groups.batcher,
+        slots=groups.slots,
+        groups=groups.groups,
+        records=groups.records,
+        journal=groups.journal,
+        checkpoints=build_writer(config, groups.journal),
+        max_steps=config.max_steps,
+    )

@@ -273,7 +273,7 @@ ENTRIES = {
     "trainer": ("gradus.trainer.entry.rl", "run", "trainer"),
     "sft-trainer": ("gradus.trainer.entry.sft", "run", "trainer"),
     "bench-rank": ("gradus.trainer.entry.bench", "run", "trainer"),
-    "orchestrator": ("gradus.orchestrator.orchestrator", "run", "orchestrator"),
+    "orchestrator": ("gradus.orchestrator.build", "run", "orchestrator"),
     "evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
     "sft-evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
     "replayer": ("gradus.orchestrator.replay.replayer", "run", "replayer"),

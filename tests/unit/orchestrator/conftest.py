@@ -22,7 +22,7 @@ from gradus.config import (
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
-from gradus.orchestrator.build import Components
+from gradus.orchestrator.build import Components, build_orchestrator
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.failures import build_error_policy, root_cause
 from gradus.orchestrator.groups.grading import build_grader
@@ -132,7 +132,7 @@ class Rig:
             )
             for source in self.config.sources
         }
-        parts = Components(
+        components = Components(
             sources=sources,
             policy=self.policy,
             sender=self.trainer,
@@ -144,7 +144,7 @@ class Rig:
             recording=self.recording,
             clock=self.clock or (lambda: float(next(ticks))),
         )
-        return Orchestrator(self.config, parts, saved), journal
+        return build_orchestrator(self.config, components, saved), journal
 
     async def play(self) -> None:
         orchestrator, journal = self.build()

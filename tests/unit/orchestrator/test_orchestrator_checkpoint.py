@@ -358,16 +358,16 @@ async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> Non
     rig = build_rig(max_in_flight_episodes=100)
     first, journal = rig.build()
     with journal:
-        assert first._scheduler.max_in_flight == 100
+        assert first.scheduler.max_in_flight == 100
         full = Load(40, num_ended=0, running=40, waiting=0, kv_usage=0.875, preemptions=0)
-        assert first._engine._controller.observe(full) == 32
-        snapshot = first._snapshotter.snapshot(1, max_steps=3)
+        assert first.engine._controller.observe(full) == 32
+        snapshot = first.snapshotter.snapshot(1)
     saved = SavedOrchestrator(
         decode_state(snapshot.state), decode(snapshot.pending, PendingSamples)
     )
     resumed, journal = rig.build(saved)
     with journal:
-        assert resumed._scheduler.max_in_flight == 32
+        assert resumed.scheduler.max_in_flight == 32
 
 
 async def test_unfinished_numbers_that_are_not_finite_survive_a_restart() -> None:

@@ -17,10 +17,9 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import write_json
-from gradus.orchestrator.build import build_reference, connect
+from gradus.orchestrator.build import build_reference, connect, run
 from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.groups.grading import build_grader
-from gradus.orchestrator.orchestrator import run
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 

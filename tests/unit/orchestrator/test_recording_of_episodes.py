@@ -10,7 +10,7 @@ import pytest
 
 from gradus.config import ModelConfig
 from gradus.files import read_json
-from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
+from gradus.orchestrator.groups.packing import digest_samples, first_difference
 from gradus.orchestrator.records.episode_codec import PlayedState, load_played
 from gradus.orchestrator.records.recording import (
     EpisodeRecording,

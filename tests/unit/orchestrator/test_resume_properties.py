@@ -21,7 +21,7 @@ from gradus.config import AlgorithmConfig, CheckpointConfig, CurriculumConfig
 from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.build import Components
+from gradus.orchestrator.build import Components, build_orchestrator
 from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout, build_batch
@@ -230,7 +230,7 @@ class Lives:
                 )
                 for source in config.sources
             }
-            parts = Components(
+            components = Components(
                 sources=sources,
                 policy=ScriptedPolicy(wait=random_wait(f"apply {config.term}", turns)),
                 sender=trainer,
@@ -244,7 +244,7 @@ class Lives:
             )
             training = asyncio.create_task(trainer.train())
             try:
-                orchestrator = Orchestrator(config, parts, find_saved(config))
+                orchestrator = build_orchestrator(config, components, find_saved(config))
                 self.orchestrators.append(orchestrator)
                 async with asyncio.timeout(20):
                     await orchestrator.play()
@@ -257,7 +257,7 @@ class Lives:
             finally:
                 training.cancel()
                 monitor.close()
-                parts.recording.close()
+                components.recording.close()
         return True
 
 
@@ -330,7 +330,7 @@ def assert_task_order(lives: Lives) -> None:
 
 
 def assert_counters(lives: Lives, found: Any) -> None:
-    slots = lives.orchestrators[-1]._slots
+    slots = lives.orchestrators[-1].groups.slots
     assert {str(outcome): n for outcome, n in slots.ended.items() if n} == {
         outcome: n for outcome, n in found.ended.items() if n
     }
@@ -341,7 +341,7 @@ def assert_verdicts(lives: Lives) -> None:
     if any(source.algo.type != JUDGE for source in lives.config.sources):
         return
     graded = [r for r in surviving(lives.journal) if r["event"] == "group_graded"]
-    sources = lives.orchestrators[-1]._parts.sources.values()
+    sources = lives.orchestrators[-1].groups.sources.values()
     counted = sum(source.grader.algorithm.num_judged for source in sources)
     assert counted == sum(line["error"] != "algorithm_failed" for line in graded)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gradus.orchestrator.groups.open_groups import ABANDONED, RUN_ENDED, STALE, group_time
+from gradus.orchestrator.buffer import ABANDONED, RUN_ENDED, STALE, group_time
 from gradus.orchestrator.records.starvation import (
     WINDOW_GROUPS,
     GroupTime,

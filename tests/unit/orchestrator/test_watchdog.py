@@ -267,11 +267,11 @@ async def test_a_run_that_is_only_warned_goes_on_when_the_part_comes_back(
 async def test_tokens_of_the_engine_are_movement(build_rig: Any) -> None:
     rig = build_rig()
     orchestrator, journal = rig.build()
-    before = orchestrator._board._moved_at
+    before = orchestrator.board._moved_at
     rig.policy.load = {"generated_tokens": 5}
     with journal:
-        await orchestrator._engine.poll()
-    assert orchestrator._board._moved_at > before
+        await orchestrator.engine.poll()
+    assert orchestrator.board._moved_at > before
 
 
 BLOCKED = """

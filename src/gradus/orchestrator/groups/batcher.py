@@ -101,7 +101,7 @@ class Batcher:
         self.step = 0
         """The step that the next batch trains."""
         self._groups_per_batch = groups_per_batch
-        self._max_staleness = max_staleness
+        self.max_staleness = max_staleness
         self._normalizes = normalizes
         self._max_empty_groups = max_empty_attempts * groups_per_batch
         self._ready: deque[ReadyGroup] = deque()
@@ -183,7 +183,7 @@ class Batcher:
         if group.is_frozen:
             return group, StaleDrop()
         fresh = tuple(
-            s for s in group.samples if staleness(self.step, s.versions) <= self._max_staleness
+            s for s in group.samples if staleness(self.step, s.versions) <= self.max_staleness
         )
         if len(fresh) == len(group.samples):
             return group, StaleDrop()

@@ -4,10 +4,6 @@ A group takes a slot when it opens. A group that trains keeps it until inference
 that has trained it; a group without samples gives it back at once, because its replacement belongs
 to the same batch. With `(max_lag + 1) * groups per batch` slots no group starts that must end too
 old: it is always among the next `max_lag + 1` batches.
-
-    open ── episodes ended ──► scoring ── graded ──► complete ── in a batch ──► shipped
-      │                                                 │                          │
-      └── abandoned ──► (gone)             no samples ──► (gone)    version served ──► (gone)
 """
 
 from __future__ import annotations
@@ -70,6 +66,11 @@ class GroupSlots:
     def running_episodes(self) -> int:
         """Episodes that started and have not ended."""
         return self.started - self.ended.total()
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether a group waits for its algorithm."""
+        return any(group.phase is GroupPhase.SCORING for group in self._groups.values())
 
     def phase(self, group_id: str) -> GroupPhase:
         """Where the group stands; GONE once its slot is free and its episodes ended."""

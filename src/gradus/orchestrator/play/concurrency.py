@@ -344,6 +344,7 @@ class Scheduler:
         """May change at any time; what runs already goes on."""
         self._rate = rate or AdmissionRate(per_minute=None)
         self._planned: deque[PlannedEpisode] = deque()
+        self._changed = asyncio.Event()
         self.in_flight = 0
 
     @property
@@ -376,6 +377,23 @@ class Scheduler:
         """An episode in flight ended, in whatever way."""
         assert self.in_flight > 0, "an episode ended that was not in flight"
         self.in_flight -= 1
+        self.note_change()
+
+    def set_limit(self, limit: int) -> None:
+        """From now on `limit` episodes may be in flight."""
+        self.max_in_flight = limit
+        self.note_change()
+
+    def note_change(self) -> None:
+        """An episode or a group may be able to start that could not before."""
+        self._changed.set()
+
+    async def changed(self, *, at_most_seconds: float) -> None:
+        """Wait for the next change; 0 seconds mean without a limit."""
+        self._changed.clear()
+        if at_most_seconds:
+            asyncio.get_running_loop().call_later(at_most_seconds, self._changed.set)
+        await self._changed.wait()
 
     def forget(self, group_id: str) -> None:
         """Take the planned episodes of an abandoned group out of the queue."""

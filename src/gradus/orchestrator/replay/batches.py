@@ -12,7 +12,7 @@ from gradus.config import OrchestratorProcessConfig
 from gradus.errors import CorruptStateError, ReplayError
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.grading import SourceGrader, build_grader
-from gradus.orchestrator.records.batch_digest import digest_samples, first_difference
+from gradus.orchestrator.groups.packing import digest_samples, first_difference
 from gradus.orchestrator.replay.journal_reader import CutBatch, Decision, GradedGroup
 from gradus.orchestrator.replay.recording import RecordedEpisodes
 from gradus.orchestrator.types import Group, Task

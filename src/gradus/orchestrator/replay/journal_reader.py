@@ -53,7 +53,7 @@ class CutBatch:
     samples: tuple[str, ...]
     """Ids, in the order of training."""
     digests: Mapping[str, str]
-    """See `batch_digest.py`."""
+    """See `digest_samples`."""
 
 
 Decision = GradedGroup | CutBatch

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.slots import GroupSlots
@@ -14,6 +15,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
+    CheckpointWriter,
     OpenGroup,
     OrchestratorState,
     SavedBatch,
@@ -37,8 +39,9 @@ from gradus.run.paths import RunDirectory
 class Snapshotter:
     """Reads and restores the parts that outlive a step; owns the batches that are not trained yet.
 
-    >>> standing.cut(batch)  # doctest: +SKIP
-    >>> snapshot = standing.snapshot(batch.step + 1, max_steps=20)  # doctest: +SKIP
+    >>> snapshotter.cut(batch)  # doctest: +SKIP
+    >>> snapshotter.trained(batch.step, is_saved=True)  # doctest: +SKIP
+    >>> await snapshotter.commit(batch.step + 1)  # doctest: +SKIP
     """
 
     run_dir: RunDirectory
@@ -48,24 +51,32 @@ class Snapshotter:
     slots: GroupSlots
     groups: dict[str, Group]
     """Every group that is not final, by id."""
-    recorder: RecordWriter
+    records: RecordWriter
     journal: Journal
+    checkpoints: CheckpointWriter
+    max_steps: int
     _untrained: dict[int, SampleBatch] = field(default_factory=dict)
 
     def cut(self, batch: SampleBatch) -> None:
         """A batch was taken out of the queue."""
         self._untrained[batch.step] = batch
 
-    def trained(self, step: int) -> None:
-        """The trainer finished `step`."""
+    def trained(self, step: int, *, is_saved: bool) -> None:
+        """The trainer finished `step`; it saves the version that the step made if `is_saved`."""
         self._untrained.pop(step, None)
+        if is_saved:
+            self.checkpoints.take(step + 1, self.snapshot(step + 1))
 
-    def snapshot(self, step: int, *, max_steps: int) -> Snapshot:
+    def commit(self, version: int) -> Coroutine[Any, Any, None]:
+        """Make a checkpoint of the snapshot of `version`, now that the trainer's part is staged."""
+        return self.checkpoints.commit(self.checkpoints.staged(version))
+
+    def snapshot(self, step: int) -> Snapshot:
         """Everything at this moment, which must be the one when `step` steps are trained."""
         state = OrchestratorState(
             format=FORMAT,
             step=step,
-            max_steps=max_steps,
+            max_steps=self.max_steps,
             journal_lines=self.journal.num_lines,
             num_drawn=self.queue.num_drawn,
             open_groups=[OpenGroup(d.number, asdict(d.task)) for d in self._to_play_again()],
@@ -78,11 +89,11 @@ class Snapshotter:
             [SavedBatch(b.step, [_save_samples(g) for g in b.groups]) for b in batches],
             [_save_group(self.groups[ready.id], ready) for ready in self.batcher.ready],
         )
-        sizes = self.recorder.mark(partial(note_sizes, self.run_dir, step))
+        sizes = self.records.mark(partial(note_sizes, self.run_dir, step))
         return Snapshot(step, encode_state(state), pending, sizes)
 
     def restore(self, saved: SavedOrchestrator) -> list[SampleBatch]:
-        """Stand as `saved` says; the batches that the trainer needs again."""
+        """Go on from `saved`; the batches that the trainer needs again."""
         load_pieces(self.pieces, saved.state.pieces)
         interrupted = with_name("open groups", lambda: _draws(saved.state.open_groups))
         self.queue.restore(interrupted, num_drawn=saved.state.num_drawn)

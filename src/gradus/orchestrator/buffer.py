@@ -1,6 +1,14 @@
-"""Groups from the draw of their task to their last record: slots, credit, batches, drops.
+"""Every group that is not final: who moves it from state to state, and who frees its slot.
 
-Every change of a group's standing goes through here, and each is a line of the journal.
+    open ─► OPEN ── settle: its episodes ended ─► SCORING ── graded ─► COMPLETE ── ship ─► SHIPPED
+             │                                                            │                  │
+             │ abandon_too_old                  no sample to train, or all are too old       │
+             ▼                                                            ▼                  │
+           GONE, its slot is free ◄───────────────────────────────────────┴──────────────────┘
+                                                       inference serves a version that trained it
+
+A task that time kept from training goes back to its source, and each change is a line of the
+journal. Next page: `groups/grading.py`, how a complete group gets its samples.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
 from gradus.orchestrator.play.player import RunningEpisode, Source
 from gradus.orchestrator.play.task_socket import TaskRefused
-from gradus.orchestrator.play.tasks import TaskSource
+from gradus.orchestrator.play.tasks import Draw, TaskQueue, TaskSource
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import (
     TRAINABLE_SHARE,
@@ -43,7 +51,6 @@ from gradus.orchestrator.types import (
     GroupOutcome,
     GroupPhase,
     PlayedEpisode,
-    Task,
     TaskPointer,
 )
 
@@ -73,29 +80,43 @@ class GroupBuffer:
     """Owns every group that is not final, and moves it between slots, batcher and records.
 
     >>> groups = GroupBuffer(...)  # doctest: +SKIP
-    >>> group, episode_ids = groups.open(pointer, task)  # doctest: +SKIP
+    >>> group, episode_ids = await groups.open(groups.queue.next())  # doctest: +SKIP
     """
 
     sources: Mapping[str, Source]
     tasks: TaskSource
+    queue: TaskQueue
     slots: GroupSlots
     batcher: Batcher
     journal: Journal
-    recorder: RecordWriter
+    records: RecordWriter
     recording: Recording
-    counters: StepCounters
-    starvation: Starvation
     failures: FirstFailures
     evict: Callable[[str], None]
-    """Notes for the user why nothing could be trained; the run ends behind it."""
+    """Notes for the user why nothing could be trained, before the run ends."""
+    counters: StepCounters = field(default_factory=StepCounters)
+    starvation: Starvation = field(default_factory=Starvation)
     groups: dict[str, Group] = field(default_factory=dict)
     """By id."""
 
-    def open(self, pointer: TaskPointer, task: Task, *, number: int) -> tuple[Group, list[str]]:
-        """Take a slot for group `number` of the run; the group and the ids of its episodes."""
-        group = Group(f"g{number:06d}", pointer, task)
-        self.groups[group.id] = group
+    async def open(self, draw: Draw) -> tuple[Group, list[str]] | None:
+        """Load the task of `draw` and take a slot for it: the group and the ids of its episodes.
+
+        None when the environment refuses the task: another one gets the draw's number.
+        EnvironmentFailure after many of those in a row.
+        """
+        pointer = draw.task
         source = self.sources[pointer.source]
+        try:
+            task = await source.environment.task(pointer.index)
+        except TaskRefused as error:
+            self.set_aside(pointer, UNREADABLE, f"{error}")
+            with self._noting_the_end():
+                self.batcher.reject({f"{ERROR_PREFIX}{UNREADABLE}_task": 1})
+            self.queue.redraw(draw)
+            return None
+        group = Group(f"g{draw.number:06d}", pointer, task)
+        self.groups[group.id] = group
         size = pointer.group_size or source.group_size
         episode_ids = self.slots.open(group.id, size=size, is_frozen=source.is_frozen)
         self.journal.write(
@@ -108,6 +129,7 @@ class GroupBuffer:
             attempt=pointer.attempt,
             size=size,
         )
+        self.queue.opened(draw)
         return group, episode_ids
 
     def set_aside(self, pointer: TaskPointer, reason: str, error: str) -> None:
@@ -125,12 +147,6 @@ class GroupBuffer:
         self._record(pointer, TaskResult(Ending.SET_ASIDE))
         place = f"task {pointer.index}, put aside"
         self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
-
-    def note_unreadable(self, pointer: TaskPointer, error: TaskRefused) -> None:
-        """A task cannot be loaded, and no group opens; EnvironmentFailure after many in a row."""
-        self.set_aside(pointer, UNREADABLE, f"{error}")
-        with self._noting_the_end():
-            self.batcher.reject({f"{ERROR_PREFIX}{UNREADABLE}_task": 1})
 
     def start(self, episode_id: str, *, version: int) -> None:
         """An episode starts while `version` is served."""
@@ -194,6 +210,7 @@ class GroupBuffer:
 
     def ship(self, batch: SampleBatch) -> Metrics:
         """The groups of `batch` train; the numbers of all that became final since the last one."""
+        self.journal.write(JournalEvent.BATCH_CUT, step=batch.step, groups=batch.group_ids)
         self.slots.ship(batch.group_ids, step=batch.step)
         for group_id in batch.group_ids:
             self._close(self.groups[group_id], batch.step)
@@ -206,18 +223,18 @@ class GroupBuffer:
                 batch.step,
                 100 * share,
             )
+        # Samples that are too old for the batch that fills now count with that one.
+        self._note_stale(self.batcher.drop_stale())
         return metrics | batch_metrics(batch.samples, step=batch.step)
 
-    def drop_stale(self) -> None:
-        """Take out of the queue what is too old for the batch that fills now."""
-        self._note_stale(self.batcher.drop_stale())
-
-    def abandon_too_old(self, *, max_staleness: int) -> Abandoned:
+    def abandon_too_old(self) -> Abandoned:
         """Give up groups that no batch to come can train, so that their compute is free.
 
         Their tasks go back to their sources.
         """
-        too_old = self.slots.must_end_too_old(step=self.batcher.step, max_staleness=max_staleness)
+        too_old = self.slots.must_end_too_old(
+            step=self.batcher.step, max_staleness=self.batcher.max_staleness
+        )
         to_cancel: list[str] = []
         for group_id in too_old:
             group = self.groups[group_id]
@@ -296,7 +313,7 @@ class GroupBuffer:
         del self.groups[group.id]
         self.counters.add_group(group)
         self.starvation.add(group.source, group_time(group))
-        self.recorder.add_group(group, step=step)
+        self.records.add_group(group, step=step)
 
     def _close_if_abandoned(self, group: Group) -> None:
         """An abandoned group is final when its last running episode ended."""

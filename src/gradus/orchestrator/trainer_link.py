@@ -1,0 +1,185 @@
+"""The link to the trainer: batches go out, its news come in, and it says who owes whom.
+
+    send(batch)                   the trainer owes an answer
+    StepFinished, served version  of every batch sent: it owes nothing, and may be silent
+
+While it owes an answer, silence beyond the deadline ends the run. A version frees slots only once
+inference serves it: earlier, a group could start on weights that are already too old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradus.errors import DeadlineError, ProtocolError
+from gradus.orchestrator.groups.batcher import SampleBatch
+from gradus.orchestrator.groups.packing import Layout, build_batch, digest_samples
+from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.play.inference_client import AppliedPolicy, PolicyClient
+from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.metrics import Metrics, PendingStepMetrics
+from gradus.orchestrator.records.watchdog import WaitBoard, WaitFor
+from gradus.orchestrator.records.writer import RecordWriter
+from gradus.run.recording import weights_digest
+from gradus.transport.base import BatchSender
+from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
+from gradus.wire.micro_batch import Batch
+
+
+@dataclass
+class TrainerLink:
+    """Owns how far trainer and inference are, and the metrics of steps that are not complete.
+
+    >>> await link.send(batch)  # doctest: +SKIP
+    >>> event = await link.next_event()  # doctest: +SKIP
+    """
+
+    sender: BatchSender
+    policy: PolicyClient
+    slots: GroupSlots
+    journal: Journal
+    records: RecordWriter
+    board: WaitBoard
+    check_lease: Callable[[], None]
+    """FencedError when this process must stop writing."""
+    clock: Callable[[], float]
+    layout: Layout
+    term: int
+    max_steps: int
+    first_step: int
+    """Steps that the weights of the run's checkpoint contain; 0 for a fresh run."""
+    timeout_seconds: float
+    """How long the trainer may be silent while it owes an answer."""
+    step_metrics: PendingStepMetrics
+    served_at: float
+    """When inference began to serve its present version."""
+    to_send_again: list[SampleBatch] = field(default_factory=list)
+    """Batches that were sent before a restart and are not trained."""
+    num_shipped: int = field(init=False)
+    """Batches sent; like the other counts, those before a restart count too."""
+    num_finished: int = field(init=False)
+    num_served: int = field(init=False)
+    _owes_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.num_shipped = self.num_finished = self.num_served = self.first_step
+
+    @property
+    def has_all_batches(self) -> bool:
+        """Whether the last batch of the run was sent."""
+        return self.num_shipped >= self.max_steps
+
+    async def send(self, batch: SampleBatch) -> None:
+        """Pack a batch and hand it to the transport, which may have to make room first."""
+        packed, digests = await asyncio.to_thread(self._pack, batch)
+        self.check_lease()
+        self.num_shipped = batch.step + 1
+        self._owes_answer.set()
+        with self.board.waiting("ship", WaitFor("room in the transport", on="trainer")):
+            await self.sender.send(packed)
+        self.journal.write(
+            JournalEvent.BATCH_SHIPPED,
+            step=batch.step,
+            groups=batch.group_ids,
+            samples=[sample.id for sample in batch.samples],
+            digests=digests,
+        )
+
+    def _pack(self, batch: SampleBatch) -> tuple[Batch, dict[str, str]]:
+        """On a thread: it takes up to seconds, in which all loops would stand still."""
+        samples = batch.samples
+        packed = build_batch(samples, step=batch.step, term=self.term, layout=self.layout)
+        return packed, digest_samples(samples)
+
+    async def next_event(self) -> Event:
+        """The trainer's next word, noted in the records.
+
+        DeadlineError when it owes an answer and says nothing for too long.
+        """
+        event = await self._receive()
+        match event:
+            case BatchReceived(step=step):
+                self.journal.write(JournalEvent.BATCH_RECEIVED, step=step)
+            case StepFinished(step=step, metrics=metrics):
+                self.journal.write(JournalEvent.STEP_FINISHED, step=step)
+                self.num_finished = step + 1
+                self._note_answer()
+                self.records.add_metrics(self.step_metrics.finished(step, metrics), step=step)
+        return event
+
+    async def _receive(self) -> Event:
+        receiving = asyncio.ensure_future(self.sender.receive_event())
+        owes = asyncio.ensure_future(self._owes_answer.wait())
+        try:
+            nothing_owed = WaitFor(f"batch {self.num_shipped} to be sent", on="ship")
+            with self.board.waiting("refresh", nothing_owed, is_progress=False):
+                await asyncio.wait({receiving, owes}, return_when=asyncio.FIRST_COMPLETED)
+            with self.board.waiting("refresh", WaitFor("the trainer's next word", on="trainer")):
+                async with asyncio.timeout(self.timeout_seconds):
+                    return await receiving
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the trainer said nothing for {self.timeout_seconds:g} s although batch "
+                f"{self.num_shipped - 1} was sent; see logs/trainer.log or raise "
+                "orchestrator.trainer_timeout_seconds"
+            ) from error
+        finally:
+            owes.cancel()
+            receiving.cancel()
+
+    def _note_answer(self) -> None:
+        answered = min(self.num_finished, self.num_served)
+        if answered == self.num_shipped < self.max_steps:
+            self._owes_answer.clear()
+
+    async def serve_first(self) -> None:
+        """Inference starts from the initial weights: serve the checkpoint's before any episode."""
+        self._owes_answer.set()
+        event = await self.next_event()
+        if not isinstance(event, PolicyPublished) or event.version != self.first_step:
+            raise ProtocolError(
+                f"a resumed trainer must publish version {self.first_step} first, not {event}"
+            )
+        applied = await self._apply(event)
+        metrics = self.step_metrics.applied_again(applied, now=self.served_at)
+        self.records.add_metrics(metrics, step=applied.version - 1)
+
+    def refuse_untrained(self, published: PolicyPublished) -> None:
+        """ProtocolError for a version that is ahead of the batches sent."""
+        if published.version > self.num_shipped:
+            raise ProtocolError(
+                f"the trainer published version {published.version}, "
+                f"but only {self.num_shipped} batches were sent"
+            )
+
+    async def serve(
+        self, published: PolicyPublished, engine_metrics: Callable[[], Metrics]
+    ) -> AppliedPolicy:
+        """Let inference serve a version, and free the slots of the groups that it was trained on.
+
+        `engine_metrics` is asked once the version is served.
+        """
+        applied = await self._apply(published)
+        step = applied.version - 1
+        self.step_metrics.shipped(step, engine_metrics())
+        self.records.add_metrics(self.step_metrics.applied(applied, now=self.served_at), step=step)
+        return applied
+
+    async def _apply(self, published: PolicyPublished) -> AppliedPolicy:
+        to_serve = WaitFor(f"version {published.version} to be served", on="inference")
+        weights = weights_digest(Path(published.directory))
+        with self.board.waiting("refresh", to_serve):
+            applied = await self.policy.apply(published)
+        self.journal.write(
+            JournalEvent.POLICY_APPLIED,
+            version=applied.version,
+            slots_freed=self.slots.release_trained(version=applied.version),
+            weights=weights,
+        )
+        self.served_at = self.clock()
+        self.num_served = applied.version
+        self._note_answer()
+        return applied
