@@ -1,4 +1,7 @@
-"""The ranks of one trainer: how they find each other, agree, and give up on a silent one."""
+"""The ranks of one trainer: how they find each other, agree, and give up on a silent one.
+
+Also what a rank sets for its whole process: its device, determinism, and the memory that it keeps.
+"""
 
 from __future__ import annotations
 
@@ -299,7 +302,8 @@ def _as_configured() -> Iterator[None]:
     yield
 
 
-# ---- Memory that a step frees stays with the process, for the next step to use; on CPUs.
+# Memory that a step frees stays with the process, for the next step to use; on CPUs.
+
 _TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
 """What `mallopt` of the GNU C library calls M_TRIM_THRESHOLD and M_MMAP_THRESHOLD."""
 _NEVER = 2**31 - 1

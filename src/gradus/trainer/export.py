@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face model directory, which transformers and vLLM load."""
+"""A checkpoint as a Hugging Face model directory, for transformers and vLLM, and on the hub."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def _trained(checkpoint: Checkpoint, origin: Origin) -> _Trained:
         ) from error
 
 
-# ---- A model directory on the Hugging Face hub, in a repository of the user's.
+# The Hugging Face hub: the directory in a repository of the user's.
+
 UNAUTHORIZED, FORBIDDEN = 401, 403
 _HIDDEN = "<token>"
 

@@ -1,4 +1,7 @@
-"""Seconds of each rung of a step, tokens per second, MFU, memory and padding."""
+"""How fast a step is: seconds of each rung, tokens per second, MFU, memory and padding.
+
+The operations that a model needs are counted by the formula of docs/training.md.
+"""
 
 from __future__ import annotations
 
@@ -138,8 +141,8 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# ---- Floating-point operations that a step of a model needs, for MFU; the formula of
-# docs/training.md.
+# Floating-point operations.
+
 _TRAINED, _FROZEN = 6, 4
 """Per weight and token: 2 in the forward, 2 for the gradient of the input, 2 for that of the
 weight unless it is frozen."""

@@ -1,4 +1,4 @@
-"""One optimizer step: the schedule's rate, clipping over all ranks, and a gate for NaN."""
+"""One optimizer step: the rate of its schedule, clipping over all ranks, and a gate for NaN."""
 
 from __future__ import annotations
 
@@ -149,7 +149,6 @@ class PolicyOptimizer:
             )
 
 
-# ---- The learning rate of each step: a warm-up, then a schedule down to its floor.
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
     """The rate of step `step` (from 0): up over the warm-up, then along the schedule.
 
