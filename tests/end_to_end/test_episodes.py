@@ -19,7 +19,7 @@ from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.echo import Echo
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.orchestrator.play.agents import settle_standing
+from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
@@ -279,7 +279,7 @@ async def test_a_game_of_two_seats_gives_each_player_a_trace_and_zero_sum_reward
         ):
             episode = await play(await task_of(environment, 4))
     assert (episode.ok, episode.errors) == (True, [])
-    assert settle_standing(episode, ["judge"]) is None
+    assert mark_trainable(episode, ["judge"]) is None
     assert find_failure(episode) is None
     traces = {trace.agent.name: trace for trace in episode.traces}
     assert {name: (trace.reward, trace.num_turns) for name, trace in traces.items()} == {

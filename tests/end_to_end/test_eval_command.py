@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradus.files import read_json
-from gradus.orchestrator.evaluation.file import read_standings
+from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.testing.commands import finish, kill, processes_of, start
 from gradus.testing.inference_process import RunningInference
 from gradus.testing.waiting import wait_until
@@ -98,7 +98,7 @@ def test_an_evaluation_that_is_killed_twice_has_every_episode_once(
 
     finish(evaluate("--resume"))
     assert set(kept) <= set(lines_of(results)), "what was played is not played again"
-    names = [standing["episode"] for standing in read_standings(results)]
+    names = [fields["episode"] for fields in read_gradus_fields(results)]
     assert sorted(names) == sorted(
         f"gradus-reverse-text/{task}/{replica}"
         for task in range(NUM_TASKS)

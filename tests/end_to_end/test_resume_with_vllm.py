@@ -97,10 +97,10 @@ def test_each_evaluation_measures_one_version_once(run_dir: Path) -> None:
     assert [(row["step"], row["eval/version"]) for row in rows] == [(n, n) for n in ended]
     for version in ended:
         episodes = records(run_dir / "episodes" / f"step_{version}" / "eval.jsonl")
-        standings = [episode["gradus"] for episode in episodes]
-        assert sorted(s["task"]["index"] for s in standings) == list(range(NUM_TASKS))
-        assert all(s["versions"] == {"oldest": version, "newest": version} for s in standings)
-        assert all(s["error"] is None for s in standings)
+        found = [episode["gradus"] for episode in episodes]
+        assert sorted(s["task"]["index"] for s in found) == list(range(NUM_TASKS))
+        assert all(s["versions"] == {"oldest": version, "newest": version} for s in found)
+        assert all(s["error"] is None for s in found)
 
 
 def test_no_weights_change_while_an_evaluation_runs(run_dir: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gradus.files import read_json
-from gradus.orchestrator.evaluation.file import read_standings
+from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import GRADUS, finish, kill, processes_of, records, start
 from gradus.testing.waiting import wait_until
@@ -93,7 +93,7 @@ def episodes_file(run_dir: Path, version: int) -> Path:
 def assert_each_episode_is_there_once(
     run_dir: Path, version: int, num_tasks: int = NUM_TASKS
 ) -> None:
-    played = read_standings(episodes_file(run_dir, version))
+    played = read_gradus_fields(episodes_file(run_dir, version))
     assert {it["versions"]["oldest"] for it in played} == {version}
     assert {it["versions"]["newest"] for it in played} == {version}
     assert len({it["episode"] for it in played}) == len(played) == num_tasks * GROUP_SIZE

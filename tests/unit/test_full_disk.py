@@ -19,7 +19,7 @@ from gradus.errors import ExitCode, StorageError
 from gradus.files import append_whole
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
-from gradus.orchestrator.evaluation.file import EvaluationFile, read_standings
+from gradus.orchestrator.evaluation.file import EvaluationFile, read_gradus_fields
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory
@@ -101,7 +101,7 @@ def test_an_evaluation_goes_on_behind_an_episode_that_did_not_fit(small_disk: Pa
             file.append(ended(1), ())
         ballast.unlink()
         file.append(ended(2), ())
-    assert [standing["task"]["index"] for standing in read_standings(path)] == [0, 2]
+    assert [fields["task"]["index"] for fields in read_gradus_fields(path)] == [0, 2]
 
 
 def large_batch(step: int) -> Batch:

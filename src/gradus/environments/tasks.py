@@ -138,7 +138,7 @@ def load_tasks(
     try:
         index = TaskIndex(
             environment.taskset,
-            standing(environment),
+            trainable_agents(environment),
             offers_tools=offers_tools(environment),
             missing_modules=missing_modules(environment),
         )
@@ -230,7 +230,7 @@ def _explained(name: str, verifiers_config: Mapping[str, Any]) -> Iterator[None]
         ) from error
 
 
-def standing(environment: vf.Env[Any]) -> dict[str, bool]:
+def trainable_agents(environment: vf.Env[Any]) -> dict[str, bool]:
     """The environment's agents → whether its `setup` lets them train.
 
     `setup` says who never trains. It is run here up to where it waits for something, on agents that

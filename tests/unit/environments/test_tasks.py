@@ -13,7 +13,7 @@ import verifiers.v1 as vf
 from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
 from gradus.environments import tasks
-from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks, standing
+from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks, trainable_agents
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.testing.environment import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
@@ -165,14 +165,14 @@ class MarkingEnv(TalkEnv):
     ("trainable", "needs_more", "expected"),
     [(False, False, False), (True, False, True), (False, True, True)],
 )
-def test_agents_are_known_with_the_standing_that_setup_gives_them(
+def test_agents_are_known_with_the_mark_that_setup_gives_them(
     trainable: bool, needs_more: bool, expected: bool
 ) -> None:
     seat = {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}}
     config = TalkConfig.model_validate({"taskset": {"id": "gradus-test-echo"}, "agent": seat})
     environment = MarkingEnv(config)
     environment.trainable, environment.needs_more = trainable, needs_more
-    assert standing(environment) == {"agent": expected}
+    assert trainable_agents(environment) == {"agent": expected}
 
 
 def test_a_single_seat_is_an_agent() -> None:

@@ -34,8 +34,8 @@ def run_dir(tmp_path: Path) -> RunDirectory:
     for step in (10, 2):
         path = run.episodes / f"step_{step}" / "train.jsonl"
         path.parent.mkdir(parents=True)
-        standing = {"step": step, "outcome": "trained", "error": None}
-        record = {"id": str(step), "gradus": standing}
+        fields = {"step": step, "outcome": "trained", "error": None}
+        record = {"id": str(step), "gradus": fields}
         path.write_text(json.dumps(record) + "\n")
     return run
 

@@ -13,7 +13,7 @@ from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, compares_all_traces
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.play.agents import check_seats, settle_standing
+from gradus.orchestrator.play.agents import check_seats, mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import Failure
 from gradus.testing.episodes import build_episode, build_trace
@@ -41,19 +41,19 @@ def trained(episode: WireEpisode) -> list[str]:
 
 def test_every_agent_that_the_environment_lets_train_does() -> None:
     episode = build_game()
-    assert settle_standing(episode, []) is None
+    assert mark_trainable(episode, []) is None
     assert trained(episode) == ["first", "second"]
 
 
 def test_agents_of_the_config_s_choice_do_not_train() -> None:
     episode = build_game()
-    settle_standing(episode, ["second", "judge"])
+    mark_trainable(episode, ["second", "judge"])
     assert trained(episode) == ["first"]
 
 
 def test_the_learner_seat_of_the_task_is_the_one_that_trains() -> None:
     episode = build_game(learner_seat="second")
-    assert settle_standing(episode, []) is None
+    assert mark_trainable(episode, []) is None
     assert trained(episode) == ["second"]
 
 
@@ -62,30 +62,30 @@ def test_a_failed_episode_is_its_error_even_before_the_learner_played() -> None:
     episode = build_game(learner_seat="second")
     episode.traces = [build_trace(agent="first", error="ProviderError")]
     episode.ok = False
-    assert settle_standing(episode, []) is None
+    assert mark_trainable(episode, []) is None
     assert find_failure(episode) == Failure("ProviderError", "scripted")
     assert trained(episode) == []
 
 
 def test_a_task_that_names_no_learner_is_an_error_where_one_baseline_serves_all() -> None:
     """The first task of the source named one, so that the start refused nothing."""
-    failure = settle_standing(build_game(), [], has_one_baseline=True)
+    failure = mark_trainable(build_game(), [], has_one_baseline=True)
     assert failure is not None
     assert failure.kind == "missing_learner_seat"
     assert "agents first, second all train" in failure.message
-    assert settle_standing(build_game(learner_seat="first"), [], has_one_baseline=True) is None
-    assert settle_standing(build_game(), ["second"], has_one_baseline=True) is None
+    assert mark_trainable(build_game(learner_seat="first"), [], has_one_baseline=True) is None
+    assert mark_trainable(build_game(), ["second"], has_one_baseline=True) is None
 
 
 def test_a_learner_seat_does_not_train_an_agent_that_must_not() -> None:
     episode = build_game(learner_seat="judge")
-    settle_standing(episode, [])
+    mark_trainable(episode, [])
     assert trained(episode) == []
 
 
 @pytest.mark.parametrize("seat", [None, "third", 1])
 def test_a_missing_learner_seat_is_an_error_that_names_the_agents(seat: object) -> None:
-    failure = settle_standing(build_game(learner_seat=seat), [])
+    failure = mark_trainable(build_game(learner_seat=seat), [])
     assert failure is not None
     assert failure.kind == "invalid_learner_seat"
     assert f"is {seat!r}; it must name one of the agents first, judge, second" in failure.message

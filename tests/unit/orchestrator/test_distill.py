@@ -11,7 +11,11 @@ from gradus.config import AlgorithmConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm, needs_reference
 from gradus.orchestrator.algorithms.base import CreditContext
-from gradus.orchestrator.algorithms.distill import Adopts, FrozenSampler, SelfDistillation
+from gradus.orchestrator.algorithms.distill import (
+    FrozenSampler,
+    SelfDistillation,
+    TokenizesExternal,
+)
 from gradus.orchestrator.algorithms.retokenize import tokenize_trace
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
@@ -120,9 +124,9 @@ def frozen_trace(texts: Sequence[str], reward: float = 1.0, *, trainable: bool =
 
 async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce() -> None:
     algorithm = FrozenSampler(reference=NumberedScorer())
-    assert isinstance(algorithm, Adopts)
+    assert isinstance(algorithm, TokenizesExternal)
     episode = build_episode([frozen_trace(["a", "b", "c", "d"])])
-    await algorithm.adopt(episode)
+    await algorithm.tokenize_external(episode)
     assert find_failure(episode) is None
     await algorithm.score_episode(episode, CONTEXT)
     (sample,) = build_samples(episode, ORIGIN)
@@ -138,7 +142,7 @@ async def test_what_the_environment_keeps_from_training_is_no_data() -> None:
     algorithm = FrozenSampler(reference=NumberedScorer())
     user = frozen_trace(["c", "d"], trainable=False)
     episode = build_episode([frozen_trace(["a", "b"]), user])
-    await algorithm.adopt(episode)
+    await algorithm.tokenize_external(episode)
     await algorithm.score_episode(episode, CONTEXT)
     (sample,) = build_samples(episode, ORIGIN)
     assert sample.id == "g0.0/0/0"
@@ -148,7 +152,7 @@ async def test_what_the_environment_keeps_from_training_is_no_data() -> None:
 async def test_min_reward_leaves_worse_episodes_out() -> None:
     algorithm = FrozenSampler(reference=NumberedScorer(), min_reward=0.5)
     episode = build_episode([frozen_trace(["a", "b"], reward=0.25)])
-    await algorithm.adopt(episode)
+    await algorithm.tokenize_external(episode)
     await algorithm.score_episode(episode, CONTEXT)
     assert build_samples(episode, ORIGIN) == []
 

@@ -192,11 +192,11 @@ def test_a_score_is_the_mean_over_the_agents_that_are_measured() -> None:
 
 def test_a_record_says_where_the_episode_stood() -> None:
     ended = build_ended(EpisodeKey("words", 4, 1), build_episode(reward=1.0), version=7)
-    standing = ended.record([])["gradus"]
-    assert standing["episode"] == "words/4/1"
-    assert standing["task"] == {"index": 4, "key": "key-4"}
-    assert standing["versions"] == {"oldest": 7, "newest": 7}
-    assert (standing["attempts"], standing["reward"], standing["error"]) == (2, 1.0, None)
+    fields = ended.record([])["gradus"]
+    assert fields["episode"] == "words/4/1"
+    assert fields["task"] == {"index": 4, "key": "key-4"}
+    assert fields["versions"] == {"oldest": 7, "newest": 7}
+    assert (fields["attempts"], fields["reward"], fields["error"]) == (2, 1.0, None)
 
 
 def build_source_config(num_tasks: int | None) -> EvaluationSourceConfig:

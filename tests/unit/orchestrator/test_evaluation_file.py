@@ -11,7 +11,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
-from gradus.orchestrator.evaluation.file import EvaluationFile, read_standings
+from gradus.orchestrator.evaluation.file import EvaluationFile, read_gradus_fields
 from gradus.orchestrator.evaluation.results import evaluate, metrics
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.testing.episodes import build_episode
@@ -32,7 +32,7 @@ def finished(key: EpisodeKey, episode: WireEpisode) -> EvaluatedEpisode:
 
 
 def names(path: Path) -> list[str]:
-    return [standing["episode"] for standing in read_standings(path)]
+    return [fields["episode"] for fields in read_gradus_fields(path)]
 
 
 def test_a_line_is_on_disk_when_append_returns(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_line_is_on_disk_when_append_returns(tmp_path: Path) -> None:
     with EvaluationFile.create(path) as file:
         for number, key in enumerate(KEYS, start=1):
             file.append(ended(key), ())
-            assert len(read_standings(path)) == number
+            assert len(read_gradus_fields(path)) == number
 
 
 def test_finished_episodes_are_kept_and_failed_ones_leave(tmp_path: Path) -> None:
@@ -126,4 +126,4 @@ def test_cut_at_any_byte_and_resumed_every_episode_is_there_once(
             if key not in file.finished:
                 file.append(ended(key), ())
     assert sorted(names(path)) == sorted(map(str, KEYS))
-    assert all(standing["error"] is None for standing in read_standings(path))
+    assert all(fields["error"] is None for fields in read_gradus_fields(path))

@@ -11,7 +11,7 @@ import pytest
 
 from gradus.errors import EnvironmentFailure, ProtocolError
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.evaluation.file import read_standings
+from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import (
     ScriptedEnvironment,
@@ -42,8 +42,8 @@ def measured(rig: Any) -> list[tuple[int, dict[str, float]]]:
     return [(step, found) for step, found in rig.monitor.records if "eval/version" in found]
 
 
-def standings(rig: Any, version: int) -> list[dict[str, Any]]:
-    return read_standings(rig.root / "episodes" / f"step_{version}" / "eval.jsonl")
+def gradus_fields(rig: Any, version: int) -> list[dict[str, Any]]:
+    return read_gradus_fields(rig.root / "episodes" / f"step_{version}" / "eval.jsonl")
 
 
 async def test_the_base_model_each_interval_and_the_end_are_measured(build_rig: Any) -> None:
@@ -84,7 +84,7 @@ async def test_the_numbers_and_the_episodes_of_an_evaluation_are_recorded(build_
     assert found["eval/held-out/pass@2"] == pytest.approx(2 / 3)
     assert found["eval/held-out/pass^2"] == pytest.approx(1 / 3)
     assert found["eval/avg@2"] == pytest.approx(0.5)
-    keys = [(s["task"]["index"], s["replica"]) for s in standings(rig, 0)]
+    keys = [(s["task"]["index"], s["replica"]) for s in gradus_fields(rig, 0)]
     assert keys == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
 
 
@@ -214,7 +214,7 @@ async def test_episodes_of_an_evaluation_cut_off_by_a_kill_are_replaced(build_ri
     left.parent.mkdir(parents=True)
     left.write_text("what an earlier attempt wrote, cut o")
     await rig.play()
-    assert len(standings(rig, 0)) == 6
+    assert len(gradus_fields(rig, 0)) == 6
 
 
 async def test_the_journal_tells_when_an_evaluation_ran(build_rig: Any) -> None:

@@ -7,8 +7,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import CreditContext
-from gradus.orchestrator.algorithms.group_relative import MaxRl
-from gradus.orchestrator.algorithms.hierarchical import HierarchicalGroupRelative
+from gradus.orchestrator.algorithms.group_relative import HierarchicalGroupRelative, MaxRl
 from gradus.testing.episodes import build_episode, build_group, build_trace
 
 CONTEXT = CreditContext("words", task_key="a")

@@ -145,8 +145,8 @@ def test_a_record_tells_where_the_episode_stood() -> None:
     group = group_of(*build_group([1.0, 0.0]))
     GRADING.grade(group)
     group.dropped["g0.1/0/0"] = "stale"
-    standing = episode_record(group.played[1], group, 5, [])["gradus"]
-    assert standing == {
+    fields = episode_record(group.played[1], group, 5, [])["gradus"]
+    assert fields == {
         "episode": "g0.1",
         "group": "g0",
         "source": "words",
@@ -164,8 +164,8 @@ def test_a_record_tells_where_the_episode_stood() -> None:
 def test_reasons_of_one_episode_do_not_leak_into_another_with_a_longer_number() -> None:
     group = group_of(*build_group([1.0] * 11))
     group.dropped = {"g0.10/0/0": "stale", "g0.1/0/0": "zero_advantage"}
-    standing = episode_record(group.played[1], group, 0, [])["gradus"]
-    assert standing["dropped"] == {"g0.1/0/0": "zero_advantage"}
+    fields = episode_record(group.played[1], group, 0, [])["gradus"]
+    assert fields["dropped"] == {"g0.1/0/0": "zero_advantage"}
 
 
 def test_a_failure_without_an_episode_is_a_record_too() -> None:
@@ -215,9 +215,9 @@ def test_a_message_that_is_too_large_is_cut_and_says_so() -> None:
 
 def test_a_record_that_is_too_large_keeps_where_the_episode_stood() -> None:
     line = encode_record({"task": "z" * MAX_RECORD_BYTES, "gradus": {"episode": "g0.0"}})
-    standing = msgspec.json.decode(line)["gradus"]
-    assert standing["episode"] == "g0.0"
-    assert standing["cut"]["record_bytes"] > MAX_RECORD_BYTES
+    fields = msgspec.json.decode(line)["gradus"]
+    assert fields["episode"] == "g0.0"
+    assert fields["cut"]["record_bytes"] > MAX_RECORD_BYTES
 
 
 def test_a_record_counts_tokens_instead_of_listing_them() -> None:

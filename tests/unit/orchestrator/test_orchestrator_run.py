@@ -569,16 +569,16 @@ async def test_sources_share_the_batch_by_their_ratio(build_rig: Any) -> None:
     assert "episode/sums/reward/mean" in rig.monitor.records[0][1]
 
 
-async def test_episodes_are_recorded_with_their_standing_in_the_run(build_rig: Any) -> None:
+async def test_episodes_are_recorded_with_their_place_in_the_run(build_rig: Any) -> None:
     rig = build_rig(max_steps=1, max_lag=0, groups_per_batch=1)
     await rig.play()
     lines = (rig.root / "episodes" / "step_0" / "train.jsonl").read_bytes().splitlines()
     records = [msgspec.json.decode(line) for line in lines]
-    standing = records[1]["gradus"]
-    assert standing["episode"] == "g000000.1"
-    assert standing["advantages"] == [0.5]
-    assert standing["versions"] == {"oldest": 0, "newest": 0}
-    assert standing["dropped"] == {}
+    fields = records[1]["gradus"]
+    assert fields["episode"] == "g000000.1"
+    assert fields["advantages"] == [0.5]
+    assert fields["versions"] == {"oldest": 0, "newest": 0}
+    assert fields["dropped"] == {}
     assert records[1]["env"]["name"] == "words"
     assert records[1]["traces"][0]["nodes"]
 

@@ -18,7 +18,7 @@ from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluator, build_evaluator
-from gradus.orchestrator.evaluation.file import read_standings
+from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.orchestrator.evaluation.process import run
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
@@ -192,8 +192,8 @@ async def test_an_interrupted_evaluation_plays_only_what_is_missing_or_failed(ri
     again.publish()
     await again.play()
     assert [call.index for call in again.environment.calls] == [0, 1]
-    standings = read_standings(rig.run_dir.episodes / "step_0" / "eval.jsonl")
-    names = sorted(standing["episode"] for standing in standings)
+    found = read_gradus_fields(rig.run_dir.episodes / "step_0" / "eval.jsonl")
+    names = sorted(fields["episode"] for fields in found)
     assert names == ["words/0/0", "words/0/1", "words/1/0", "words/1/1"]
     (row,) = again.records
     assert (row["eval/words/avg@2"], row["eval/episodes/sum"]) == (1.0, 4)

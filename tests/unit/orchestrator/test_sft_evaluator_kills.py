@@ -19,7 +19,7 @@ from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluator, build_evaluator
-from gradus.orchestrator.evaluation.file import read_standings
+from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
@@ -104,7 +104,7 @@ class Run:
         for version in DUE:
             path = self.run_dir.episodes / f"step_{version}" / "eval.jsonl"
             if path.exists() and version <= self.checkpoint:
-                found.update((version, it["task"]["index"]) for it in read_standings(path))
+                found.update((version, it["task"]["index"]) for it in read_gradus_fields(path))
         return found
 
     def train(self, end: int) -> None:
@@ -209,7 +209,7 @@ def check(run_dir: RunDirectory) -> None:
     trained = [row["step"] for row in rows(run_dir) if "loss/total/mean" in row]
     assert trained == list(range(MAX_STEPS))
     for version in DUE:
-        standings = read_standings(run_dir.episodes / f"step_{version}" / "eval.jsonl")
-        assert sorted(standing["episode"] for standing in standings) == EPISODES
-        assert {standing["versions"]["oldest"] for standing in standings} == {version}
+        found = read_gradus_fields(run_dir.episodes / f"step_{version}" / "eval.jsonl")
+        assert sorted(fields["episode"] for fields in found) == EPISODES
+        assert {fields["versions"]["oldest"] for fields in found} == {version}
     assert not run_dir.weights.exists() or list(run_dir.weights.iterdir()) == []

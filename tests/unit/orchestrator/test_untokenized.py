@@ -84,7 +84,7 @@ def trace_of(*texts: str, replies: Sequence[int] = (1, 3), cut_off: int | None =
 async def sample_of(student: Student, *texts: str, **settings: Any) -> Sample:
     algorithm = FrozenSampler(reference=student)
     episode = build_episode([trace_of(*texts, **settings)])
-    await algorithm.adopt(episode)
+    await algorithm.tokenize_external(episode)
     assert find_failure(episode) is None
     await algorithm.score_episode(episode, CONTEXT)
     (sample,) = build_samples(episode, ORIGIN)

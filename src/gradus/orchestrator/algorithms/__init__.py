@@ -11,8 +11,11 @@ from gradus.orchestrator.algorithms.distill import (
     SelfDistillation,
 )
 from gradus.orchestrator.algorithms.echo import Echo
-from gradus.orchestrator.algorithms.group_relative import GroupRelative, MaxRl
-from gradus.orchestrator.algorithms.hierarchical import HierarchicalGroupRelative
+from gradus.orchestrator.algorithms.group_relative import (
+    GroupRelative,
+    HierarchicalGroupRelative,
+    MaxRl,
+)
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.plugins import building, find_plugin, refuse_async
 

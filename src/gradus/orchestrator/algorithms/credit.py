@@ -1,18 +1,51 @@
-"""Formulas of credit: rewards of one group in, advantages out (pure; arrays have shape [N])."""
+"""Formulas of credit: rewards of one group in, advantages out (pure; arrays have shape [N]).
+
+Rewards are sums of weighted parts, so 0.1 + 0.2 and 0.3 count as equal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-from gradus.orchestrator.algorithms.rounding import are_equal
 
 Floats = NDArray[np.float64]
 
 LENGTH_WEIGHTS: Mapping[str, float] = {"output": 0.25, "input": 0.1, "turns": 0.1}
 """What sampled tokens, fed tokens and turns weigh in the length penalty."""
+
+_RELATIVE = 1e-9
+"""Rounding, as a share of the larger number."""
+_ABSOLUTE = 1e-14
+"""What is left where parts near 1 cancel, such as 0.1 + 0.2 - 0.3."""
+
+
+def tolerance(scale: float) -> float:
+    """How much two numbers may differ by rounding when the larger one has size `scale`."""
+    return max(_RELATIVE * abs(scale), _ABSOLUTE)
+
+
+def are_equal(values: Iterable[float]) -> bool:
+    """Whether all values are one and the same up to rounding; true for none.
+
+    >>> are_equal([0.1 + 0.2, 0.3]), are_equal([0.3, 0.3001])
+    (True, False)
+    """
+    known = list(values)
+    if not known:
+        return True
+    lowest, highest = min(known), max(known)
+    return highest - lowest <= tolerance(max(abs(lowest), abs(highest)))
+
+
+def is_at_least(value: float, bound: float) -> bool:
+    """`value >= bound`, or less than it by rounding alone.
+
+    >>> is_at_least(0.1 + 0.2 + 0.3 + 0.4 - 1e-16, 1.0)
+    True
+    """
+    return value >= bound or are_equal([value, bound])
 
 
 def centre(rewards: Floats) -> Floats:

@@ -16,8 +16,8 @@ from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, write_credit
+from gradus.orchestrator.algorithms.credit import is_at_least
 from gradus.orchestrator.algorithms.retokenize import Tokenizes, tokenize_trace
-from gradus.orchestrator.algorithms.rounding import is_at_least
 from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import EpisodeFailed, Failure
 
@@ -35,11 +35,11 @@ class Scorer(Tokenizes, Protocol):
 
 
 @runtime_checkable
-class Adopts(Protocol):
+class TokenizesExternal(Protocol):
     """An algorithm that trains on what other models sampled."""
 
-    async def adopt(self, episode: WireEpisode) -> None:
-        """Runs before the episode is checked, when its agents' standing is settled: give the
+    async def tokenize_external(self, episode: WireEpisode) -> None:
+        """Runs before the episode is checked, when it is known which agents train: give the
         traces that may train tokens."""
         ...
 
@@ -128,7 +128,7 @@ class FrozenSampler(Algorithm):
         self._reference = reference
         self._min_reward = min_reward
 
-    async def adopt(self, episode: WireEpisode) -> None:
+    async def tokenize_external(self, episode: WireEpisode) -> None:
         """Give the traces that may train tokens of the policy's template.
 
         A frozen player's may; a judge, or a user whom the environment simulates, is no example.

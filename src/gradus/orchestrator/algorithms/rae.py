@@ -29,6 +29,8 @@ Baseline = tuple[str | int, ...]
 class RoleAdvantageEstimation(Algorithm):
     """One running baseline b per key, cold at 0; b ← m·b + (1 - m)·R and A = R - b.
 
+    Rewards enter the baselines in the order of their groups, not in that of their ends.
+
     >>> algorithm = RoleAdvantageEstimation(momentum=0.9, key="environment/agent")
     """
 

@@ -19,7 +19,7 @@ from gradus.orchestrator.evaluation.results import (
     EpisodeScore,
 )
 from gradus.orchestrator.failures import ErrorPolicy, FirstFailures
-from gradus.orchestrator.play.agents import settle_standing
+from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment, EpisodeSettings, find_environment
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.player import EpisodePlayer, RunningEpisode
@@ -102,7 +102,7 @@ class EvaluationSource:
 
     async def find_failure(self, episode: WireEpisode, _: RunningEpisode, /) -> Failure | None:
         """What keeps an episode from being measured; a plain endpoint gives no tokens."""
-        failure = settle_standing(episode, self.unmeasured_agents)
+        failure = mark_trainable(episode, self.unmeasured_agents)
         failure = failure or find_failure(episode, needs_tokens=False)
         if failure is None and not trainable_traces([episode]):
             return Failure("no_trace", "the episode has no trace of an agent that is measured")

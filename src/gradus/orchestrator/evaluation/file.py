@@ -17,7 +17,7 @@ from gradus.orchestrator.evaluation.results import EpisodeScore
 from gradus.orchestrator.records.episodes import encode_record
 
 
-class _TaskStanding(msgspec.Struct):
+class _SavedTask(msgspec.Struct):
     index: int
 
 
@@ -25,11 +25,11 @@ class _Error(msgspec.Struct):
     type: str
 
 
-class _Standing(msgspec.Struct):
+class _SavedScore(msgspec.Struct):
     """The part of a record that a resume needs."""
 
     source: str
-    task: _TaskStanding
+    task: _SavedTask
     replica: int
     reward: float | None
     length_tokens: int
@@ -51,7 +51,7 @@ class _Standing(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    gradus: _Standing
+    gradus: _SavedScore
 
 
 class EvaluationFile(AbstractContextManager["EvaluationFile"]):
@@ -120,17 +120,17 @@ def _copy_kept(
         for number, line in enumerate(old, start=1):
             if not line.endswith(b"\n"):
                 break
-            standing = _standing(line, path, number)
-            key, is_failed = standing.key, standing.error is not None
+            saved = _read_line(line, path, number)
+            key, is_failed = saved.key, saved.error is not None
             if key in finished or (is_failed and key in asked):
                 continue
             new.write(line)
             if not is_failed:
-                finished[key] = standing.score
+                finished[key] = saved.score
     return finished
 
 
-def _standing(line: bytes, path: Path, number: int) -> _Standing:
+def _read_line(line: bytes, path: Path, number: int) -> _SavedScore:
     try:
         return msgspec.json.decode(line, type=_Line).gradus
     except (ValueError, RecursionError) as error:
@@ -140,7 +140,7 @@ def _standing(line: bytes, path: Path, number: int) -> _Standing:
         ) from error
 
 
-def read_standings(path: Path) -> list[dict[str, Any]]:
+def read_gradus_fields(path: Path) -> list[dict[str, Any]]:
     """The `gradus` object of every whole line, for tests and tools."""
     lines = path.read_bytes().split(b"\n")[:-1]
     return [msgspec.json.decode(line)["gradus"] for line in lines]

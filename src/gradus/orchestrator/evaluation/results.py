@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb, fsum, isfinite
 
-from gradus.orchestrator.algorithms.rounding import are_equal
+from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.records.metrics import MAX_NAMES
 
 _Estimate = Callable[[int, int, int], float]

@@ -21,7 +21,7 @@ from verifiers.v1.trace import WireTrace
 from gradus.config import FilterConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
-from gradus.orchestrator.algorithms.rounding import tolerance
+from gradus.orchestrator.algorithms.credit import tolerance
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.types import Verdict
 from gradus.plugins import building, find_plugin, refuse_async

@@ -20,7 +20,7 @@ from gradus.orchestrator.algorithms.base import (
     keep_credit,
     settle_credit,
 )
-from gradus.orchestrator.algorithms.distill import Adopts
+from gradus.orchestrator.algorithms.distill import TokenizesExternal
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
     ALGORITHM_FAILED,
@@ -77,12 +77,12 @@ class SourceGrader:
         """Whether groups are scored by `async def score_group`."""
         return inspect.iscoroutinefunction(self.algorithm.score_group)
 
-    async def adopt(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
+    async def tokenize_external(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
         """Let the algorithm complete an episode that came without tokens, where it can."""
         algorithm = self.algorithm
-        if isinstance(algorithm, Adopts):
+        if isinstance(algorithm, TokenizesExternal):
             async with self._asking(_place(group, episode_id)):
-                await algorithm.adopt(episode)
+                await algorithm.tokenize_external(episode)
 
     async def score_episode(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
         """Credit that needs one episode only; EpisodeFailed when the algorithm cannot give it."""

@@ -12,7 +12,7 @@ from gradus.errors import ConfigError
 from gradus.orchestrator.types import Failure
 
 
-def settle_standing(
+def mark_trainable(
     episode: WireEpisode, untrained_agents: Collection[str], *, has_one_baseline: bool = False
 ) -> Failure | None:
     """Mark the traces of agents that do not train; a Failure when the task's learner is no agent.

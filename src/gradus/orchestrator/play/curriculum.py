@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.rounding import is_at_least
+from gradus.orchestrator.algorithms.credit import is_at_least
 from gradus.plugins import building, find_plugin, refuse_async
 
 

@@ -18,7 +18,7 @@ from verifiers.v1.episode import WireEpisode
 from gradus.config import ErrorPolicyConfig
 from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, ask_policy
 from gradus.orchestrator.groups.grading import SourceGrader
-from gradus.orchestrator.play.agents import settle_standing
+from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.restarts import Blame
@@ -106,11 +106,11 @@ class Source:
         An algorithm that tokenizes replies of other models does so before the tokens are checked.
         """
         grader = self.grader
-        failure = settle_standing(
+        failure = mark_trainable(
             episode, grader.untrained_agents, has_one_baseline=grader.has_one_baseline
         )
         if failure is None and episode.ok:
-            await grader.adopt(episode, running.group, running.id)
+            await grader.tokenize_external(episode, running.group, running.id)
         failure = failure or find_failure(episode)
         if failure is None:
             await grader.score_episode(episode, running.group, running.id)

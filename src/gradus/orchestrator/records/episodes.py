@@ -81,20 +81,20 @@ def episode_record(
     played: PlayedEpisode, group: Group, step: int, state_columns: Sequence[str]
 ) -> dict[str, Any]:
     """The record of one episode; without an episode only the `gradus` object."""
-    standing = _standing(played, group, step, played.episode)
+    fields = gradus_fields(played, group, step, played.episode)
     if played.episode is None:
-        return {"gradus": standing}
+        return {"gradus": fields}
     played.episode.env = EnvInfo(id=played.episode.env.id, name=group.source)
     played.episode.group = GroupInfo(id=group.id)
-    return readable(played.episode, standing, state_columns)
+    return readable(played.episode, fields, state_columns)
 
 
 def readable(
-    episode: WireEpisode, standing: dict[str, Any], state_columns: Sequence[str]
+    episode: WireEpisode, gradus: dict[str, Any], state_columns: Sequence[str]
 ) -> dict[str, Any]:
-    """Verifiers' record of an episode, tokens counted instead of listed, with our `standing`.
+    """Verifiers' record of an episode, tokens counted instead of listed, and the fields of gradus.
 
-    `standing["cut"]` counts what was too large, if anything was.
+    `gradus["cut"]` counts what was too large, if anything was.
     """
     record: dict[str, Any] = episode.model_dump(
         mode="json", exclude=_NOT_READABLE, exclude_none=True
@@ -109,7 +109,7 @@ def readable(
             entry["num_sampled_tokens"] = len(node.logprobs)
             entry["message"], texts = bound_texts(entry["message"])
             cut["messages"] += texts
-    return record | {"gradus": standing | ({"cut": dict(+cut)} if cut.total() else {})}
+    return record | {"gradus": gradus | ({"cut": dict(+cut)} if cut.total() else {})}
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
@@ -123,9 +123,9 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
         line = msgspec.json.encode(_replace_surrogates(record))
     if len(line) <= MAX_RECORD_BYTES:
         return line
-    standing = record["gradus"]
-    cut = {**standing.get("cut", {}), "record_bytes": len(line)}
-    return encode_record({"gradus": {**standing, "cut": cut}})
+    fields = record["gradus"]
+    cut = {**fields.get("cut", {}), "record_bytes": len(line)}
+    return encode_record({"gradus": {**fields, "cut": cut}})
 
 
 def _replace_surrogates(value: Any) -> Any:
@@ -138,7 +138,7 @@ def _replace_surrogates(value: Any) -> Any:
     return value
 
 
-def _standing(
+def gradus_fields(
     played: PlayedEpisode, group: Group, step: int, episode: WireEpisode | None
 ) -> dict[str, Any]:
     failure = played.failure

@@ -77,8 +77,8 @@ class _Follower:
         if self._has_ended:
             for episode in sorted(self.found.open_episodes):
                 self._complain(f"episode {episode} was started and has no end")
-            for group, standing in self.found.groups.items():
-                if standing == "open":
+            for group, outcome in self.found.groups.items():
+                if outcome == "open":
                     self._complain(f"group {group} is neither trained, dropped nor abandoned")
         return self.found
 
@@ -107,11 +107,11 @@ class _Follower:
         if line["outcome"] == "finished":
             self._finished.add(episode)
 
-    def _close(self, line: Line, standing: str) -> None:
+    def _close(self, line: Line, outcome: str) -> None:
         group = line["group"]
         if self.found.groups.get(group) != "open":
-            self._complain(f"group {group} is {standing} and was not open")
-        self.found.groups[group] = standing
+            self._complain(f"group {group} is {outcome} and was not open")
+        self.found.groups[group] = outcome
 
     def _drop_samples(self, line: Line) -> None:
         self._dropped.update(line["samples"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gradus.orchestrator.algorithms.rounding import are_equal
+from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.groups.filters import dropped_by
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.types import EpisodeOutcome, Group, Verdict
