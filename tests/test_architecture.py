@@ -71,7 +71,6 @@ FULL_FOLDERS = {
     "config": 15,
     "environments": 15,
     "inference": 16,
-    "launch": 14,
     "testing": 17,
     "orchestrator/play": 13,
 }

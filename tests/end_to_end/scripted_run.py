@@ -16,14 +16,14 @@ import asyncio
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gradus.cli.main import main as run_gradus
-from gradus.launch import local
-from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft
+from gradus.config import RunConfig, SftConfig
+from gradus.launch import job
+from gradus.launch.plan import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
 from gradus.run.paths import RunDirectory
 from gradus.sealed import open_sealed
@@ -66,20 +66,21 @@ def build_engine(command: str, run_dir: Path, term: int) -> ScriptedEngine:
     return ScriptedEngine(run_dir=run_dir, term=term, latency_seconds=LATENCY_SECONDS)
 
 
-def with_script(command: str, plan: Callable[..., LaunchPlan]) -> Callable[..., LaunchPlan]:
+def with_script(
+    config: RunConfig | SftConfig,
+    machine: Machine,
+    run_dir: RunDirectory,
+    term: int,
+    resume_step: int | None,
+) -> LaunchPlan:
     """The real plan with this file in the place of the inference server."""
-
-    def planned(
-        config: Any, run_dir: RunDirectory, term: int, machine: Machine, **options: Any
-    ) -> LaunchPlan:
-        whole = plan(config, run_dir, term, machine, **options)
-        (engine, *environments), *later = whole.stages
-        assert engine.name == "inference"
-        chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--term", str(term))
-        scripted = replace(engine, argv=(machine.python, __file__, *chosen))
-        return replace(whole, stages=((scripted, *environments), *later))
-
-    return planned
+    whole = plan_config(config, machine, run_dir, term, resume_step)
+    (engine, *environments), *later = whole.stages
+    assert engine.name == "inference"
+    command = "rl" if isinstance(config, RunConfig) else "sft"
+    chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--term", str(term))
+    scripted = replace(engine, argv=(machine.python, __file__, *chosen))
+    return replace(whole, stages=((scripted, *environments), *later))
 
 
 def serve_engine(words: Sequence[str]) -> None:
@@ -102,8 +103,7 @@ def main(words: Sequence[str]) -> int:
     if "--engine" in words:
         serve_engine(words)
         return 0
-    local.plan_rl = with_script("rl", plan_rl)
-    local.plan_sft = with_script("sft", plan_sft)
+    job.plan_config = with_script
     return run_gradus(words)
 
 

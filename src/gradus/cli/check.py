@@ -38,13 +38,13 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import read_json, write_json
-from gradus.launch.environment import (
-    inference_environment,
-    orchestrator_environment,
-    source_environment,
-    trainer_environment,
-)
 from gradus.launch.plan import Machine
+from gradus.launch.variables import (
+    inference_variables,
+    orchestrator_variables,
+    source_variables,
+    trainer_variables,
+)
 from gradus.processes.log_tail import find_cause, find_crash
 from gradus.processes.supervisor import Child, ProcessSpec, Supervisor, become_subreaper
 
@@ -168,9 +168,7 @@ def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
     assert configs.orchestrator is not None
     yield _model_part(config.model, machine)
     yield from _environment_parts(configs, config, machine)
-    variables = orchestrator_environment(
-        machine.environment, config.orchestrator.env_vars, config={}
-    )
+    variables = orchestrator_variables(machine.environment, config.orchestrator.env_vars, config={})
     request: dict[str, Any] = {"orchestrator": without_secrets(configs.orchestrator)}
     yield Part("plug-ins", "plug-ins", request, variables)
     request = {
@@ -228,7 +226,7 @@ def _environment_parts(
     sources = resolve_sources(config)
     curricula = {s.complete.name: s.given.curriculum.model_dump(mode="json") for s in sources.train}
     for process in configs.environments:
-        variables = source_environment(
+        variables = source_variables(
             machine.environment,
             configs.env_vars[process.process],
             verifiers=process.verifiers,
@@ -249,14 +247,12 @@ def _environment_parts(
 
 
 def _engine_part(inference: InferenceConfig, machine: Machine) -> Part:
-    variables = inference_environment(machine.environment, inference.env_vars)
+    variables = inference_variables(machine.environment, inference.env_vars)
     return Part("engine", "engine", {"inference": without_secrets(inference)}, variables)
 
 
 def _trainer(own: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    return trainer_environment(
-        machine.environment, own, num_cores=machine.num_cores, num_processes=1
-    )
+    return trainer_variables(machine.environment, own, num_cores=machine.num_cores, num_processes=1)
 
 
 def _is_here(model: ModelConfig) -> bool:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import (
     EvalConfig,
+    LaunchedConfig,
     ReplayChoice,
+    ReplayConfig,
     RunConfig,
     SftConfig,
     StrictConfig,
@@ -93,10 +95,7 @@ def rl(words: Sequence[str]) -> int:
         return _replay(recorded, rest)
     options, rest = _take_options(RL, words)
     config = load_config(RunConfig, rest, check=check)
-
-    from gradus.launch.local import run_rl
-
-    return run_rl(config, **_choices(RL, options, config))
+    return _launch(RL, config, options)
 
 
 def sft(words: Sequence[str]) -> int:
@@ -105,10 +104,7 @@ def sft(words: Sequence[str]) -> int:
         return _help(SFT, SftConfig, words)
     options, rest = _take_options(SFT, words)
     config = load_config(SftConfig, rest, check=check)
-
-    from gradus.launch.local import run_sft
-
-    return run_sft(config, **_choices(SFT, options, config))
+    return _launch(SFT, config, options)
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -117,10 +113,7 @@ def evaluate(words: Sequence[str]) -> int:
         return _help(EVAL, EvalConfig, words)
     options, rest = _take_options(EVAL, words)
     config = load_config(EvalConfig, _spelled_out(rest), check=check)
-
-    from gradus.launch.evaluation import run_eval
-
-    return run_eval(config, **_choices(EVAL, options, config))
+    return _launch(EVAL, config, options)
 
 
 def bench_trainer(words: Sequence[str]) -> int:
@@ -129,9 +122,10 @@ def bench_trainer(words: Sequence[str]) -> int:
         return _help(BENCH, RunConfig, words)
     config = load_config(RunConfig, words, check=check)
 
-    from gradus.launch.local import run_bench
+    from gradus.launch.job import bench_job
+    from gradus.launch.launch import launch
 
-    return run_bench(config)
+    return launch(bench_job(config))
 
 
 def _help(command: RunCommand, model: type[StrictConfig], words: Sequence[str]) -> int:
@@ -147,12 +141,19 @@ def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], 
     return taken, rest
 
 
-def _choices(
-    command: RunCommand, options: set[str], config: RunConfig | SftConfig | EvalConfig
-) -> dict[str, bool]:
+def _launch(command: RunCommand, config: LaunchedConfig, options: set[str]) -> int:
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
-    return {"resume": RESUME in options, "clean": CLEAN in options, "dry_run": DRY_RUN in options}
+
+    from gradus.launch.job import job_of
+    from gradus.launch.launch import launch
+
+    return launch(
+        job_of(config),
+        resume=RESUME in options,
+        clean=CLEAN in options,
+        dry_run=DRY_RUN in options,
+    )
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
@@ -210,22 +211,19 @@ def _replay(run: str, words: Sequence[str]) -> int:
         raise ConfigError("a replay starts from the first step; leave --resume away")
     target, rest = take_value(rest, RUN_DIR)
 
-    from gradus.launch.replay import ReplayJob, launch_replay, replay_folder
+    from gradus.launch.launch import launch
+    from gradus.launch.replay import replay_folder, replay_job
 
     folder = replay_folder(Path(run).resolve(), target)
     replay = check_replay(run, rest)
-    job = ReplayJob(
-        config=replay.choice.config,
-        recorded=replay.recorded.run_dir.root,
-        folder=folder,
-        num_steps=replay.num_steps,
-    )
+    recorded = replay.recorded.run_dir.root
+    job = replay_job(ReplayConfig(replay.choice.config, recorded, replay.num_steps), folder)
     print("\n".join(replay.lines()), flush=True)
     is_dry = DRY_RUN in options
-    code = launch_replay(job, clean=CLEAN in options, dry_run=is_dry)
+    code = launch(job, clean=CLEAN in options, dry_run=is_dry)
     if code or is_dry:
         return code
-    return _verdict(job.folder, replay)
+    return _verdict(folder, replay)
 
 
 def _verdict(folder: Path, replay: Replay) -> int:

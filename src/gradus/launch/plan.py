@@ -1,30 +1,36 @@
-"""A config → the processes to start, stage by stage; pure, and the same for every launcher."""
+"""The configs of processes → what to start, stage by stage; pure, and the same for every run."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gradus.config import (
     EnvironmentProcessConfig,
-    EvalConfig,
+    EvaluatorProcessConfig,
+    InferenceProcessConfig,
+    LaunchedConfig,
+    OrchestratorProcessConfig,
     ReplayConfig,
+    ReplayProcessConfig,
     RunConfig,
-    SftConfig,
+    SftEvaluatorProcessConfig,
+    SftProcessConfig,
     StrictConfig,
+    TrainerProcessConfig,
     resolve,
-    resolve_sources,
 )
 from gradus.errors import ConfigError
-from gradus.launch.environment import (
-    inference_environment,
-    orchestrator_environment,
-    source_environment,
-    trainer_environment,
+from gradus.launch.variables import (
+    inference_variables,
+    orchestrator_variables,
+    source_variables,
+    trainer_variables,
 )
 from gradus.processes.supervisor import ProcessSpec
 from gradus.run.paths import RunDirectory
@@ -65,156 +71,133 @@ def config_file(run_dir: RunDirectory, process: str) -> Path:
     return run_dir.config / f"{process}.json"
 
 
-def plan_rl(
-    config: RunConfig,
+def plan_config(
+    config: LaunchedConfig | ReplayConfig,
+    machine: Machine,
     run_dir: RunDirectory,
     term: int,
-    machine: Machine,
-    *,
     resume_step: int | None = None,
 ) -> LaunchPlan:
-    """Inference and the environments together, then the trainer and the orchestrator."""
+    """The processes of a config, from the beginning or from the checkpoint of a step."""
     configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
-    sources = resolve_sources(config)
-    caller, own = machine.environment, configs.env_vars
-    inference = _spec(
-        "inference",
-        role_command(machine, "inference", config_file(run_dir, "inference")),
-        inference_environment(caller, own["inference"]),
-        run_dir,
-    )
-    environments = [
-        _environment_spec(environment, own[environment.process], run_dir, machine)
-        for environment in configs.environments
-    ]
-    # The orchestrator follows the new process.
-    restarts = config.launch.environment_restarts
-    environments = [replace(spec, restarts=restarts) for spec in environments]
-    trainer = _trainer_spec(
-        "trainer", own["trainer"], run_dir, machine, num_processes=config.trainer.num_processes
-    )
-    orchestrator = _spec(
-        "orchestrator",
-        role_command(machine, "orchestrator", config_file(run_dir, "orchestrator")),
-        orchestrator_environment(
-            caller,
-            own["orchestrator"],
-            config={"algorithms": [s.complete.algo.model_dump() for s in sources.train]},
-        ),
-        run_dir,
-        finishes=True,
-    )
-    return LaunchPlan(
-        configs=configs.by_process(),
-        stages=((inference, *environments), (trainer, orchestrator)),
+    # Only the orchestrator of a run follows an environment to its new process.
+    restarts = config.launch.environment_restarts if isinstance(config, RunConfig) else 0
+    return plan_processes(
+        *(configs.by_process(), configs.env_vars, run_dir, machine), environment_restarts=restarts
     )
 
 
-def plan_eval(config: EvalConfig, run_dir: RunDirectory, term: int, machine: Machine) -> LaunchPlan:
-    """Inference, unless an endpoint serves, and the environments together; then the evaluator."""
-    configs = resolve(config, run_dir=run_dir.root, term=term)
-    caller, own = machine.environment, configs.env_vars
-    key = config.api_key_var
-    # The key reaches the environment workers, which ask the endpoint, and no other process.
-    secret = {key: caller[key]} if key is not None and key in caller else {}
-    first = [
-        _environment_spec(environment, {**own[environment.process], **secret}, run_dir, machine)
-        for environment in configs.environments
-    ]
-    if configs.inference is not None:
-        command = role_command(machine, "inference", config_file(run_dir, "inference"))
-        variables = inference_environment(caller, own["inference"])
-        first.insert(0, _spec("inference", command, variables, run_dir))
-    evaluator = _spec(
-        "evaluator",
-        role_command(machine, "evaluator", config_file(run_dir, "evaluator")),
-        orchestrator_environment(caller, {}, config={}),
-        run_dir,
-        finishes=True,
-    )
-    stages = ((tuple(first),) if first else ()) + ((evaluator,),)
-    return LaunchPlan(configs=configs.by_process(), stages=stages)
-
-
-def _environment_spec(
-    environment: EnvironmentProcessConfig,
-    own: Mapping[str, str],
+def plan_processes(
+    configs: Mapping[str, StrictConfig],
+    own: Mapping[str, Mapping[str, str]],
     run_dir: RunDirectory,
     machine: Machine,
-) -> ProcessSpec:
-    name = environment.process
-    passed, verifiers = environment.env_var_names, environment.verifiers
-    missing = sorted(set(environment.passed_env) - machine.environment.keys())
+    *,
+    environment_restarts: int = 0,
+    roles: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    """How the processes of `configs` start; `own` holds the variables that the user sets for each.
+
+    What serves starts first, what works then. `environment_restarts` says how often an environment
+    that ends is started anew, `roles` which process takes another role than its config has.
+    """
+    stages: tuple[list[ProcessSpec], ...] = ([], [])
+    for name, config in configs.items():
+        needs = NEEDS[type(config)]
+        variables = needs.variables(config, own.get(name, {}), machine)
+        command = role_command(
+            machine,
+            (roles or {}).get(name, needs.role),
+            config_file(run_dir, name),
+            num_processes=needs.num_processes(config),
+        )
+        spec = ProcessSpec(
+            name,
+            command,
+            variables,
+            log=log_file(run_dir, name),
+            ready_file=run_dir.ready_file(name),
+            finishes=needs.finishes,
+        )
+        if isinstance(config, EnvironmentProcessConfig):
+            has_own_folder = "TMPDIR" not in own.get(name, {})
+            spec = replace(
+                spec, restarts=environment_restarts, has_own_temporary_folder=has_own_folder
+            )
+        stages[needs.finishes].append(spec)
+    return LaunchPlan(configs, tuple(tuple(stage) for stage in stages if stage))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the processes with one kind of config need."""
+
+    role: str
+    """The word of `gradus` that runs it."""
+    variables: Callable[[Any, Mapping[str, str], Machine], dict[str, str]]
+    """Its config, the variables that the user sets for it, the machine → all its variables."""
+    finishes: bool = True
+    """Whether it ends by itself when its work is done; all others serve it and start before."""
+    num_processes: Callable[[Any], int] = lambda _: 1
+    """More than one start under torchrun."""
+
+
+def _inference(
+    _: InferenceProcessConfig, own: Mapping[str, str], machine: Machine
+) -> dict[str, str]:
+    return inference_variables(machine.environment, own)
+
+
+def _environment(
+    config: EnvironmentProcessConfig, own: Mapping[str, str], machine: Machine
+) -> dict[str, str]:
+    missing = sorted(set(config.passed_env) - machine.environment.keys())
     if missing:
         raise ConfigError(
-            f"source {environment.name!r}: pass_env names {', '.join(missing)}, which this shell "
+            f"source {config.name!r}: pass_env names {', '.join(missing)}, which this shell "
             "does not have; export it, or remove the name"
         )
-    variables = source_environment(machine.environment, own, verifiers=verifiers, passed=passed)
-    command = role_command(machine, "env-server", config_file(run_dir, name))
-    spec = _spec(name, command, variables, run_dir)
-    return replace(spec, has_own_temporary_folder="TMPDIR" not in own)
-
-
-def plan_sft(
-    config: SftConfig,
-    run_dir: RunDirectory,
-    term: int,
-    machine: Machine,
-    *,
-    resume_step: int | None = None,
-) -> LaunchPlan:
-    """One trainer process or one group of ranks; what evaluates its versions starts before it."""
-    configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
-    caller, own = machine.environment, configs.env_vars
-    trainer = _trainer_spec(
-        "sft-trainer", own["trainer"], run_dir, machine, num_processes=config.num_processes
+    return source_variables(
+        machine.environment, own, verifiers=config.verifiers, passed=config.env_var_names
     )
-    if configs.evaluator is None:
-        return LaunchPlan(configs=configs.by_process(), stages=((trainer,),))
-    command = role_command(machine, "inference", config_file(run_dir, "inference"))
-    variables = inference_environment(caller, own["inference"])
-    servers = [
-        _spec("inference", command, variables, run_dir),
-        *(
-            _environment_spec(environment, own[environment.process], run_dir, machine)
-            for environment in configs.environments
-        ),
-    ]
-    evaluator = _spec(
-        "evaluator",
-        role_command(machine, "sft-evaluator", config_file(run_dir, "evaluator")),
-        orchestrator_environment(caller, {}, config={}),
-        run_dir,
-        finishes=True,
+
+
+def _ranks(num_processes: int, own: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    return trainer_variables(
+        machine.environment, own, num_cores=machine.num_cores, num_processes=num_processes
     )
-    return LaunchPlan(configs=configs.by_process(), stages=(tuple(servers), (trainer, evaluator)))
 
 
-def plan_replay(
-    config: ReplayConfig, run_dir: RunDirectory, term: int, machine: Machine
-) -> LaunchPlan:
-    """The trainer, and the process that sends it recorded batches."""
-    configs = resolve(config, run_dir=run_dir.root, term=term)
-    own, ranks = configs.env_vars["trainer"], config.run.trainer.num_processes
-    trainer = _trainer_spec("trainer", own, run_dir, machine, num_processes=ranks)
-    replayer = _spec(
-        "replayer",
-        role_command(machine, "replayer", config_file(run_dir, "replayer")),
-        orchestrator_environment(machine.environment, {}, config={}),
-        run_dir,
-        finishes=True,
-    )
-    return LaunchPlan(configs=configs.by_process(), stages=((trainer, replayer),))
+def _orchestrator(
+    config: OrchestratorProcessConfig, own: Mapping[str, str], machine: Machine
+) -> dict[str, str]:
+    named = {"algorithms": [source.algo.model_dump() for source in config.sources]}
+    return orchestrator_variables(machine.environment, own, config=named)
 
 
-def plan_bench(config: RunConfig, run_dir: RunDirectory, term: int, machine: Machine) -> LaunchPlan:
-    """The trainer of an RL run by itself, on made-up samples."""
-    configs = resolve(config, run_dir=run_dir.root, term=term)
-    own, processes = configs.env_vars["trainer"], config.trainer.num_processes
-    trainer = _trainer_spec("bench-rank", own, run_dir, machine, num_processes=processes)
-    process = configs.by_process()["trainer"]
-    return LaunchPlan(configs={"trainer": process}, stages=((trainer,),))
+def _player(_: StrictConfig, own: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    return orchestrator_variables(machine.environment, own, config={})
+
+
+NEEDS: Mapping[type[StrictConfig], Needs] = {
+    InferenceProcessConfig: Needs("inference", _inference, finishes=False),
+    EnvironmentProcessConfig: Needs("env-server", _environment, finishes=False),
+    TrainerProcessConfig: Needs(
+        "trainer",
+        lambda config, own, machine: _ranks(config.trainer.num_processes, own, machine),
+        num_processes=lambda config: config.trainer.num_processes,
+    ),
+    SftProcessConfig: Needs(
+        "sft-trainer",
+        lambda config, own, machine: _ranks(config.sft.num_processes, own, machine),
+        num_processes=lambda config: config.sft.num_processes,
+    ),
+    OrchestratorProcessConfig: Needs("orchestrator", _orchestrator),
+    EvaluatorProcessConfig: Needs("evaluator", _player),
+    SftEvaluatorProcessConfig: Needs("sft-evaluator", _player),
+    ReplayProcessConfig: Needs("replayer", _player),
+}
+"""Config of a process → what it needs."""
 
 
 def role_command(
@@ -242,34 +225,6 @@ def describe(plan: LaunchPlan) -> list[str]:
             lines.append(f"    log          {spec.log}")
             lines.append(f"    environment  {' '.join(sorted(spec.env))}")
     return lines
-
-
-def _trainer_spec(
-    role: str,
-    own: Mapping[str, str],
-    run_dir: RunDirectory,
-    machine: Machine,
-    *,
-    num_processes: int,
-) -> ProcessSpec:
-    variables = trainer_environment(
-        machine.environment, own, num_cores=machine.num_cores, num_processes=num_processes
-    )
-    config = config_file(run_dir, "trainer")
-    command = role_command(machine, role, config, num_processes=num_processes)
-    return _spec("trainer", command, variables, run_dir, finishes=True)
-
-
-def _spec(
-    name: str,
-    argv: tuple[str, ...],
-    env: Mapping[str, str],
-    run_dir: RunDirectory,
-    *,
-    finishes: bool = False,
-) -> ProcessSpec:
-    log, ready_file = log_file(run_dir, name), run_dir.ready_file(name)
-    return ProcessSpec(name, argv, env, log, ready_file, finishes)
 
 
 def log_file(run_dir: RunDirectory, process: str) -> Path:

@@ -26,7 +26,8 @@ from gradus.config import (
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
-from gradus.launch.local import run_rl, run_sft
+from gradus.launch.job import job_of
+from gradus.launch.launch import launch
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory
@@ -131,10 +132,7 @@ def train(
     if resume and checked.name is None:
         raise ConfigError("resume needs the name of the run: set `name` in the config")
     named = checked.model_copy(update={"name": run_name(checked, secrets.token_hex(4))})
-    if isinstance(named, RunConfig):
-        code = run_rl(named, resume=resume, clean=clean)
-    else:
-        code = run_sft(named, resume=resume, clean=clean)
+    code = launch(job_of(named), resume=resume, clean=clean)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     folder = Path(named.output_dir) / str(named.name)

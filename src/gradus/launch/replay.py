@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradus.config import ReplayConfig, RunConfig
+from gradus.config import ReplayConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.launch.local import Job, run_job
-from gradus.launch.plan import LaunchPlan, Machine, plan_replay
+from gradus.launch.job import Job
+from gradus.launch.plan import Machine, plan_config
+from gradus.launch.steps import Steps
 from gradus.monitor.console import SFT_COLUMNS
-from gradus.processes.supervisor import become_subreaper
 from gradus.run.paths import RunDirectory
 
 _NAME_LENGTH = 44
 """Characters of the recorded run's name in that of its replay."""
 _TITLE = 12
-
-
-@dataclass(frozen=True)
-class ReplayJob:
-    """What is replayed, and where."""
-
-    config: RunConfig
-    """The recorded config, with the changes of the command line."""
-    recorded: Path
-    """Folder of the recorded run."""
-    folder: Path
-    """Folder of the replay."""
-    num_steps: int
 
 
 @dataclass(frozen=True)
@@ -65,27 +52,15 @@ def replay_folder(recorded: Path, given: str | None) -> Path:
     return recorded.with_name(f"{recorded.name[:_NAME_LENGTH]}--replay-{secrets.token_hex(4)}")
 
 
-def launch_replay(job: ReplayJob, *, clean: bool = False, dry_run: bool = False) -> int:
-    """Train the recorded batches again, to the end; exit codes and errors as in `run_rl`."""
-    become_subreaper()
-
-    def plan(run_dir: RunDirectory, term: int, _: int | None) -> LaunchPlan:
-        config = ReplayConfig(job.config, job.recorded, job.num_steps)
-        return plan_replay(config, run_dir, term, Machine.current())
-
-    return run_job(
-        Job(
-            kind="replay",
-            name=job.folder.name,
-            output_dir=job.folder.parent,
-            max_steps=job.num_steps,
-            launch=job.config.launch,
-            columns=SFT_COLUMNS,
-            plan=plan,
-        ),
-        sys.stdout,
-        clean=clean,
-        dry_run=dry_run,
+def replay_job(config: ReplayConfig, folder: Path) -> Job:
+    """What trains the batches of a recorded run again, in `folder`."""
+    return Job(
+        name=folder.name,
+        output_dir=folder.parent,
+        kind="replay",
+        launch=config.run.launch,
+        plan=partial(plan_config, config, Machine.current()),
+        work=Steps("replay", config.num_steps, SFT_COLUMNS),
     )
 
 

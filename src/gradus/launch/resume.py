@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,16 @@ _SILENT = re.compile(
     r"|sft\.(name|output_dir)|orchestrator\.train\..+"
 )
 """Keys that may change unsaid; what matters of `orchestrator.train` stands in `sources`, too."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a launch found in its run directory; nothing has changed yet."""
+
+    lines: list[str]
+    """For a person."""
+    write: Callable[[], None]
+    """Clears what will be done again, and notes what this launch does."""
 
 
 @dataclass(frozen=True)

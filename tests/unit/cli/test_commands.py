@@ -84,11 +84,11 @@ def put(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Recorder) -> 
 def test_rl_hands_config_and_options_to_the_launcher(
     words: list[str], options: dict[str, bool], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_rl = Recorder(result=7)
-    put(monkeypatch, "gradus.launch.local", run_rl=run_rl)
+    launch = Recorder(result=7)
+    put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["rl", "@", "run.toml", *words, "--max-steps", "3", "--name", "demo"]) == 7
-    ((arguments, keywords),) = run_rl.calls
-    assert arguments[0].max_steps == 3
+    ((arguments, keywords),) = launch.calls
+    assert arguments[0].work.max_steps == 3
     assert keywords == options
 
 
@@ -96,10 +96,10 @@ def test_rl_hands_config_and_options_to_the_launcher(
 def test_a_config_file_is_accepted_without_its_sign(
     words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_rl = Recorder(result=0)
-    put(monkeypatch, "gradus.launch.local", run_rl=run_rl)
+    launch = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["rl", *words]) == 0
-    assert len(run_rl.calls) == 1
+    assert len(launch.calls) == 1
 
 
 def test_a_config_file_that_is_not_there_is_named(
@@ -130,29 +130,29 @@ def test_rl_refuses_two_options_that_contradict(
 def test_rl_starts_nothing_when_this_machine_lacks_something(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_rl = Recorder()
-    put(monkeypatch, "gradus.launch.local", run_rl=run_rl)
+    launch = Recorder()
+    put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["rl", "@", "run.toml", "--model.name", "./none"]) == ExitCode.CONFIG
-    assert run_rl.calls == []
+    assert launch.calls == []
     assert "gradus rl: --model.name: model.name: './none'" in capsys.readouterr().err
 
 
 def test_sft_hands_config_and_options_to_the_launcher(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_sft = Recorder(result=0)
-    put(monkeypatch, "gradus.launch.local", run_sft=run_sft)
+    launch = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["sft", "@", "sft.toml", "--clean"]) == 0
-    ((arguments, keywords),) = run_sft.calls
-    assert arguments[0].data.path == "someone/conversations"
+    ((arguments, keywords),) = launch.calls
+    assert (arguments[0].kind, arguments[0].name[:15]) == ("sft", "conversations--")
     assert keywords == {"resume": False, "clean": True, "dry_run": False}
 
 
 def test_sft_resumes_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_sft = Recorder(result=0)
-    put(monkeypatch, "gradus.launch.local", run_sft=run_sft)
+    launch = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["sft", "@", "sft.toml", "--resume", "--name", "demo"]) == 0
-    assert run_sft.calls[0][1] == {"resume": True, "clean": False, "dry_run": False}
+    assert launch.calls[0][1] == {"resume": True, "clean": False, "dry_run": False}
 
 
 @pytest.mark.parametrize(("command", "file"), [("rl", "run.toml"), ("sft", "sft.toml")])

@@ -12,8 +12,8 @@ from gradus.cli.options import take_value
 from gradus.config import without_secrets
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import read_json, write_json
-from gradus.launch import replay as launched
-from gradus.launch.replay import ReplayJob
+from gradus.launch import launch as launched
+from gradus.launch.job import Job
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.recording import digest_model
 from gradus.run.lease import mark_run
@@ -69,19 +69,19 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplayJob, dict[str, bool]]]:
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Job, dict[str, bool]]]:
     """The replays that were started; each comes to other weights than its run."""
-    seen: list[tuple[ReplayJob, dict[str, bool]]] = []
+    seen: list[tuple[Job, dict[str, bool]]] = []
 
-    def launch(job: ReplayJob, **options: bool) -> int:
+    def launch(job: Job, **options: bool) -> int:
         seen.append((job, options))
         values: dict[str, Any] = {"is_same": False, "steps": 1, "versions_compared": 1}
         values |= {"first_different_version": 1, "first_different_step": None}
         values |= {"different_metrics": [], "model_files": None, "loss": [[0.5, 0.25]]}
-        write_json(RunDirectory(job.folder).replay_report, values)
+        write_json(RunDirectory(job.output_dir / job.name).replay_report, values)
         return 0
 
-    monkeypatch.setattr(launched, "launch_replay", launch)
+    monkeypatch.setattr(launched, "launch", launch)
     return seen
 
 
@@ -108,7 +108,11 @@ def test_a_replay_that_comes_out_otherwise_is_an_error(
     assert "DIFFERENT, first after step 1 (version 1)" in shown.out
     assert "did not come to the same weights" in shown.err
     ((job, options),) = launches
-    assert (job.folder, job.num_steps, options) == (target, 1, {"clean": True, "dry_run": False})
+    assert (job.output_dir / job.name, job.work.max_steps, options) == (
+        target,
+        1,
+        {"clean": True, "dry_run": False},
+    )
 
 
 def test_a_changed_trainer_may_come_out_otherwise(
@@ -117,8 +121,9 @@ def test_a_changed_trainer_may_come_out_otherwise(
     words = [f"--replay={run}", "--trainer.optimizer.lr", "0.5"]
     assert main(["rl", *words]) == 0
     assert "differ, as they may" in capsys.readouterr().out
-    assert launches[0][0].config.trainer.optimizer.lr == 0.5
-    assert launches[0][0].folder.name.startswith("demo--replay-")
+    trainer = launches[0][0].plan(RunDirectory(run), 1, None).configs["trainer"]
+    assert trainer.trainer.optimizer.lr == 0.5
+    assert launches[0][0].name.startswith("demo--replay-")
 
 
 def test_a_dry_replay_has_no_verdict(run: Path, launches: list[Any]) -> None:

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from gradus.errors import ConfigError, ProcessError
-from gradus.launch.endpoint_check import check_endpoint
-from gradus.launch.eval_table import error_lines, is_complete, progress_line, table
-from gradus.launch.evaluation import LiveTable
+from gradus.launch.endpoints import check_endpoint
+from gradus.launch.episodes import LiveTable, error_lines, is_complete, progress_line, table
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Status
 from gradus.wire.inference import SERVED_MODEL_NAME

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gradus.launch.environment import (
-    inference_environment,
-    orchestrator_environment,
-    source_environment,
+from gradus.launch.variables import (
+    inference_variables,
+    orchestrator_variables,
+    source_variables,
 )
 
 
@@ -15,38 +15,38 @@ from gradus.launch.environment import (
     "name", ["AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "CUDA_API_TOKEN", "MY_VAR"]
 )
 def test_what_is_not_on_the_list_stays_outside(name: str) -> None:
-    assert name not in inference_environment({name: "x"}, {})
+    assert name not in inference_variables({name: "x"}, {})
 
 
 def test_what_programs_need_passes() -> None:
     caller = {"PATH": "/bin", "HOME": "/home/me", "LC_ALL": "C", "https_proxy": "http://proxy"}
-    assert caller.items() <= source_environment(caller, {}, verifiers={}).items()
+    assert caller.items() <= source_variables(caller, {}, verifiers={}).items()
 
 
 def test_the_password_of_a_proxy_stays_outside_of_environments_unless_it_is_named() -> None:
     caller = {"HTTPS_PROXY": "http://me:secret@proxy:8080", "http_proxy": "me:p@ss@proxy"}
     assert (
-        source_environment(caller, {}, verifiers={}).items()
+        source_variables(caller, {}, verifiers={}).items()
         >= {
             "HTTPS_PROXY": "http://proxy:8080",
             "http_proxy": "proxy",
         }.items()
     )
-    passed = source_environment(caller, {}, verifiers={}, passed=["HTTPS_PROXY"])
+    passed = source_variables(caller, {}, verifiers={}, passed=["HTTPS_PROXY"])
     assert passed["HTTPS_PROXY"] == caller["HTTPS_PROXY"]
-    assert inference_environment(caller, {})["HTTPS_PROXY"] == caller["HTTPS_PROXY"]
+    assert inference_variables(caller, {})["HTTPS_PROXY"] == caller["HTTPS_PROXY"]
 
 
 def test_an_environment_gets_the_hub_s_token_and_what_the_config_passes() -> None:
     caller = {"HF_TOKEN": "t", "MY_KEY": "k", "OTHER_KEY": "o"}
-    env = source_environment(caller, {}, verifiers={}, passed=["MY_KEY"])
+    env = source_variables(caller, {}, verifiers={}, passed=["MY_KEY"])
     assert (env["HF_TOKEN"], env["MY_KEY"]) == ("t", "k")
     assert "OTHER_KEY" not in env
 
 
 def test_the_config_wins_over_defaults_and_defaults_over_the_caller() -> None:
     caller = {"TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "9"}
-    env = orchestrator_environment(caller, {"PYTHONUNBUFFERED": "0"}, config={})
+    env = orchestrator_variables(caller, {"PYTHONUNBUFFERED": "0"}, config={})
     assert env["TOKENIZERS_PARALLELISM"] == "false"
     assert env["OMP_NUM_THREADS"] == "1"
     assert env["PYTHONUNBUFFERED"] == "0"
@@ -55,14 +55,14 @@ def test_the_config_wins_over_defaults_and_defaults_over_the_caller() -> None:
 def test_the_key_of_a_reference_model_reaches_the_orchestrator_that_asks_it() -> None:
     algo = {"type": "opd", "reference": {"api_key_var": "TEACHER_KEY"}}
     caller = {"TEACHER_KEY": "k", "OTHER_KEY": "o"}
-    env = orchestrator_environment(caller, {}, config={"algorithms": [algo]})
+    env = orchestrator_variables(caller, {}, config={"algorithms": [algo]})
     assert env["TEACHER_KEY"] == "k"
     assert "OTHER_KEY" not in env
 
 
 def test_a_named_variable_passes_only_to_the_source_that_names_it() -> None:
     caller = {"JUDGE_KEY": "x"}
-    assert "JUDGE_KEY" in source_environment(
+    assert "JUDGE_KEY" in source_variables(
         caller, {}, verifiers={"judge": {"client": {"api_key_var": "JUDGE_KEY"}}}
     )
-    assert "JUDGE_KEY" not in source_environment(caller, {}, verifiers={})
+    assert "JUDGE_KEY" not in source_variables(caller, {}, verifiers={})

@@ -18,8 +18,10 @@ import pytest
 from gradus.config import LaunchConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode, RunDirectoryError
 from gradus.files import read_json, write_json
-from gradus.launch.local import Job, run_job
+from gradus.launch.job import Job
+from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, config_file, log_file
+from gradus.launch.steps import Steps
 from gradus.monitor.console import RL_COLUMNS
 from gradus.processes.supervisor import ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import read_process
@@ -54,9 +56,9 @@ import json, pathlib, sys
 sys.path.insert(0, sys.argv[3])
 from test_local_launch import build_job
 from gradus.errors import GradusError
-from gradus.launch.local import run_job
+from gradus.launch.launch import launch
 try:
-    sys.exit(run_job(build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])), sys.stdout))
+    sys.exit(launch(build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])), sys.stdout))
 except GradusError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -81,13 +83,12 @@ def build_plan(run_dir: RunDirectory, programs: Mapping[str, str]) -> LaunchPlan
 def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
     chosen = {"inference": SERVE, "trainer": TRAIN, "orchestrator": PLAY} | dict(programs or {})
     return Job(
-        kind="rl",
         name="demo",
         output_dir=tmp_path,
-        max_steps=3,
+        kind="rl",
         launch=LaunchConfig(ready_timeout_seconds=20.0, stop_timeout_seconds=2.0),
-        columns=RL_COLUMNS,
         plan=lambda run_dir, term, resume_step: build_plan(run_dir, chosen),
+        work=Steps("rl", 3, RL_COLUMNS),
     )
 
 
@@ -110,7 +111,7 @@ def living(pids: list[int]) -> list[int]:
 def test_a_full_disk_is_told_once(small_disk: Path) -> None:
     fill = "(run_dir.parent / 'ballast').write_bytes(bytes(3 << 20))\nready()\ntime.sleep(2.5)"
     stream = io.StringIO()
-    assert run_job(build_job(small_disk, {"orchestrator": fill}), stream) == 0
+    assert launch(build_job(small_disk, {"orchestrator": fill}), stream) == 0
     assert stream.getvalue().count("is full: make room, the run waits for it") == 1
 
 
@@ -118,13 +119,13 @@ def test_lines_for_the_person_appear_among_the_steps(tmp_path: Path) -> None:
     tell = "(run_dir / 'notices.log').write_text(\"first TaskError in 'words'\\n\")\n"
     stream = io.StringIO()
     programs = {"trainer": TRAIN, "orchestrator": tell + PLAY}
-    assert run_job(build_job(tmp_path, programs), stream) == 0
+    assert launch(build_job(tmp_path, programs), stream) == 0
     assert stream.getvalue().count("first TaskError in 'words'\n") == 1
 
 
 def test_a_run_starts_shows_its_steps_and_ends(tmp_path: Path) -> None:
     stream = io.StringIO()
-    assert run_job(build_job(tmp_path), stream) == 0
+    assert launch(build_job(tmp_path), stream) == 0
     lines = stream.getvalue().splitlines()
     assert lines[0].split() == ["run", str(tmp_path / "demo")]
     assert lines[1].startswith("inference         starting … ready in ")
@@ -137,7 +138,7 @@ def test_a_run_starts_shows_its_steps_and_ends(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_leaves_a_summary_and_no_process(tmp_path: Path) -> None:
-    run_job(build_job(tmp_path), io.StringIO())
+    launch(build_job(tmp_path), io.StringIO())
     summary = read_json(tmp_path / "demo" / "summary.json")
     assert (summary["outcome"], summary["steps"], summary["reward_last"]) == ("done", 3, 0.5)
     assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
@@ -145,7 +146,7 @@ def test_a_finished_run_leaves_a_summary_and_no_process(tmp_path: Path) -> None:
 
 
 def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None:
-    run_job(build_job(tmp_path), io.StringIO())
+    launch(build_job(tmp_path), io.StringIO())
     run_dir = RunDirectory(tmp_path / "demo")
     assert run_dir.secrets.stat().st_mode & 0o777 == 0o700
     tokens = [path.read_text() for path in (run_dir.admin_token, run_dir.inference_token)]
@@ -157,7 +158,7 @@ def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None
 def test_who_still_evaluates_after_training_is_named(tmp_path: Path) -> None:
     evaluating = {"orchestrator": PLAY + "time.sleep(0.3)"}
     stream = io.StringIO()
-    run_job(replace(build_job(tmp_path, evaluating), evaluation_seconds=9.0), stream)
+    launch(replace(build_job(tmp_path, evaluating), evaluation_seconds=9.0), stream)
     assert "training is done; orchestrator still evaluates" in stream.getvalue()
 
 
@@ -167,13 +168,13 @@ def test_a_run_that_serves_nothing_has_no_tokens(tmp_path: Path) -> None:
         kind="sft",
         plan=lambda run_dir, term, resume_step: build_plan(run_dir, {"trainer": PLAY}),
     )
-    run_job(job, io.StringIO())
+    launch(job, io.StringIO())
     assert not (tmp_path / "demo" / "secrets").exists()
 
 
 def test_each_process_is_told_its_run_directory_only(tmp_path: Path) -> None:
     tell = "ready(); print(sorted(os.environ), flush=True)"
-    run_job(build_job(tmp_path, {"trainer": tell}), io.StringIO())
+    launch(build_job(tmp_path, {"trainer": tell}), io.StringIO())
     log = (tmp_path / "demo" / "logs" / "trainer.log").read_text()
     assert "GRADUS_DEATH_PIPE" in log
     token = (tmp_path / "demo" / "secrets" / "admin_token").read_text()
@@ -188,13 +189,13 @@ def test_the_first_failure_wins_over_those_it_causes(tmp_path: Path) -> None:
     follow = "ready(); sys.exit(75)"
     job = build_job(tmp_path, {"inference": die, "orchestrator": follow, "trainer": WAIT})
     with pytest.raises(ChildFailed, match="inference was killed by SIGKILL"):
-        run_job(job, io.StringIO())
+        launch(job, io.StringIO())
 
 
 def test_steps_written_just_before_the_end_are_shown(tmp_path: Path) -> None:
     stream = io.StringIO()
     late = PLAY + "record(3, **{'episode/reward/mean': 1.0})"
-    run_job(build_job(tmp_path, {"orchestrator": late}), stream)
+    launch(build_job(tmp_path, {"orchestrator": late}), stream)
     assert "step 4/3" in stream.getvalue()
     assert read_json(tmp_path / "demo" / "summary.json")["steps"] == 4
 
@@ -202,7 +203,7 @@ def test_steps_written_just_before_the_end_are_shown(tmp_path: Path) -> None:
 def test_a_summary_that_cannot_be_written_does_not_hide_the_result(tmp_path: Path) -> None:
     stream = io.StringIO()
     block = "(run_dir / 'summary.json').mkdir(); " + TRAIN
-    assert run_job(build_job(tmp_path, {"trainer": block}), stream) == 0
+    assert launch(build_job(tmp_path, {"trainer": block}), stream) == 0
     lines = stream.getvalue().splitlines()
     assert lines[-1].endswith("summary.json cannot be written: Is a directory")
     assert any(line.startswith("done        3 of 3 steps") for line in lines)
@@ -213,7 +214,7 @@ def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> Non
     fail = "ready(); print('reading\\ngradus trainer: shard 3 is damaged'); sys.exit(78)"
     job = build_job(tmp_path, {"trainer": fail, "orchestrator": WAIT})
     with pytest.raises(ChildFailed, match="trainer ended with exit code 78") as caught:
-        run_job(job, stream)
+        launch(job, stream)
     assert "shard 3 is damaged" in str(caught.value)
     assert caught.value.exit_code is ExitCode.CORRUPT_STATE
     assert "  gradus trainer: shard 3 is damaged" in stream.getvalue().splitlines()
@@ -226,7 +227,7 @@ def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> Non
 def test_a_server_that_ends_by_itself_fails_the_run(tmp_path: Path) -> None:
     job = build_job(tmp_path, {"inference": "ready()", "orchestrator": WAIT})
     with pytest.raises(ChildFailed, match="inference ended with exit code 0"):
-        run_job(job, io.StringIO())
+        launch(job, io.StringIO())
 
 
 def test_a_process_that_is_never_ready_fails_the_run_with_its_log(tmp_path: Path) -> None:
@@ -236,21 +237,21 @@ def test_a_process_that_is_never_ready_fails_the_run_with_its_log(tmp_path: Path
     )
     stream = io.StringIO()
     with pytest.raises(ChildNotReady, match=r"inference is not ready after 0\.5 s"):
-        run_job(impatient, stream)
+        launch(impatient, stream)
     assert not (tmp_path / "demo" / "ready" / "trainer.json").exists()
 
 
 def test_a_process_that_never_finishes_after_the_others_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradus.launch.local.FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("gradus.launch.launch.FINISH_SECONDS", 0.1)
     with pytest.raises(DeadlineError, match=r"orchestrator still runs 0\.1 s after the others"):
-        run_job(build_job(tmp_path, {"orchestrator": WAIT}), io.StringIO())
+        launch(build_job(tmp_path, {"orchestrator": WAIT}), io.StringIO())
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     stream = io.StringIO()
-    assert run_job(build_job(tmp_path), stream, dry_run=True) == 0
+    assert launch(build_job(tmp_path), stream, dry_run=True) == 0
     assert "stage 1, started together:" in stream.getvalue()
     assert list(tmp_path.iterdir()) == []
 
@@ -259,39 +260,39 @@ def test_what_a_launch_left_that_never_began_is_no_run(tmp_path: Path) -> None:
     lease = open_run(tmp_path, "demo", kind="rl")
     write_json(config_file(lease.run_dir, "old"), {})
     lease.release()
-    assert run_job(build_job(tmp_path), io.StringIO()) == 0
+    assert launch(build_job(tmp_path), io.StringIO()) == 0
     assert not config_file(lease.run_dir, "old").exists()
 
 
 def test_a_dry_run_never_deletes_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--clean deletes a run and --dry-run changes none"):
-        run_job(build_job(tmp_path), io.StringIO(), clean=True, dry_run=True)
+        launch(build_job(tmp_path), io.StringIO(), clean=True, dry_run=True)
 
 
 def test_clean_deletes_nothing_for_a_run_that_cannot_be_planned(tmp_path: Path) -> None:
     job = build_job(tmp_path)
-    run_job(job, io.StringIO())
+    launch(job, io.StringIO())
 
     def refuse(*_: object) -> LaunchPlan:
         raise ConfigError("does not fit")
 
     with pytest.raises(ConfigError, match="does not fit"):
-        run_job(replace(job, plan=refuse), io.StringIO(), clean=True)
+        launch(replace(job, plan=refuse), io.StringIO(), clean=True)
     assert (tmp_path / "demo" / "summary.json").is_file()
 
 
 def test_a_second_run_of_the_same_name_needs_clean(tmp_path: Path) -> None:
-    run_job(build_job(tmp_path), io.StringIO())
+    launch(build_job(tmp_path), io.StringIO())
     with pytest.raises(RunDirectoryError, match="already holds a run"):
-        run_job(build_job(tmp_path), io.StringIO())
-    assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
+        launch(build_job(tmp_path), io.StringIO())
+    assert launch(build_job(tmp_path), io.StringIO(), clean=True) == 0
     assert read_json(tmp_path / "demo" / "summary.json")["term"] > 1
 
 
 def test_a_run_whose_directory_is_in_use_starts_nothing(tmp_path: Path) -> None:
     lease = open_run(tmp_path, "demo", kind="rl")
     with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
-        run_job(build_job(tmp_path), io.StringIO(), clean=True)
+        launch(build_job(tmp_path), io.StringIO(), clean=True)
     lease.release()
     assert not (tmp_path / "demo" / "pids.json").exists()
 
@@ -299,14 +300,14 @@ def test_a_run_whose_directory_is_in_use_starts_nothing(tmp_path: Path) -> None:
 def test_a_launch_that_lost_its_lease_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradus.launch.local._LEASE_SECONDS", 0.0)
+    monkeypatch.setattr("gradus.launch.launch._LEASE_SECONDS", 0.0)
     take_over = (
         "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
         "ready(); signal.pause()"
     )
     job = build_job(tmp_path, {"orchestrator": take_over, "trainer": WAIT})
     with pytest.raises(RunDirectoryError, match="taken over with term 9") as caught:
-        run_job(job, io.StringIO())
+        launch(job, io.StringIO())
     assert caught.value.exit_code is ExitCode.TRY_AGAIN
 
 
@@ -354,14 +355,14 @@ def test_a_second_signal_does_not_wait_for_stubborn_processes(tmp_path: Path) ->
 
 
 def test_kill_of_the_launcher_leaves_no_process_and_the_next_run_starts(tmp_path: Path) -> None:
-    watch = "from gradus.processes.supervisor import watch_death_pipe; watch_death_pipe(); " + WAIT
+    watch = "from gradus.processes.child import watch_death_pipe; watch_death_pipe(); " + WAIT
     programs = dict.fromkeys(("inference", "trainer", "orchestrator"), watch)
     launcher = start_launcher(tmp_path, programs)
     pids = registered(tmp_path, 3)
     launcher.kill()
     launcher.communicate()
     wait_until(lambda: living(pids) == [], what="the end of the roles")
-    assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
+    assert launch(build_job(tmp_path), io.StringIO(), clean=True) == 0
     assert read_json(tmp_path / "demo" / "lease.json")["term"] == 2
 
 
@@ -375,5 +376,5 @@ def test_clean_ends_what_a_killed_launcher_left_running(
     launcher.kill()
     launcher.communicate()
     assert len(living(pids)) == 3
-    assert run_job(build_job(tmp_path), io.StringIO(), clean=True) == 0
+    assert launch(build_job(tmp_path), io.StringIO(), clean=True) == 0
     assert living(pids) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.launch.tail import LineTail, MetricsTail, Record
+from gradus.launch.records import LineTail, MetricsTail, Record
 from gradus.monitor.jsonl import JsonlMonitor
 
 

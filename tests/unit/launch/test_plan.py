@@ -22,7 +22,7 @@ from gradus.config import (
 from gradus.config.schema.environment import AgentRoleConfig, EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError
-from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_rl, plan_sft
+from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_config
 from gradus.processes.supervisor import ProcessSpec
 from gradus.run.paths import RunDirectory
 
@@ -56,7 +56,7 @@ def build_config(
 
 
 def plan_of(config: RunConfig) -> LaunchPlan:
-    return plan_rl(config, RUN_DIR, 4, MACHINE)
+    return plan_config(config, MACHINE, RUN_DIR, 4)
 
 
 def spec_of(plan: LaunchPlan, name: str) -> ProcessSpec:
@@ -101,7 +101,7 @@ def test_a_variable_passed_by_name_reaches_the_environment_and_no_file() -> None
     source = TrainEnvironmentConfig(id="words", pass_env=["MY_KEY"])
     config = build_config(source)
     machine = replace(MACHINE, environment={**MACHINE.environment, "MY_KEY": "secret"})
-    plan = plan_rl(config, RUN_DIR, 4, machine)
+    plan = plan_config(config, machine, RUN_DIR, 4)
     assert spec_of(plan, "env_words").env["MY_KEY"] == "secret"
     assert all("MY_KEY" not in spec_of(plan, name).env for name in ("trainer", "orchestrator"))
     assert all("secret" not in dumped.model_dump_json() for dumped in plan.configs.values())
@@ -215,7 +215,7 @@ def test_a_supervised_run_is_one_trainer(ranks: int, uses_torchrun: bool) -> Non
         num_processes=ranks,
         env_vars={"MY_FLAG": "1"},
     )
-    plan = plan_sft(config, RUN_DIR, 1, MACHINE)
+    plan = plan_config(config, MACHINE, RUN_DIR, 1)
     ((spec,),) = plan.stages
     assert spec.name == "trainer"
     assert "sft-trainer" in spec.argv
@@ -231,7 +231,7 @@ def test_a_supervised_run_with_an_evaluation_starts_what_plays_before_what_train
         eval=SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text", env_vars={"A": "1"})]),
         inference=InferenceConfig(env_vars={"B": "2"}),
     )
-    plan = plan_sft(config, RUN_DIR, 1, MACHINE)
+    plan = plan_config(config, MACHINE, RUN_DIR, 1)
     assert [[spec.name for spec in stage] for stage in plan.stages] == [
         ["inference", "eval_reverse-text"],
         ["trainer", "evaluator"],

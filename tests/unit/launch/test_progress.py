@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
-from gradus.launch.progress import Progress
-from gradus.launch.tail import Record
+from gradus.launch.console import ConsoleProgress
+from gradus.launch.records import Record
 
 STEP = Record(0, {"episode/reward/mean": 0.5, "time/step_seconds": 1.0})
 
@@ -23,9 +23,9 @@ def ticking(step_seconds: float) -> Iterator[float]:
         now += step_seconds
 
 
-def build_progress(stream: io.StringIO, *, tick_seconds: float = 1.0) -> Progress:
+def build_progress(stream: io.StringIO, *, tick_seconds: float = 1.0) -> ConsoleProgress:
     clock = ticking(tick_seconds)
-    return Progress(stream, max_steps=3, clock=lambda: next(clock))
+    return ConsoleProgress(stream, max_steps=3, clock=lambda: next(clock))
 
 
 def test_in_a_file_each_process_gets_one_line_when_it_is_ready() -> None:
@@ -77,7 +77,7 @@ def test_steps_in_a_file_are_plain_lines() -> None:
 def test_from_the_second_step_on_the_line_says_how_long_the_rest_takes() -> None:
     stream = io.StringIO()
     times = iter([0.0, 100.0, 150.0, 200.0])
-    progress = Progress(stream, max_steps=3, clock=lambda: next(times))
+    progress = ConsoleProgress(stream, max_steps=3, clock=lambda: next(times))
     for step in range(3):
         progress.step(Record(step, STEP.metrics))
     first, second, last = stream.getvalue().splitlines()
@@ -101,7 +101,7 @@ def test_a_terminal_shows_a_bar_below_the_lines() -> None:
 
 def test_an_evaluated_version_is_a_line_of_its_own() -> None:
     stream = io.StringIO()
-    progress = Progress(stream, max_steps=3)
+    progress = ConsoleProgress(stream, max_steps=3)
     found = {"eval/version": 2.0, "eval/words/avg@4": 0.5, "eval/words/pass@4": 0.75}
     progress.evaluation(Record(2, {**found, "eval/avg@4": 0.5, "eval/seconds": 9.0}))
     expected = "evaluation of version 2  words/avg@4 0.500  words/pass@4 0.750\n"

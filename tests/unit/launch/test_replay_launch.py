@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +11,28 @@ import pytest
 from gradus.config import ReplayConfig, ReplayProcessConfig, TrainerProcessConfig, resolve
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import write_json
-from gradus.launch import replay
-from gradus.launch.local import Job, _note_launch
-from gradus.launch.plan import Machine, plan_replay
+from gradus.launch.job import job_of
+from gradus.launch.launch import launch
 from gradus.launch.replay import (
-    ReplayJob,
     ReplayReport,
-    launch_replay,
     read_report,
     replay_folder,
+    replay_job,
     verdict_lines,
 )
-from gradus.run.lease import RunLease, open_run
+from gradus.run.lease import open_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launch, recorded_terms
 from gradus.testing.configs import build_run_config
 
-MACHINE = Machine(python="/bin/python", num_cores=8, environment={"PATH": "/bin"})
 
-
-def job(tmp_path: Path, **changes: Any) -> ReplayJob:
-    config = build_run_config(changes)
-    return ReplayJob(config, tmp_path / "demo", tmp_path / "again", num_steps=3)
-
-
-def test_a_replay_starts_the_trainer_and_the_replayer_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(replay, "become_subreaper", lambda: None)
-    assert launch_replay(job(tmp_path), dry_run=True) == 0
-    shown = capsys.readouterr().out
-    assert "stage 1, started together:\n  trainer" in shown
-    assert "inference" not in shown
+def test_a_replay_starts_the_trainer_and_the_replayer_alone(tmp_path: Path) -> None:
+    recorded, folder = tmp_path / "demo", tmp_path / "again"
+    job = replay_job(ReplayConfig(build_run_config({}), recorded, num_steps=3), folder)
+    shown = io.StringIO()
+    assert launch(job, shown, dry_run=True) == 0
+    assert "stage 1, started together:\n  trainer" in shown.getvalue()
+    assert "inference" not in shown.getvalue()
 
 
 def test_the_configs_of_a_replay_can_be_loaded_by_both_processes(tmp_path: Path) -> None:
@@ -68,8 +59,8 @@ def test_a_replay_never_lies_in_its_run_nor_around_it(
 
 def test_the_ranks_of_the_run_train_its_replay(tmp_path: Path) -> None:
     config = build_run_config({"trainer": {"num_processes": 2, "env_vars": {"MINE": "1"}}})
-    replayed = ReplayConfig(config, tmp_path, num_steps=3)
-    ((trainer, replayer),) = plan_replay(replayed, RunDirectory(tmp_path), 1, MACHINE).stages
+    job = replay_job(ReplayConfig(config, tmp_path, num_steps=3), tmp_path)
+    ((trainer, replayer),) = job.plan(RunDirectory(tmp_path), 1, None).stages
     assert "--nproc-per-node=2" in trainer.argv
     assert (trainer.env["MINE"], "MINE" in replayer.env) == ("1", False)
     assert trainer.finishes
@@ -87,21 +78,18 @@ def test_a_replay_lies_where_asked_or_beside_its_run(tmp_path: Path) -> None:
 
 
 def test_a_launch_notes_its_config_for_a_replay(tmp_path: Path) -> None:
+    config = build_run_config({"output_dir": str(tmp_path), "name": "demo"})
+    silent = build_run_config({"output_dir": str(tmp_path), "orchestrator": {"recording": False}})
     lease = open_run(tmp_path, "demo", kind="rl")
     try:
-        _note_launch(build_run_config({"orchestrator": {"recording": False}}), lease)
-        assert recorded_terms(lease.run_dir) == []
-        _note_launch(build_run_config(), lease)
+        for noted, expected in ((silent, []), (config, [1])):
+            job = job_of(noted)
+            plan = job.plan(lease.run_dir, lease.term, None)
+            job.work.enter(lease, plan, None).write()
+            assert recorded_terms(lease.run_dir) == expected
         assert read_launch(lease.run_dir, 1).config["max_steps"] == 20
     finally:
         lease.release()
-
-
-def test_a_job_leaves_nothing_more_unless_it_says_so(tmp_path: Path) -> None:
-    lease = RunLease(RunDirectory(tmp_path), 1, -1)
-    before_start = {f.name: f for f in Job.__dataclass_fields__.values()}["before_start"].default
-    assert before_start(lease) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 def report(**changes: Any) -> ReplayReport:

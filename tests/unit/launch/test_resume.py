@@ -21,13 +21,15 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json, write_json
-from gradus.launch.local import Job, run_job
+from gradus.launch.job import Job
+from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, log_file
 from gradus.launch.resume import (
     changed_settings,
     clear_for_resume,
     find_resume_point,
 )
+from gradus.launch.steps import Steps
 from gradus.monitor.console import RL_COLUMNS
 from gradus.processes.supervisor import ProcessSpec
 from gradus.run.checkpoints import CheckpointStore
@@ -227,16 +229,16 @@ def job_in(root: Path, *, max_steps: int = 4) -> Job:
         log, ready = log_file(run_dir, "orchestrator"), run_dir.ready_file("orchestrator")
         return LaunchPlan({}, ((ProcessSpec("orchestrator", argv, {}, log, ready, True),),))
 
-    return Job("rl", "demo", root, max_steps, LaunchConfig(), RL_COLUMNS, plan)
+    return Job("demo", root, "rl", LaunchConfig(), plan, Steps("rl", max_steps, RL_COLUMNS))
 
 
 def test_a_resumed_launch_shows_only_new_steps_and_sums_up_all(tmp_path: Path) -> None:
-    run_job(job_in(tmp_path), io.StringIO())
+    launch(job_in(tmp_path), io.StringIO())
     run_dir = RunDirectory(tmp_path / "demo")
     commit(CheckpointStore(run_dir, 1), 2)
     run_dir.summary.unlink()
     stream = io.StringIO()
-    assert run_job(job_in(tmp_path), stream, resume=True) == 0
+    assert launch(job_in(tmp_path), stream, resume=True) == 0
     shown = stream.getvalue()
     assert "resume            from checkpoint 2 of 4 steps" in shown
     assert "step 2/4" not in shown
@@ -248,20 +250,20 @@ def test_a_resumed_launch_shows_only_new_steps_and_sums_up_all(tmp_path: Path) -
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    run_job(job_in(tmp_path), io.StringIO())
+    launch(job_in(tmp_path), io.StringIO())
     before = (tmp_path / "demo" / "metrics.jsonl").read_bytes()
     stream = io.StringIO()
-    assert run_job(job_in(tmp_path), stream, resume=True) == 0
+    assert launch(job_in(tmp_path), stream, resume=True) == 0
     assert "finished: all 4 steps are done" in stream.getvalue()
     assert (tmp_path / "demo" / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_dry_resume_says_where_it_would_go_on_and_clears_nothing(tmp_path: Path) -> None:
-    run_job(job_in(tmp_path), io.StringIO())
+    launch(job_in(tmp_path), io.StringIO())
     run_dir = RunDirectory(tmp_path / "demo")
     run_dir.summary.unlink()
     stream = io.StringIO()
-    assert run_job(job_in(tmp_path), stream, resume=True, dry_run=True) == 0
+    assert launch(job_in(tmp_path), stream, resume=True, dry_run=True) == 0
     assert "no checkpoint: starts again" in stream.getvalue()
     assert run_dir.metrics.read_bytes()
 

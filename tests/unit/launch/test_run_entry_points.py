@@ -1,4 +1,4 @@
-"""`run_rl` and `run_sft` from a real config to the configs of the processes."""
+"""A job from a real config to the configs of the processes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ from gradus.config import (
 from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
-from gradus.launch import local
-from gradus.launch.plan import LaunchPlan, Machine, plan_rl, plan_sft
+from gradus.launch.job import all_evaluations_seconds, job_of
+from gradus.launch.launch import launch
+from gradus.launch.plan import LaunchPlan
 from gradus.run.paths import RunDirectory
-
-
-@pytest.fixture(autouse=True)
-def _no_subreaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "become_subreaper", lambda: None)
 
 
 def rl_config(tmp_path: Path, *, name: str | None = None) -> RunConfig:
@@ -56,7 +52,7 @@ def process_configs(plan: LaunchPlan) -> dict[str, Any]:
 
 def test_the_configs_of_an_rl_run_can_be_loaded_by_every_process(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path / "demo")
-    configs = process_configs(plan_rl(rl_config(tmp_path), run_dir, 1, Machine.current()))
+    configs = process_configs(job_of(rl_config(tmp_path)).plan(run_dir, 1, None))
     assert set(configs) == {"inference", "env_reverse-text", "trainer", "orchestrator"}
     loaded = OrchestratorProcessConfig(**configs["orchestrator"])
     assert (loaded.run_dir, loaded.term) == (str(tmp_path / "demo"), 1)
@@ -65,16 +61,14 @@ def test_the_configs_of_an_rl_run_can_be_loaded_by_every_process(tmp_path: Path)
 def test_a_dry_run_shows_the_processes_of_each_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert local.run_rl(rl_config(tmp_path, name="demo"), dry_run=True) == 0
+    assert launch(job_of(rl_config(tmp_path, name="demo")), dry_run=True) == 0
     assert "stage 2, started together:\n  trainer" in capsys.readouterr().out
 
 
 def test_the_configs_of_a_supervised_run_can_be_loaded_by_every_process(tmp_path: Path) -> None:
     section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
     config = sft_config(tmp_path).model_copy(update={"eval": section})
-    configs = process_configs(
-        plan_sft(config, RunDirectory(tmp_path / "warm"), 1, Machine.current())
-    )
+    configs = process_configs(job_of(config).plan(RunDirectory(tmp_path / "warm"), 1, None))
     assert set(configs) == {"inference", "eval_reverse-text", "trainer", "evaluator"}
     assert SftProcessConfig(**configs["trainer"]).sft.data.path == "words.jsonl"
     loaded = SftEvaluatorProcessConfig(**configs["evaluator"])
@@ -89,16 +83,16 @@ def test_all_evaluations_may_wait_for_the_end_of_training(tmp_path: Path) -> Non
         apply_timeout_seconds=1.0,
     )
     config = sft_config(tmp_path)
-    assert local.all_evaluations_seconds(config) == 0.0
+    assert all_evaluations_seconds(config) == 0.0
     config = config.model_copy(update={"eval": section})
-    assert local.all_evaluations_seconds(config) == 44.0, "versions 0, 40, 80 and 100"
+    assert all_evaluations_seconds(config) == 44.0, "versions 0, 40, 80 and 100"
 
 
 def test_a_run_without_a_name_gets_one_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        local.run_rl(rl_config(tmp_path), dry_run=True)
+        launch(job_of(rl_config(tmp_path)), dry_run=True)
     names = re.findall(rf"^run +{tmp_path}/(\S+)$", capsys.readouterr().out, re.M)
     assert len(set(names)) == 2
     assert all(re.fullmatch(r"reverse-text--tiny--[0-9a-f]{8}", name) for name in names)
@@ -106,5 +100,5 @@ def test_a_run_without_a_name_gets_one_of_its_own(
 
 def test_resume_is_refused_before_anything_is_created(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds no run to resume"):
-        local.run_rl(rl_config(tmp_path, name="demo"), resume=True)
+        launch(job_of(rl_config(tmp_path, name="demo")), resume=True)
     assert list(tmp_path.iterdir()) == []

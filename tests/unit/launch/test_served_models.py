@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gradus.config import RunConfig
 from gradus.errors import ConfigError, ProcessError
-from gradus.launch import local
-from gradus.launch.served_models import check_served_models, served_models
+from gradus.launch.endpoints import check_served_models, served_models
+from gradus.launch.job import job_of
+from gradus.launch.launch import launch
 from gradus.testing.configs import build_run_config
 from gradus.testing.engine import ScriptedEngine
 from gradus.wire.inference import SERVED_MODEL_NAME
@@ -74,18 +77,16 @@ def test_a_run_of_the_policy_alone_asks_nobody() -> None:
 
 
 async def test_gradus_rl_starts_nothing_without_its_teacher(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(local, "become_subreaper", lambda: None)
-    monkeypatch.setattr(local, "run_job", lambda *_, **__: pytest.fail("it started"))
     monkeypatch.setenv("TEACHER_KEY", "data-token")
     async with ScriptedEngine() as engine:
-        config = taught(engine.base_url)
+        config = taught(engine.base_url).model_copy(update={"output_dir": str(tmp_path)})
     with pytest.raises(ProcessError, match="cannot be reached"):
-        await asyncio.to_thread(local.run_rl, config)
+        await asyncio.to_thread(launch, job_of(config))
+    assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_dry_run_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "become_subreaper", lambda: None)
-    monkeypatch.setattr(local, "run_job", lambda *_, **__: 0)
-    assert local.run_rl(taught("http://127.0.0.1:1"), dry_run=True) == 0
+def test_a_dry_run_asks_nobody(tmp_path: Path) -> None:
+    config = taught("http://127.0.0.1:1").model_copy(update={"output_dir": str(tmp_path)})
+    assert launch(job_of(config), io.StringIO(), dry_run=True) == 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from gradus.launch.summary import PhaseSeconds, Summary
-from gradus.launch.tail import Record
+from gradus.launch.records import PhaseSeconds, Record, Summary
 
 
 def build_summary(records: list[Record], **changes: object) -> Summary:

@@ -14,6 +14,7 @@ import pytest
 from gradus.config import (
     EvalConfig,
     ModelConfig,
+    ReplayConfig,
     RunConfig,
     SftConfig,
     SftDataConfig,
@@ -25,8 +26,10 @@ from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirectoryError
 from gradus.files import write_json
-from gradus.launch import evaluation, local, replay
-from gradus.launch.replay import ReplayJob, launch_replay
+from gradus.launch.episodes import MODEL_FILES, digest_files
+from gradus.launch.job import job_of
+from gradus.launch.launch import launch
+from gradus.launch.replay import replay_job
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunKind, RunLease, open_run
 from gradus.run.paths import RunDirectory
@@ -34,12 +37,6 @@ from gradus.testing.checkpoints import commit
 
 Launch = Callable[..., int]
 KINDS: tuple[RunKind, ...] = ("rl", "sft", "eval", "replay", "bench")
-
-
-@pytest.fixture(autouse=True)
-def _no_subreaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (local, evaluation, replay):
-        monkeypatch.setattr(module, "become_subreaper", lambda: None)
 
 
 @pytest.fixture
@@ -83,9 +80,9 @@ def build_eval(runs: Path, folder: Path, **changes: Any) -> EvalConfig:
 def launches(runs: Path, model: Path) -> dict[str, Launch]:
     """Each command on the run `demo`."""
     return {
-        "rl": partial(local.run_rl, build_rl(runs, model)),
-        "sft": partial(local.run_sft, build_sft(runs, model)),
-        "eval": partial(evaluation.run_eval, build_eval(runs, model)),
+        "rl": partial(launch, job_of(build_rl(runs, model))),
+        "sft": partial(launch, job_of(build_sft(runs, model))),
+        "eval": partial(launch, job_of(build_eval(runs, model))),
     }
 
 
@@ -182,8 +179,9 @@ def test_a_resume_where_no_run_is_creates_nothing(
 def test_a_dry_replay_creates_nothing(tmp_path: Path, model: Path) -> None:
     recorded = make_run(tmp_path / "runs", "rl")
     before = snapshot(tmp_path)
-    job = ReplayJob(build_rl(tmp_path, model), recorded, tmp_path / "again", num_steps=1)
-    assert launch_replay(job, dry_run=True) == 0
+    config, again = build_rl(tmp_path, model), tmp_path / "again"
+    job = replay_job(ReplayConfig(config, recorded, num_steps=1), again)
+    assert launch(job, dry_run=True) == 0
     assert snapshot(tmp_path) == before
 
 
@@ -197,7 +195,7 @@ def test_a_resume_with_settings_that_the_checkpoint_refuses_changes_nothing(
     write_json(root / "config" / "orchestrator.json", {"seed": 1})
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match="seed was 1 and is 0"):
-        local.run_rl(build_rl(tmp_path / "runs", model), resume=True, dry_run=is_dry)
+        launch(job_of(build_rl(tmp_path / "runs", model)), resume=True, dry_run=is_dry)
     assert snapshot(tmp_path) == before
 
 
@@ -210,7 +208,7 @@ def test_a_resume_without_a_whole_checkpoint_changes_nothing(
     (folder / "trainer" / "weights.bin").write_bytes(b"x")
     before = snapshot(tmp_path)
     with pytest.raises(CorruptStateError):
-        local.run_rl(build_rl(tmp_path / "runs", model), resume=True, dry_run=is_dry)
+        launch(job_of(build_rl(tmp_path / "runs", model)), resume=True, dry_run=is_dry)
     assert snapshot(tmp_path) == before
 
 
@@ -218,7 +216,7 @@ def begun_evaluation(runs: Path, model: Path, config: EvalConfig) -> Path:
     """The folder of an evaluation whose identity is noted."""
     root = make_run(runs, "eval")
     resolved = resolve(config, run_dir=root, term=1).evaluator.identity
-    digests = evaluation.digest_files(model, evaluation.MODEL_FILES)
+    digests = digest_files(model, MODEL_FILES)
     write_json(root / "evaluation.json", resolved | {"files": digests})
     return root
 
@@ -244,7 +242,7 @@ def test_an_evaluation_of_something_else_is_refused_and_left_as_it_is(
     if changes.keys() & {"renderer", "tokenizer", "max_length_tokens"}:
         changes = {"model": ModelConfig(name=str(model), **changes)}
     with pytest.raises(ConfigError, match=named):
-        evaluation.run_eval(build_eval(runs, model, **changes), resume=True, dry_run=is_dry)
+        launch(job_of(build_eval(runs, model, **changes)), resume=True, dry_run=is_dry)
     assert snapshot(tmp_path) == before
 
 
@@ -261,7 +259,7 @@ def test_a_supervised_run_whose_versions_were_evaluated_otherwise_is_left_as_it_
     write_json(root / "evaluation.json", identity | {"model": {"name": "other"}})
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.name was 'other'"):
-        local.run_sft(config, resume=True)
+        launch(job_of(config), resume=True)
     assert snapshot(tmp_path) == before
 
 
@@ -274,7 +272,7 @@ def test_other_files_under_the_path_of_an_evaluated_model_are_noticed(
     (model / name).write_bytes(b"other")
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=f"files.{name} was"):
-        evaluation.run_eval(build_eval(runs, model), resume=True)
+        launch(job_of(build_eval(runs, model)), resume=True)
     assert snapshot(tmp_path) == before
 
 
@@ -292,7 +290,7 @@ def test_fewer_tasks_and_other_speed_are_the_same_evaluation(
     runs = tmp_path / "runs"
     begun_evaluation(runs, model, build_eval(runs, model))
     config = build_eval(runs, model, **changes)
-    assert evaluation.run_eval(config, resume=True, dry_run=True) == 0
+    assert launch(job_of(config), resume=True, dry_run=True) == 0
 
 
 def test_the_run_of_a_living_launcher_is_refused_and_left_as_it_is(

@@ -1,4 +1,4 @@
-"""The environment of each process, built from nothing: an allow-list, defaults, and the config's.
+"""The variables of each process, built from nothing: an allow-list, defaults, and the config's.
 
 A secret in the caller's shell reaches only the roles that need it: hub tokens reach those that load
 models, keys of other endpoints only the environment whose config names them.
@@ -39,12 +39,12 @@ _DEFAULTS = {
 }
 
 
-def inference_environment(caller: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+def inference_variables(caller: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The inference server chooses its own number of threads."""
     return _build(caller, own, names=_HUB, prefixes=_COMPUTE_PREFIXES)
 
 
-def trainer_environment(
+def trainer_variables(
     caller: Mapping[str, str], own: Mapping[str, str], *, num_cores: int, num_processes: int
 ) -> dict[str, str]:
     """The ranks share the cores evenly and talk over loopback."""
@@ -58,7 +58,7 @@ def trainer_environment(
     return _build(caller, {**threads, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
 
 
-def orchestrator_environment(
+def orchestrator_variables(
     caller: Mapping[str, str], own: Mapping[str, str], *, config: Mapping[str, Any]
 ) -> dict[str, str]:
     """One thread for numerics: the orchestrator waits and moves tokens. Of the caller's keys only
@@ -67,7 +67,7 @@ def orchestrator_environment(
     return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=names)
 
 
-def source_environment(
+def source_variables(
     caller: Mapping[str, str],
     own: Mapping[str, str],
     *,

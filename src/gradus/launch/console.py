@@ -1,4 +1,4 @@
-"""What a person sees of a run: a line per process while starting, a line per step, a bar."""
+"""What a person sees of a launch: a line per starting process, per notice, and per step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from gradus.launch.tail import Record
+from gradus.launch.records import LineTail, PhaseSeconds, Record
 from gradus.monitor.console import RL_COLUMNS, Column, format_seconds, format_step
+from gradus.run.paths import RunDirectory
 
 _REDRAW_SECONDS = 0.2
 _PACE_STEPS = 20
@@ -18,10 +19,10 @@ _PACE_STEPS = 20
 _CLEAR_LINE = "\x1b[2K"
 
 
-class Progress:
+class ConsoleProgress:
     """Writes to one stream; lines are redrawn and a bar is shown only on a terminal.
 
-    >>> progress = Progress(sys.stdout, max_steps=30)  # doctest: +SKIP
+    >>> progress = ConsoleProgress(sys.stdout, max_steps=30)  # doctest: +SKIP
     >>> progress.started(["inference"])  # doctest: +SKIP
     >>> progress.ready("inference", 14.2, "http://127.0.0.1:8000")  # doctest: +SKIP
     inference         starting … ready in 14.2 s  http://127.0.0.1:8000
@@ -31,7 +32,7 @@ class Progress:
         self,
         stream: TextIO,
         *,
-        max_steps: int,
+        max_steps: int = 0,
         columns: tuple[Column, ...] = RL_COLUMNS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -135,3 +136,31 @@ class Progress:
             shown = line or f"{name:<17} starting … {seconds:.0f} s"
             self._stream.write(f"{_CLEAR_LINE}{shown}\n")
         self._stream.flush()
+
+
+class View:
+    """Shows one launch and sums it up; this base shows the notices of its processes."""
+
+    def __init__(self, console: ConsoleProgress, run_dir: RunDirectory) -> None:
+        self.console = console
+        self._notices = LineTail(run_dir.notices, skips_old=True)
+
+    def line(self, text: str) -> None:
+        """One line that stays."""
+        self.lines([text])
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Lines that stay."""
+        self.console.lines(texts)
+
+    def show(self) -> None:
+        """What is new since the last call."""
+        self.lines([line.decode(errors="replace") for line in self._notices.read()])
+
+    def end(self) -> None:
+        """Show what came last, and take away what moves."""
+        self.show()
+
+    def sum_up(self, outcome: str, cause: str | None, seconds: PhaseSeconds) -> int:
+        """The last lines; returns the exit code of an outcome `done`."""
+        raise NotImplementedError

@@ -1,0 +1,224 @@
+"""Evaluations: how their episodes go on, and the table of their numbers."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from gradus.config import EvaluatorProcessConfig, continued_identity
+from gradus.errors import ExitCode
+from gradus.files import read_json, write_json
+from gradus.launch.console import ConsoleProgress, View
+from gradus.launch.plan import LaunchPlan
+from gradus.launch.records import PhaseSeconds
+from gradus.launch.resume import IDENTITY_NAME, Entry, ResumePoint
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import MODEL_FILES, digest_files, model_folder
+
+PROGRESS_NAME, RESULTS_NAME = "progress.json", "results.json"
+
+_TABLE_SECONDS = 0.5
+_LINE_SECONDS = 5.0
+_CLEAR_LINE = "\x1b[2K"
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The episodes of one evaluation, all or those that are missing."""
+
+    title = "evaluation"
+
+    def resume_point(self, _: RunLease) -> ResumePoint:
+        """Episodes need no checkpoint: those that lie in the folder are not played again."""
+        return ResumePoint(None)
+
+    def enter(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Entry:
+        """Refuses to go on with episodes of something else."""
+        run_dir = lease.run_dir
+        identity = _identity(plan)
+        path = run_dir.root / IDENTITY_NAME
+        if point is not None and path.is_file():
+            identity = continued_identity(read_json(path), identity)
+        return Entry([], partial(_write, run_dir, identity))
+
+    def view(self, stream: TextIO, lease: RunLease) -> View:
+        """What shows the numbers."""
+        return TableView(stream, lease.run_dir)
+
+
+def _identity(plan: LaunchPlan) -> dict[str, Any]:
+    """What the episodes depend on, with digests of the model's files when gradus serves it."""
+    (evaluator,) = [it for it in plan.configs.values() if isinstance(it, EvaluatorProcessConfig)]
+    folder = model_folder(evaluator.model.name) if evaluator.base_url is None else None
+    # Every byte is read once more than the engine needs, and lies in memory when it loads them.
+    digests = {} if folder is None else digest_files(folder, MODEL_FILES)
+    return evaluator.identity | {"files": digests}
+
+
+def _write(run_dir: RunDirectory, identity: Mapping[str, Any]) -> None:
+    # What a killed launch left would be taken for what this one writes.
+    shutil.rmtree(run_dir.ready, ignore_errors=True)
+    (run_dir.root / PROGRESS_NAME).unlink(missing_ok=True)
+    write_json(run_dir.root / IDENTITY_NAME, identity)
+
+
+class TableView(View):
+    """The numbers of each environment while it is played, and all of them in the end."""
+
+    def __init__(self, stream: TextIO, run_dir: RunDirectory) -> None:
+        super().__init__(ConsoleProgress(stream), run_dir)
+        self._root = run_dir.root
+        self._table = LiveTable(stream)
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Lines that stay, in the place of the table, which comes back below them."""
+        if found := list(texts):
+            self._table.clear()
+            super().lines(found)
+
+    def show(self) -> None:
+        """Notices since the last call, and the table as it stands."""
+        super().show()
+        self._table.show(self._root / PROGRESS_NAME)
+
+    def end(self) -> None:
+        """Show the last notices and take the table away."""
+        super().show()
+        self._table.clear()
+
+    def sum_up(self, outcome: str, cause: str | None, _: PhaseSeconds) -> int:
+        """Print the results; TRY_AGAIN when an episode failed or is missing."""
+        if outcome == "interrupted":
+            self.line(f"interrupted {cause}; go on with --resume")
+        if outcome != "done":
+            return ExitCode.DONE
+        path = self._root / RESULTS_NAME
+        results = read_json(path)
+        self.lines([*table(results), *error_lines(results), f"{'results':<12}{path}"])
+        if is_complete(results):
+            return ExitCode.DONE
+        self.line("some episodes failed; --resume plays just those again")
+        return ExitCode.TRY_AGAIN
+
+
+class LiveTable:
+    """The table while the evaluation runs: redrawn on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._shown_at = float("-inf")
+        self._num_lines = 0
+        self._last = ""
+
+    def show(self, path: Path) -> None:
+        """Show what `path` holds, unless that was done a moment ago."""
+        pause = _TABLE_SECONDS if self._is_terminal else _LINE_SECONDS
+        if time.monotonic() - self._shown_at < pause:
+            return
+        try:
+            progress = read_json(path)
+        except FileNotFoundError:
+            return
+        self._shown_at = time.monotonic()
+        if self._is_terminal:
+            self.clear()
+            lines = table(progress)
+            self._num_lines = len(lines)
+            self._stream.write("".join(f"{line}\n" for line in lines))
+        elif (line := progress_line(progress)) != self._last:
+            self._last = line
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the table away from the terminal."""
+        if self._num_lines:
+            self._stream.write(f"\x1b[{self._num_lines}A")
+            self._stream.write(f"{_CLEAR_LINE}\n" * self._num_lines)
+            self._stream.write(f"\x1b[{self._num_lines}A")
+            self._stream.flush()
+        self._num_lines = 0
+
+
+Row = Mapping[str, Any]
+
+
+def table(progress: Mapping[str, Any]) -> list[str]:
+    """One line per environment, with a last one over all when there are several.
+
+    >>> table(progress)[0].split()[:3]  # doctest: +SKIP
+    ['environment', 'episodes', 'avg@4']
+    """
+    rows = list(progress["environments"])
+    if len(rows) > 1:
+        rows.append(progress["overall"])
+    ks = sorted({int(k) for row in rows for k in row["pass_at"]})
+    head = ["environment", "episodes", "avg", *(f"pass@{k}" for k in ks)]
+    head += [*(f"pass^{k}" for k in ks if k > 1), "errors", "truncated", "length"]
+    lines = [head, *(_cells(row, ks) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def error_lines(progress: Mapping[str, Any]) -> list[str]:
+    """How often each kind of error came, the most frequent first, with an example."""
+    messages = progress["error_messages"]
+    return [
+        f"error       {count} x {kind}: {_one_line(messages.get(kind, ''))}"
+        for kind, count in progress["overall"]["errors"].items()
+    ]
+
+
+def progress_line(progress: Mapping[str, Any]) -> str:
+    """Where the evaluation stands, in one line for a log."""
+    overall = progress["overall"]
+    done, planned = overall["num_episodes"], overall["planned_episodes"]
+    errors = sum(overall["errors"].values())
+    return f"episodes {done}/{planned}  avg {_number(overall['avg']).strip()}  errors {errors}"
+
+
+def is_complete(progress: Mapping[str, Any]) -> bool:
+    """Whether every episode ended, and none with an error."""
+    overall = progress["overall"]
+    return overall["num_episodes"] == overall["planned_episodes"] and not overall["errors"]
+
+
+def _cells(row: Row, ks: list[int]) -> list[str]:
+    at = {int(k): value for k, value in row["pass_at"].items()}
+    all_of = {int(k): value for k, value in row["pass_all"].items()}
+    avg = _number(row["avg"])
+    if row["avg"] is not None and row["group_size"] is not None:
+        avg += f" (@{row['group_size']})"
+    length = row["mean_length_tokens"]
+    return [
+        str(row["name"]),
+        f"{row['num_episodes']}/{row['planned_episodes']}",
+        avg,
+        *(_number(at.get(k)) for k in ks),
+        *(_number(all_of.get(k)) for k in ks if k > 1),
+        str(sum(row["errors"].values())),
+        _number(row["truncated_share"]),
+        "-" if length is None else f"{length:.0f}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _one_line(text: str) -> str:
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return printable if len(printable) <= 160 else f"{printable[:160]}..."

@@ -1,0 +1,311 @@
+"""One launch on this machine: start the processes of a job, show its progress, end all of them."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, TextIO
+
+from gradus.config import without_secrets
+from gradus.errors import DeadlineError, ExitCode, GradusError
+from gradus.files import free_bytes, write_atomically, write_json
+from gradus.launch.console import ConsoleProgress, View
+from gradus.launch.job import Job
+from gradus.launch.plan import LaunchPlan, config_file, describe
+from gradus.launch.records import PhaseSeconds
+from gradus.processes.liveness import SilenceWatch, Watched
+from gradus.processes.supervisor import Child, Supervisor, become_subreaper, last_words
+from gradus.run.checkpoints import CheckpointStore
+from gradus.run.lease import RunLease, choose_opening, run_path
+from gradus.run.paths import RunDirectory
+
+FINISH_SECONDS = 600.0
+"""Deadline for the last process to finish after the first one did."""
+
+_LEASE_SECONDS = 1.0
+_LEAST_FREE_BYTES = 1 << 20
+
+
+def launch(
+    job: Job,
+    stream: TextIO | None = None,
+    *,
+    resume: bool = False,
+    clean: bool = False,
+    dry_run: bool = False,
+) -> int:
+    """Do a job to its end; with `dry_run` only say what would happen. Returns the exit code.
+
+    0 when done, 130 after Ctrl-C, 75 after SIGTERM or when episodes of an evaluation failed. A
+    process that fails ends all others and is raised as a GradusError whose message names it, its
+    cause and its log. Nothing in the run directory changes before everything that may refuse the
+    job was asked.
+    """
+    become_subreaper()
+    console = ConsoleProgress(stream or sys.stdout)
+    opening = choose_opening(resume=resume, clean=clean, dry_run=dry_run)
+    if not dry_run:
+        job.check()
+    # What cannot be planned must neither cost the old run nor leave a new folder.
+    job.plan(RunDirectory(run_path(job.output_dir, job.name)), 0, None)
+    lease = opening(job.output_dir, job.name, kind=job.kind)
+    try:
+        point = job.work.resume_point(lease) if resume else None
+        plan = job.plan(lease.run_dir, lease.term, point.step if point else None)
+        console.line(f"{job.work.title:<18}{lease.run_dir.root}")
+        entry = job.work.enter(lease, plan, point)
+        console.lines(entry.lines)
+        if point is not None and point.is_finished:
+            return ExitCode.DONE
+        if dry_run:
+            console.lines([*describe(plan), "dry run: nothing was written and nothing started"])
+            return ExitCode.DONE
+        if point is not None:
+            lease.claim()
+        entry.write()
+        _prepare(lease.run_dir, plan)
+        view = job.work.view(stream or sys.stdout, lease)
+        with Interrupts() as interrupts:
+            return _Launch(job, plan, lease, view, interrupts).run()
+    finally:
+        lease.release()
+
+
+def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
+    """The files and folders that the processes of this launch find."""
+    for process, config in plan.configs.items():
+        write_json(config_file(run_dir, process), without_secrets(config))
+    for folder in (run_dir.ready, run_dir.logs):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    run_dir.save_request.unlink(missing_ok=True)
+    if not any(spec.name == "inference" for stage in plan.stages for spec in stage):
+        return
+    # The tokens of the inference server's routes exist only as these two files.
+    run_dir.secrets.mkdir(mode=0o700, exist_ok=True)
+    for token in (run_dir.admin_token, run_dir.inference_token):
+        write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
+
+
+@dataclass
+class _Phases:
+    """When each phase of a launch began, in monotonic seconds."""
+
+    started: float = field(default_factory=time.monotonic)
+    ready: float | None = None
+    stopping: float | None = None
+
+    def seconds(self) -> PhaseSeconds:
+        now = time.monotonic()
+        stopping = self.stopping or now
+        ready = self.ready or stopping
+        return PhaseSeconds(ready - self.started, stopping - ready, now - stopping)
+
+
+class _Launch:
+    """One launch from the first process to the summary."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: LaunchPlan,
+        lease: RunLease,
+        view: View,
+        interrupts: Interrupts,
+    ) -> None:
+        self._job = job
+        self._plan = plan
+        self._lease = lease
+        self._view = view
+        self._interrupts = interrupts
+        self._phases = _Phases()
+        self._lease_checked_at = time.monotonic()
+        self._is_disk_full = False
+        self._silence = SilenceWatch(
+            lease.run_dir.alive, limit_seconds=job.launch.silent_process_seconds
+        )
+        self._supervisor = Supervisor(
+            lease.run_dir.processes,
+            stop_timeout_seconds=job.launch.stop_timeout_seconds,
+            on_restart=view.line,
+        )
+
+    def run(self) -> int:
+        """Start, follow, stop, sum up; returns the exit code or raises what went wrong."""
+        try:
+            self._start()
+            self._follow()
+        except Interrupted as interrupted:
+            if interrupted.is_from_outside and self._job.saves and self._phases.ready is not None:
+                self._save()
+            self._stop()
+            self._sum_up("interrupted", str(interrupted))
+            return interrupted.exit_code
+        except GradusError as error:
+            self._stop()
+            self._view.lines(last_words(error))
+            self._sum_up("failed", str(error))
+            raise
+        except BaseException:
+            self._stop()
+            raise
+        self._stop()
+        return self._sum_up("done", None)
+
+    def _save(self) -> None:
+        """Ask the trainer for a checkpoint and wait for it, as long as there is time."""
+        checkpoints = CheckpointStore(self._lease.run_dir, self._lease.term)
+        before = checkpoints.newest_step()
+        write_atomically(self._lease.run_dir.save_request, b"")
+        seconds = self._job.launch.save_timeout_seconds
+        self._view.line(
+            f"asked to stop: waits {seconds:g} s at most for a checkpoint; a second signal ends it"
+        )
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._interrupts.is_urgent:
+            newest = checkpoints.newest_step()
+            if newest != before:
+                self._view.line(f"checkpoint {newest} is saved; --resume goes on from it")
+                return
+            if any(child.exit_code() is not None for child in self._supervisor.children):
+                break
+            self._supervisor.pause()
+        last = "step 1" if before is None else f"checkpoint {before}"
+        self._view.line(f"no checkpoint was saved in time; --resume goes on from {last}")
+
+    def _start(self) -> None:
+        for stage in self._plan.stages:
+            self._view.console.started([spec.name for spec in stage])
+            children = [self._supervisor.start(spec) for spec in stage]
+            self._supervisor.wait_ready(
+                children,
+                timeout_seconds=self._job.launch.ready_timeout_seconds,
+                on_ready=self._note_ready,
+                on_wait=self._on_wait,
+            )
+        self._phases.ready = time.monotonic()
+
+    def _follow(self) -> None:
+        """Return when every finishing process has ended with exit code 0."""
+        finishing = [child for child in self._supervisor.children if child.spec.finishes]
+        first_end: float | None = None
+        while running := [child for child in finishing if child.exit_code() is None]:
+            self._supervisor.check()
+            self._on_wait()
+            if len(running) < len(finishing):
+                if first_end is None:
+                    first_end = time.monotonic()
+                    self._note_first_end(running)
+                self._refuse_to_wait_longer(running, first_end)
+            self._supervisor.pause()
+        self._supervisor.check()
+
+    def _note_first_end(self, running: list[Child]) -> None:
+        """An evaluation at the end may take long, and shows nothing until it is complete."""
+        if self._job.evaluation_seconds:
+            names = ", ".join(child.spec.name for child in running)
+            self._view.line(f"training is done; {names} still evaluates")
+
+    def _refuse_to_wait_longer(self, running: list[Child], since: float) -> None:
+        limit = FINISH_SECONDS + self._job.evaluation_seconds
+        if time.monotonic() - since < limit:
+            return
+        spec = running[0].spec
+        raise DeadlineError(
+            f"{spec.name} still runs {limit:g} s after the others finished (log: {spec.log})"
+        )
+
+    def _on_wait(self) -> None:
+        self._interrupts.check()
+        self._view.console.waiting()
+        self._view.show()
+        self._view.lines(self._silence.look(self._watched()))
+        if time.monotonic() - self._lease_checked_at >= _LEASE_SECONDS:
+            self._lease_checked_at = time.monotonic()
+            self._lease.check()
+            self._note_full_disk()
+            self._supervisor.reap_orphans()
+
+    def _note_full_disk(self) -> None:
+        """Roles wait for room and say so in their logs alone."""
+        root = self._lease.run_dir.root
+        free = free_bytes(root)
+        is_full = free is not None and free < _LEAST_FREE_BYTES
+        if is_full and not self._is_disk_full:
+            self._view.line(f"the disk of {root} is full: make room, the run waits for it")
+        self._is_disk_full = is_full
+
+    def _note_ready(self, child: Child, content: Mapping[str, Any]) -> None:
+        address = content.get("base_url") or content.get("run_address") or ""
+        self._view.console.ready(child.spec.name, child.seconds(), str(address))
+
+    def _stop(self) -> None:
+        self._phases.stopping = time.monotonic()
+        self._supervisor.stop(is_urgent=lambda: self._interrupts.is_urgent)
+        self._supervisor.reap_orphans()
+        self._view.end()
+
+    def _sum_up(self, outcome: str, cause: str | None) -> int:
+        return self._view.sum_up(outcome, cause, self._phases.seconds())
+
+    def _watched(self) -> list[Watched]:
+        return [
+            Watched(child.spec.name, child.pid, is_vital=child.spec.restarts == 0)
+            for child in self._supervisor.children
+        ]
+
+
+_EXIT_CODES = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: int(ExitCode.TRY_AGAIN),
+    signal.SIGHUP: int(ExitCode.TRY_AGAIN),
+}
+
+
+class Interrupted(Exception):
+    """The launch was asked to end."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = _EXIT_CODES[signal.Signals(number)]
+        self.is_from_outside = number != signal.SIGINT
+        """Whether a scheduler or the system asks, and not a person at the terminal."""
+        what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        super().__init__(f"stopped by {what}")
+
+
+class Interrupts:
+    """Holds the handlers of SIGINT, SIGTERM and SIGHUP inside a `with` block.
+
+    >>> with Interrupts() as interrupts:
+    ...     interrupts.check()
+    """
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in _EXIT_CODES:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise Interrupted when a signal came."""
+        if self._received:
+            raise Interrupted(self._received[0])
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a second signal came: no more waiting for anybody."""
+        return len(self._received) > 1
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._received.append(number)

@@ -1,0 +1,114 @@
+"""Runs that make steps: how they go on from a checkpoint, and how their steps are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TextIO
+
+from gradus.errors import ExitCode
+from gradus.files import write_json
+from gradus.launch.console import ConsoleProgress, View
+from gradus.launch.plan import LaunchPlan
+from gradus.launch.records import MetricsTail, PhaseSeconds, Record, Summary, iter_records
+from gradus.launch.resume import (
+    Entry,
+    ResumePoint,
+    changed_settings,
+    clear_for_resume,
+    find_resume_point,
+    refuse_other_evaluation,
+)
+from gradus.monitor.console import Column
+from gradus.run.lease import RunKind, RunLease
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one run, from the first or from a checkpoint."""
+
+    kind: RunKind
+    max_steps: int
+    columns: tuple[Column, ...]
+    """What a line shows of a step."""
+    keeps_versions: bool = False
+    """Whether versions that were published before a kill are still needed after it."""
+    note: Callable[[RunLease], None] = lambda _: None
+    """Writes what the run leaves in its directory besides its configs."""
+
+    title = "run"
+
+    def resume_point(self, lease: RunLease) -> ResumePoint:
+        """Where the run goes on; refuses what cannot go on."""
+        return find_resume_point(lease, self.max_steps)
+
+    def enter(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Entry:
+        """Compare this launch with the one that left the checkpoint."""
+        write = partial(self._write, lease, point)
+        if point is None:
+            return Entry([], write)
+        changes: list[str] = []
+        if not point.is_finished:
+            is_fresh = point.checkpoint is None
+            changes = changed_settings(lease.run_dir, plan.configs, is_fresh=is_fresh)
+            refuse_other_evaluation(lease.run_dir, plan.configs)
+        goes_on = f"{'resume':<18}{point.describe(self.max_steps)}"
+        return Entry([goes_on, *(f"{'changed':<18}{change}" for change in changes)], write)
+
+    def _write(self, lease: RunLease, point: ResumePoint | None) -> None:
+        if point is not None:
+            clear_for_resume(lease, point, keeps_versions=self.keeps_versions)
+        self.note(lease)
+
+    def view(self, stream: TextIO, lease: RunLease) -> View:
+        """What shows the steps."""
+        return StepsView(self, stream, lease)
+
+
+class StepsView(View):
+    """A line for each step and each evaluation, and a summary in the end."""
+
+    def __init__(self, steps: Steps, stream: TextIO, lease: RunLease) -> None:
+        console = ConsoleProgress(stream, max_steps=steps.max_steps, columns=steps.columns)
+        super().__init__(console, lease.run_dir)
+        self._steps = steps
+        self._lease = lease
+        self._tail = MetricsTail(lease.run_dir.metrics)
+        # What a resumed run did before counts in its summary and is not shown again.
+        self._records: list[Record] = list(iter_records(self._tail))
+
+    def show(self) -> None:
+        """Notices, steps and evaluations since the last call."""
+        super().show()
+        for record in self._tail.read():
+            if record.is_evaluation:
+                self.console.evaluation(record)
+                continue
+            self._records.append(record)
+            self.console.step(record)
+
+    def end(self) -> None:
+        """Show the last steps and take the bar away."""
+        self.show()
+        self.console.end_steps()
+
+    def sum_up(self, outcome: str, cause: str | None, seconds: PhaseSeconds) -> int:
+        """Print what the run did, and write it into `summary.json`."""
+        run_dir = self._lease.run_dir
+        summary = Summary(
+            kind=self._steps.kind,
+            run_dir=str(run_dir.root),
+            term=self._lease.term,
+            outcome=outcome,
+            cause=cause,
+            max_steps=self._steps.max_steps,
+            seconds=seconds,
+            records=tuple(self._records),
+        )
+        self.lines(summary.lines())
+        try:
+            write_json(run_dir.summary, summary.as_json())
+        except OSError as error:
+            self.line(f"{run_dir.summary} cannot be written: {error.strerror}")
+        return ExitCode.DONE
