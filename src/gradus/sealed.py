@@ -17,7 +17,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,6 +26,7 @@ import msgspec
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.files import DurableFiles
+from gradus.log import get_logger
 
 FORMAT = 4
 """Raised when an older gradus could not read what this one seals."""
@@ -35,6 +36,7 @@ MANIFEST_NAME = "manifest.json"
 Label = TypeVar("Label")
 """What the owner of a folder says of it: the step of a batch, the version of weights."""
 
+_LOG = get_logger(__name__)
 _HIDDEN = re.compile(r"\..+\.(?:tmp|deleted)-(\d+)")
 _MAX_MANIFEST_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
@@ -121,8 +123,7 @@ def stage(target: Path, files: DurableFiles, *, term: int = 0) -> Iterator[Path]
         files.make_folder(staging)
         yield staging
     except StorageError:
-        with suppress(StorageError):
-            files.delete(staging)
+        sweep(staging, files)
         raise
 
 
@@ -194,20 +195,25 @@ def discard(folder: Path, term: int, files: DurableFiles) -> None:
     """Delete a sealed folder. Its name goes first: half a folder would look like a damaged one."""
     hidden = folder.with_name(f".{folder.name}.deleted-{term}")
     files.rename(folder, hidden)
-    files.delete(hidden)
+    sweep(hidden, files)
 
 
-def unfinished(parent: Path, *, last_term: int) -> list[Path]:
-    """What owners up to `last_term` staged or began to delete in `parent` and never finished."""
+def discard_unfinished(parent: Path, files: DurableFiles, *, last_term: int) -> None:
+    """Delete what owners up to `last_term` staged, or began to delete, and never finished."""
     if not parent.is_dir():
-        return []
-    return [
-        path
-        for path in parent.iterdir()
-        if (match := _HIDDEN.fullmatch(path.name))
-        and int(match[1]) <= last_term
-        and not path.is_symlink()
-    ]
+        return
+    for path in parent.iterdir():
+        match = _HIDDEN.fullmatch(path.name)
+        if match and int(match[1]) <= last_term and not path.is_symlink():
+            sweep(path, files)
+
+
+def sweep(hidden: Path, files: DurableFiles) -> None:
+    """Delete a hidden folder; one that cannot be deleted is a warning."""
+    try:
+        files.delete(hidden)
+    except StorageError as error:
+        _LOG.warning("%s stays on disk: %s", hidden.name, error)
 
 
 def contents_digest(label: Any, entries: Entries) -> str:

@@ -17,7 +17,15 @@ from gradus.files import DurableFiles
 from gradus.log import get_logger
 from gradus.run.lease import check_term, read_marker
 from gradus.run.paths import RunDirectory
-from gradus.sealed import MANIFEST_NAME, discard, open_sealed, seal, staging_path, unfinished
+from gradus.sealed import (
+    MANIFEST_NAME,
+    discard,
+    discard_unfinished,
+    open_sealed,
+    seal,
+    staging_path,
+    sweep,
+)
 
 logger = get_logger(__name__)
 
@@ -184,12 +192,11 @@ class CheckpointStore:
 
     def discard(self, step: int) -> None:
         """Delete what was staged of checkpoint `step`, after a part of it failed."""
-        self._delete_hidden(self._staging(step))
+        sweep(self._staging(step), self._files)
 
     def discard_stale(self) -> None:
         """Delete what older terms staged or began to delete, and never finished."""
-        for path in unfinished(self._root, last_term=self._term - 1):
-            self._delete_hidden(path)
+        discard_unfinished(self._root, self._files, last_term=self._term - 1)
 
     def _committed(self) -> list[_Committed]:
         """Every committed folder, newest first, checked or not."""
@@ -253,12 +260,6 @@ class CheckpointStore:
             discard(folder, self._term, self._files)
         except StorageError as error:
             logger.warning("old checkpoint stays: %s", error)
-
-    def _delete_hidden(self, folder: Path) -> None:
-        try:
-            self._files.delete(folder)
-        except StorageError as error:
-            logger.warning("%s stays on disk: %s", folder.name, error)
 
     def _staging(self, step: int) -> Path:
         return staging_path(self._root / f"step_{step:08d}", self._term)

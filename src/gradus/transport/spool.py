@@ -19,18 +19,36 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import shutil
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from gradus.errors import CorruptStateError, DeadlineError, FencedError, ProtocolError
-from gradus.files import FULL_DISK_ERRORS, storage_error
+from gradus.errors import (
+    CorruptStateError,
+    DeadlineError,
+    FencedError,
+    FullDiskError,
+    ProtocolError,
+)
+from gradus.files import DurableFiles, write_atomically
 from gradus.log import get_logger
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
+from gradus.sealed import (
+    Entries,
+    FileEntry,
+    SealedFolder,
+    contents_digest,
+    describe,
+    discard,
+    discard_unfinished,
+    open_sealed,
+    seal,
+    stage,
+)
 from gradus.transport.watch import FolderWatch
 from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
 from gradus.wire.events import BatchReceived, Event, StepFinished
@@ -44,19 +62,15 @@ FULL_DISK_SECONDS = 600.0
 FULL_DISK_PAUSE_SECONDS = 5.0
 """Between two tries."""
 
-_MANIFEST = "manifest.json"
+_MAX_EVENT_BYTES = 1 << 20
 _RECEIVED = "received"
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    sha256: str
-    bytes: int
+class BatchLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the manifest of a batch says of it."""
 
-
-class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     term: int
-    parts: list[_Part]
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,9 +157,17 @@ class SpoolSender:
     >>> await sender.send(batch)  # doctest: +SKIP
     """
 
-    def __init__(self, run_dir: RunDirectory, term: int, *, capacity: int = 2) -> None:
+    def __init__(
+        self,
+        run_dir: RunDirectory,
+        term: int,
+        *,
+        capacity: int = 2,
+        files: DurableFiles | None = None,
+    ) -> None:
         """Takes over what an earlier life of the same term left; FencedError for a newer one's."""
         self._run_dir = run_dir
+        self._files = files or DurableFiles()
         self._ledger = SendLedger(term=term, capacity=capacity)
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
@@ -158,8 +180,9 @@ class SpoolSender:
 
     async def send(self, batch: Batch) -> None:
         # On a thread: a large batch takes half a second.
-        manifest, parts = await asyncio.to_thread(_encode_parts, batch)
-        digest = _sha256(msgspec.json.encode(manifest))
+        label = BatchLabel(batch.step, batch.term)
+        parts, entries = await asyncio.to_thread(_encode_parts, batch)
+        digest = contents_digest(label, entries)
         async with self._sending:
             if self._ledger.is_resend(batch, digest):
                 return
@@ -167,22 +190,22 @@ class SpoolSender:
                 await self._watch.wait_async()
                 self._look_for_events()
             check_term(self._run_dir, self._ledger.term)
-            await self._write_when_there_is_room(manifest, parts)
+            await self._write_when_there_is_room(label, parts, entries)
             self._ledger.note_sent(batch.step, digest)
 
-    async def _write_when_there_is_room(self, manifest: _Manifest, parts: list[bytes]) -> None:
+    async def _write_when_there_is_room(
+        self, label: BatchLabel, parts: Mapping[str, bytes], entries: Entries
+    ) -> None:
         """A full disk holds the run until somebody makes room; StorageError after the deadline."""
         deadline = time.monotonic() + FULL_DISK_SECONDS
         while True:
             try:
-                await asyncio.to_thread(self._write, manifest, parts)
+                await asyncio.to_thread(self._write, label, parts, entries)
                 return
-            except OSError as error:
-                needed = sum(map(len, parts))
-                told = storage_error(error, self._run_dir.spool, needed_bytes=needed)
-                if error.errno not in FULL_DISK_ERRORS or time.monotonic() >= deadline:
-                    raise told from error
-            _LOG.warning("batch %d waits for room: %s", manifest.step, told)
+            except FullDiskError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                _LOG.warning("batch %d waits for room: %s", label.step, error)
             await asyncio.sleep(FULL_DISK_PAUSE_SECONDS)
 
     async def receive_event(self) -> Event:
@@ -199,38 +222,27 @@ class SpoolSender:
 
     def _adopt_spool(self) -> None:
         """Take over the batches of this term that lie in the spool; drop those of older ones."""
-        for torn in self._run_dir.spool.glob(".batch_*"):
-            shutil.rmtree(torn)
+        discard_unfinished(self._run_dir.spool, self._files, last_term=self._ledger.term)
         for folder in sorted(self._run_dir.spool.glob("batch_*")):
-            manifest = _read_manifest(folder)
-            if manifest.term > self._ledger.term:
+            sealed = _open_batch(folder)
+            step, term = sealed.label.step, sealed.label.term
+            if term > self._ledger.term:
                 raise FencedError(
-                    f"{folder} was written under term {manifest.term}; this process has term "
+                    f"{folder} was written under term {term}; this process has term "
                     f"{self._ledger.term} and must stop"
                 )
-            if manifest.term < self._ledger.term:
-                _remove_batch(folder)
+            if term < self._ledger.term:
+                discard(folder, self._ledger.term, self._files)
                 continue
-            digest = _sha256(msgspec.json.encode(manifest))
             is_acknowledged = (folder / _RECEIVED).exists()
-            self._ledger.note_sent(manifest.step, digest, acknowledged=is_acknowledged)
+            self._ledger.note_sent(step, sealed.digest, acknowledged=is_acknowledged)
 
-    def _write(self, manifest: _Manifest, parts: list[bytes]) -> None:
-        spool = self._run_dir.spool
-        folder = spool / name_of_batch(manifest.step)
-        temporary = spool / f".{folder.name}.tmp-{manifest.term}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        try:
-            temporary.mkdir()
-            for rank, part in enumerate(parts):
-                _write_durably(temporary / f"rank_{rank}.msgpack", part)
-            _write_durably(temporary / _MANIFEST, msgspec.json.encode(manifest))
-            _sync_directory(temporary)
-        except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        temporary.rename(folder)
-        _sync_directory(spool)
+    def _write(self, label: BatchLabel, parts: Mapping[str, bytes], entries: Entries) -> None:
+        folder = self._run_dir.spool / name_of_batch(label.step)
+        with stage(folder, self._files, term=label.term) as staging:
+            for name, part in parts.items():
+                self._files.stage(staging / name, part)
+            seal(staging, folder, label, entries=entries, files=self._files)
 
     def _look_for_events(self) -> None:
         names = set(os.listdir(self._events))
@@ -252,7 +264,7 @@ class SpoolSender:
         if isinstance(event, StepFinished):
             for folder in spool.glob("batch_*"):
                 if folder.name < name_of_batch(event.step):
-                    _remove_batch(folder)
+                    discard(folder, self._ledger.term, self._files)
 
     def _mark_done(self, sequence: int) -> None:
         """The caller came back for more, so it handled event `sequence`; keep only this mark.
@@ -308,31 +320,26 @@ class SpoolReceiver:
         raw = encode(event)
         envelope = _Envelope(self._next_sequence, _sha256(raw), raw)
         path = self._events / f"{self._next_sequence:010d}.msgpack"
-        temporary = path.with_name(f".{path.name}.tmp-{self._term}")
-        _write_durably(temporary, encode(envelope))
-        temporary.rename(path)
-        _sync_directory(self._events)
+        write_atomically(path, encode(envelope), mode=0o600)
+        DurableFiles().sync(self._events)
         self._next_sequence += 1
 
     def close(self) -> None:
         self._watch.close()
 
     def _read(self, folder: Path, step: int) -> RankBatch:
-        manifest = _read_manifest(folder)
-        if manifest.term != self._term:
+        sealed = _open_batch(folder)
+        if sealed.label.term != self._term:
             raise FencedError(
-                f"{folder} was written under term {manifest.term}; this trainer has term "
+                f"{folder} was written under term {sealed.label.term}; this trainer has term "
                 f"{self._term} and must stop"
             )
-        if self._rank >= len(manifest.parts):
+        name = _name_of_part(self._rank)
+        if name not in sealed.files:
             raise ProtocolError(
-                f"batch {step} has parts for {len(manifest.parts)} ranks, this is rank {self._rank}"
+                f"batch {step} has parts for {len(sealed.files)} ranks, this is rank {self._rank}"
             )
-        path = folder / f"rank_{self._rank}.msgpack"
-        expected = manifest.parts[self._rank]
-        raw = _read_file(path, expected.bytes)
-        if _describe(raw) != expected:
-            raise CorruptStateError(f"{path} does not have the size and digest of its manifest")
+        path, raw = folder / name, sealed.read(name)
         batch = decode_rank_batch(raw)
         if (batch.step, batch.term, batch.rank) != (step, self._term, self._rank):
             raise ProtocolError(
@@ -342,28 +349,21 @@ class SpoolReceiver:
         return batch
 
 
-def _encode_parts(batch: Batch) -> tuple[_Manifest, list[bytes]]:
+def _name_of_part(rank: int) -> str:
+    return f"rank_{rank}.msgpack"
+
+
+def _encode_parts(batch: Batch) -> tuple[dict[str, bytes], dict[str, FileEntry]]:
     """One part per rank, and what the manifest says of them."""
-    parts = [encode(part) for part in split_by_rank(batch)]
-    return _Manifest(batch.step, batch.term, [_describe(part) for part in parts]), parts
+    parts = {_name_of_part(part.rank): encode(part) for part in split_by_rank(batch)}
+    return parts, {name: describe(part) for name, part in parts.items()}
 
 
-def _read_manifest(folder: Path) -> _Manifest:
-    path = folder / _MANIFEST
-    try:
-        manifest = msgspec.json.decode(_read_file(path), type=_Manifest)
-    except ValueError as error:
-        raise CorruptStateError(f"{path} is not a manifest: {error}") from error
-    if name_of_batch(manifest.step) != folder.name:
-        raise ProtocolError(f"{path} says step {manifest.step}, which is not its folder's")
-    return manifest
-
-
-def _remove_batch(folder: Path) -> None:
-    """Delete a batch. It loses its name first, so that a kill never leaves half of one."""
-    nameless = folder.with_name(f".{folder.name}.trained")
-    folder.rename(nameless)
-    shutil.rmtree(nameless, ignore_errors=True)
+def _open_batch(folder: Path) -> SealedFolder[BatchLabel]:
+    sealed = open_sealed(folder, BatchLabel)
+    if name_of_batch(sealed.label.step) != folder.name:
+        raise ProtocolError(f"{folder} says step {sealed.label.step}, which is not its name's")
+    return sealed
 
 
 def _read_event(path: Path, sequence: int) -> Event:
@@ -379,11 +379,11 @@ def _read_event(path: Path, sequence: int) -> Event:
     return decode_event(envelope.event)
 
 
-def _read_file(path: Path, max_bytes: int = 1 << 20) -> bytes:
-    """At most one byte more than `max_bytes`, so that a wrong size shows and memory is bounded."""
+def _read_file(path: Path) -> bytes:
+    """At most _MAX_EVENT_BYTES, so that memory is bounded."""
     try:
         with path.open("rb") as file:
-            return file.read(max_bytes + 1)
+            return file.read(_MAX_EVENT_BYTES)
     except OSError as error:
         raise CorruptStateError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -397,25 +397,5 @@ def _last_sequence(events: Path, suffix: str = "") -> int:
     return max(numbers, default=-1)
 
 
-def _describe(raw: bytes) -> _Part:
-    return _Part(sha256=_sha256(raw), bytes=len(raw))
-
-
 def _sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,7 @@ from gradus.errors import ConfigError, CorruptStateError, RunDirectoryError
 from gradus.files import DurableFiles, PatientFiles
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.sealed import discard, open_sealed, seal, stage, unfinished
+from gradus.sealed import discard, discard_unfinished, open_sealed, seal, stage
 from gradus.weights.published import Published, VersionLabel
 
 SHARD_BYTES = 4 << 30
@@ -59,8 +59,7 @@ class FilesystemWeights:
         self._write = write or write_tensors
         self._files = PatientFiles()
         self._files.make_folder(run_dir.weights)
-        for path in unfinished(run_dir.weights, last_term=term):
-            self._files.delete(path)
+        discard_unfinished(run_dir.weights, self._files, last_term=term)
         if keep_published is not None:
             self._delete_void()
 

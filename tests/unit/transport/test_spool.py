@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from gradus.errors import CorruptStateError, FencedError, ProtocolError
-from gradus.files import write_json
+from gradus.files import DurableFiles, write_json
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.transport import spool
 from gradus.transport.spool import SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
@@ -55,19 +54,19 @@ async def test_a_batch_survives_both_processes(run_dir: RunDirectory) -> None:
 
 
 async def test_a_trainer_that_is_quicker_than_the_sender_does_not_block_it(
-    run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    run_dir: RunDirectory,
 ) -> None:
     """The batch has its name, but the thread that wrote it still waits for the disk."""
-    sender, receiver = SpoolSender(run_dir, 1, capacity=1), SpoolReceiver(run_dir, 1, 0)
     answered = threading.Event()
-    sync = spool._sync_directory
 
-    def slow_sync(path: Path) -> None:
-        if path == run_dir.spool:
-            assert answered.wait(10)
-        sync(path)
+    class SlowFiles(DurableFiles):
+        def sync(self, path: Path) -> None:
+            if path == run_dir.spool:
+                assert answered.wait(10)
+            super().sync(path)
 
-    monkeypatch.setattr(spool, "_sync_directory", slow_sync)
+    sender = SpoolSender(run_dir, 1, capacity=1, files=SlowFiles())
+    receiver = SpoolReceiver(run_dir, 1, 0)
     sending = asyncio.create_task(sender.send(build_batch(0)))
     batch = await asyncio.to_thread(receiver.receive, 0, timeout_seconds=10)
     receiver.send_event(BatchReceived(batch.step, 1))
@@ -81,9 +80,7 @@ async def test_a_flipped_bit_in_a_part_is_refused(run_dir: RunDirectory) -> None
     sender, receiver = both_ends(run_dir)
     await sender.send(build_batch(0))
     flip_one_bit(part_of(run_dir, 0))
-    with pytest.raises(
-        CorruptStateError, match=r"rank_0.msgpack does not have the size and digest"
-    ):
+    with pytest.raises(CorruptStateError, match=r"rank_0.msgpack has .* the manifest says"):
         receiver.receive(0, timeout_seconds=1)
 
 
@@ -93,7 +90,7 @@ async def test_a_part_of_another_size_is_refused(run_dir: RunDirectory, change: 
     await sender.send(build_batch(0))
     raw = part_of(run_dir, 0).read_bytes()
     part_of(run_dir, 0).write_bytes(raw[:change] if change < 0 else raw + b"x" * change)
-    with pytest.raises(CorruptStateError, match="size and digest"):
+    with pytest.raises(CorruptStateError, match="the manifest says"):
         receiver.receive(0, timeout_seconds=1)
 
 
@@ -109,7 +106,7 @@ async def test_a_batch_under_the_name_of_another_step_is_refused(run_dir: RunDir
     sender, receiver = both_ends(run_dir)
     await sender.send(build_batch(0))
     part_of(run_dir, 0).parent.rename(run_dir.spool / "batch_00000004")
-    with pytest.raises(ProtocolError, match="says step 0, which is not its folder's"):
+    with pytest.raises(ProtocolError, match="says step 0, which is not its name's"):
         receiver.receive(4, timeout_seconds=1)
 
 
