@@ -275,7 +275,8 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         await training
         playing.cancel()
         await asyncio.wait({playing})
-        components.recording.close()
+        if components.recording is not None:
+            components.recording.close()
         components.monitor.close()
     await trainer.close()
     return played

@@ -32,8 +32,8 @@ from gradus.orchestrator.groups.grading import (
     SourceGrader,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.orchestrator.records.episode_codec import save_played
 from gradus.orchestrator.records.episodes import encode_record, episode_record
+from gradus.orchestrator.records.recording import save_played
 from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.episodes import build_episode, build_trace

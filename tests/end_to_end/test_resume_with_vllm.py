@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.orchestrator.records.journal import JournalEvent, read_journal, surviving
-from gradus.orchestrator.records.journal_check import check_journal
+from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal, surviving
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import finish, kill, processes_of, records, start

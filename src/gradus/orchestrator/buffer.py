@@ -40,7 +40,7 @@ from gradus.orchestrator.records.metrics import (
     StepCounters,
     batch_metrics,
 )
-from gradus.orchestrator.records.recording import Recording
+from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.records.starvation import GroupTime, PlayTime, Starvation
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import (
@@ -90,7 +90,8 @@ class GroupBuffer:
     batcher: Batcher
     journal: Journal
     records: RecordWriter
-    recording: Recording
+    recording: EpisodeRecording | None
+    """What a replay needs of each episode."""
     failures: FirstFailures
     evict: Callable[[str], None]
     """Notes for the user why nothing could be trained, before the run ends."""
@@ -173,7 +174,7 @@ class GroupBuffer:
         """
         group = self.groups[played.group_id]
         awaits_groups = self.sources[group.source].grader.awaits_groups
-        if not awaits_groups:
+        if not awaits_groups and self.recording is not None:
             self.recording.add(played)
         group.played.append(played)
         if played.failure is not None:
@@ -204,8 +205,9 @@ class GroupBuffer:
         """
         source = self.sources[group.source]
         await source.grader.grade_awaited(group, source.errors)
-        for played in group.played:
-            self.recording.add(played)
+        if self.recording is not None:
+            for played in group.played:
+                self.recording.add(played)
         self._graded(group)
 
     def ship(self, batch: SampleBatch) -> Metrics:

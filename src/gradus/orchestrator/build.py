@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import PendingStepMetrics
-from gradus.orchestrator.records.recording import NoRecording, Recording, open_recording
+from gradus.orchestrator.records.recording import EpisodeRecording, open_recording
 from gradus.orchestrator.records.watchdog import WaitBoard, Watchdog, guard_event_loop
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
@@ -106,7 +106,8 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         ]
         try:
             await orchestrator.play()
-            components.recording.finish()
+            if components.recording is not None:
+                components.recording.finish()
         finally:
             for watch in watches:
                 watch.cancel()
@@ -128,7 +129,7 @@ class Components:
     """Monotonic seconds, for metrics only."""
     evaluated: Sequence[EvaluationSource] = ()
     """What measures the policy."""
-    recording: Recording = field(default_factory=NoRecording)
+    recording: EpisodeRecording | None = None
     """What a replay needs of each episode."""
 
 
@@ -176,7 +177,8 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
         stack.callback(monitor.close)
         journal = stack.enter_context(Journal(run_dir.journal, term=config.term, now=time.time))
         recording = open_recording(config)
-        stack.callback(recording.close)
+        if recording is not None:
+            stack.callback(recording.close)
         columns = {source.name: source.state_columns for source in config.sources}
         yield Components(
             sources=sources,

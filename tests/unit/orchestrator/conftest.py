@@ -31,7 +31,7 @@ from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal, read_journal
-from gradus.orchestrator.records.recording import NoRecording, Recording
+from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
@@ -102,7 +102,7 @@ class Rig:
     monitor: RecordingMonitor = field(default_factory=RecordingMonitor)
     check_lease: Callable[[], None] = lambda: None
     evaluated: list[EvaluationSource] = field(default_factory=list)
-    recording: Recording = field(default_factory=NoRecording)
+    recording: EpisodeRecording | None = None
     clock: Callable[[], float] | None = None
     """By default every look moves it by one second."""
 

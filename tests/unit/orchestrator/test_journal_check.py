@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.orchestrator.records.journal import surviving
-from gradus.orchestrator.records.journal_check import check_journal
+from gradus.orchestrator.records.journal import check_journal, surviving
 
 Line = dict[str, Any]
 

@@ -21,9 +21,9 @@ from gradus.orchestrator.play.concurrency import Load
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.play.player import episode_seed
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
-from gradus.orchestrator.records.episode_codec import load_played, save_played
 from gradus.orchestrator.records.journal import Journal, read_journal
 from gradus.orchestrator.records.metrics import PendingStepMetrics
+from gradus.orchestrator.records.recording import load_played, save_played
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     CheckpointWriter,

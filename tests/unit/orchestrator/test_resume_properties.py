@@ -31,8 +31,13 @@ from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
-from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal, surviving
-from gradus.orchestrator.records.journal_check import check_journal
+from gradus.orchestrator.records.journal import (
+    Journal,
+    JournalEvent,
+    check_journal,
+    read_journal,
+    surviving,
+)
 from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.replay.batches import BatchMaker
 from gradus.orchestrator.replay.journal_reader import read_decisions
@@ -257,7 +262,8 @@ class Lives:
             finally:
                 training.cancel()
                 monitor.close()
-                components.recording.close()
+                if components.recording is not None:
+                    components.recording.close()
         return True
 
 

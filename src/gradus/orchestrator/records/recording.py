@@ -1,53 +1,96 @@
-"""Keeps every episode as it arrived, before its group gives it credit, for a replay of the run."""
+"""Played episodes as bytes and back, and the log that keeps each as it arrived, for a replay.
+
+The bytes are msgpack of verifiers' own wire form, with every token, logprob and credit. Checkpoints
+hold the same bytes.
+"""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+import msgspec
+from verifiers.v1.episode import WireEpisode
 
 from gradus.config import ModelConfig, OrchestratorProcessConfig
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import write_json
 from gradus.log import get_logger
-from gradus.orchestrator.records.episode_codec import save_played
-from gradus.orchestrator.types import PlayedEpisode
+from gradus.orchestrator.types import Failure, PlayedEpisode
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import EpisodeLog, LaunchRecord, digest_files, model_folder
 from gradus.wire.codec import encode
+from gradus.wire.versions import VersionSpan
 
 WEIGHT_FILES = ("*.safetensors", "config.json")
 """What of a model's folder decides the initial weights."""
+_COMPUTED = {"num_input_tokens", "num_output_tokens", "num_total_tokens"}
 
 log = get_logger(__name__)
 
 
-class Recording(Protocol):
-    """Takes every episode that ended, in the order of the journal."""
+class PlayedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One played episode on disk."""
 
-    def add(self, played: PlayedEpisode) -> None:
-        """Keep one episode; its line in the journal follows."""
-        ...
-
-    def finish(self) -> None:
-        """The run ended well: wait until everything is on disk."""
-        ...
-
-    def close(self) -> None:
-        """Close the files."""
-        ...
+    id: str
+    group_id: str
+    versions: VersionSpan
+    episode: bytes | None
+    """None when the episode failed before it came, or was cancelled."""
+    failure: tuple[str, str] | None
+    """Kind and message."""
+    seconds: float
 
 
-class NoRecording:
-    """Keeps nothing: `orchestrator.recording = false`."""
+def save_played(played: PlayedEpisode) -> PlayedState:
+    """The episode as it stands now; later credit does not reach the copy."""
+    failure = played.failure
+    return PlayedState(
+        id=played.id,
+        group_id=played.group_id,
+        versions=played.versions,
+        episode=None if played.episode is None else _encode(played.episode, played.id),
+        failure=None if failure is None else (failure.kind, failure.message),
+        seconds=played.seconds,
+    )
 
-    def add(self, played: PlayedEpisode) -> None:
-        """Forget it."""
 
-    def finish(self) -> None:
-        """Nothing is under way."""
+def load_played(state: PlayedState) -> PlayedEpisode:
+    """The episode that was saved; CorruptStateError when it is none."""
+    return PlayedEpisode(
+        id=state.id,
+        group_id=state.group_id,
+        versions=state.versions,
+        episode=None if state.episode is None else _decode(state.episode, state.id),
+        failure=None if state.failure is None else Failure(*state.failure),
+        seconds=state.seconds,
+    )
 
-    def close(self) -> None:
-        """Nothing is held open."""
+
+def _encode(episode: WireEpisode, episode_id: str) -> bytes:
+    record = episode.model_dump(mode="python", exclude=_COMPUTED)
+    try:
+        return msgspec.msgpack.encode(record, enc_hook=_plain)
+    except (TypeError, UnicodeEncodeError, OverflowError) as error:
+        raise ConfigError(
+            f"episode {episode_id} cannot be recorded: {error}. An algorithm may write numbers, "
+            "text, and lists and dicts of them on an episode"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy that an algorithm left on a trace."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it holds a {type(value).__name__}")
+
+
+def _decode(raw: bytes, episode_id: str) -> WireEpisode:
+    try:
+        return WireEpisode.model_validate(msgspec.msgpack.decode(raw))
+    except ValueError as error:
+        raise CorruptStateError(f"episode {episode_id} cannot be read back: {error}") from error
 
 
 class EpisodeRecording:
@@ -102,9 +145,9 @@ def digest_model(name: str) -> dict[str, str]:
     return {} if folder is None else digest_files(folder, WEIGHT_FILES)
 
 
-def open_recording(config: OrchestratorProcessConfig) -> Recording:
-    """The recording of this launch, as configured."""
+def open_recording(config: OrchestratorProcessConfig) -> EpisodeRecording | None:
+    """The recording of this launch; None for `orchestrator.recording = false`."""
     if not config.orchestrator.recording:
-        return NoRecording()
+        return None
     record = LaunchRecord(RunDirectory(Path(config.run_dir)), config.term)
     return EpisodeRecording(record, config.model)

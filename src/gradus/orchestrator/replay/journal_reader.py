@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.errors import CorruptStateError
-from gradus.orchestrator.records.journal import JournalEvent, refuse_damaged, surviving
-from gradus.orchestrator.records.journal_check import check_journal
+from gradus.orchestrator.records.journal import (
+    JournalEvent,
+    check_journal,
+    refuse_damaged,
+    surviving,
+)
 from gradus.orchestrator.types import TaskPointer
 
 Line = Mapping[str, Any]

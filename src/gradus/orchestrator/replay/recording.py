@@ -11,9 +11,8 @@ from typing import Any, BinaryIO
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.orchestrator.records.episode_codec import PlayedState, load_played
 from gradus.orchestrator.records.journal import read_journal
-from gradus.orchestrator.records.recording import digest_model
+from gradus.orchestrator.records.recording import PlayedState, digest_model, load_played
 from gradus.orchestrator.replay.journal_reader import (
     Decision,
     Decisions,

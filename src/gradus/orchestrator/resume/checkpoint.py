@@ -30,8 +30,8 @@ from gradus.config import CheckpointConfig, OrchestratorProcessConfig
 from gradus.errors import CorruptStateError, ProtocolError, StorageError
 from gradus.files import DurableFiles
 from gradus.log import get_logger
-from gradus.orchestrator.records.episode_codec import PlayedState
 from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.recording import PlayedState
 from gradus.orchestrator.types import Verdict
 from gradus.plugins import describe, take_state, with_name
 from gradus.run.checkpoints import Checkpoint, CheckpointStore

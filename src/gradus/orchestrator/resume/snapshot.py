@@ -10,8 +10,8 @@ from typing import Any
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.tasks import Draw, TaskQueue
-from gradus.orchestrator.records.episode_codec import load_played, save_played
 from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.recording import load_played, save_played
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
