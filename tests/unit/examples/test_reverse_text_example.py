@@ -150,10 +150,10 @@ def named_files(phases: list[Any]) -> list[str]:
 
 
 def test_a_phase_that_fails_ends_the_demo_with_its_name(demo: Any) -> None:
-    phase = demo.GroupPhase("warm-up", "gradus sft", ["-c", "raise SystemExit(64)"])
+    phase = demo.Phase("warm-up", "gradus sft", ["-c", "raise SystemExit(64)"])
     with pytest.raises(SystemExit, match="warm-up ended with code 64"):
         demo.run_phase(phase)
-    assert demo.run_phase(demo.GroupPhase("nothing", "true", ["-c", "pass"])) > 0
+    assert demo.run_phase(demo.Phase("nothing", "true", ["-c", "pass"])) > 0
 
 
 def test_plot_is_a_small_picture(load_example: Callable[[str], ModuleType], tmp_path: Path) -> None:
