@@ -51,6 +51,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("testing", *ROLES),
     },
 }
+ORCHESTRATOR_FLOORS = (
+    *({"traces"}, {"types"}, {"failures"}, {"algorithms"}, {"groups"}, {"play"}, {"records"}),
+    *({"resume"}, {"evaluation", "replay"}, {"buffer"}, {"trainer_link"}, {"orchestrator"}),
+    {"build"},
+)
+"""Rooms of the orchestrator from the ground up; each imports only itself and those below."""
 HEAVY = {"torch", "transformers", "verifiers", "vllm", "renderers", "peft", "zmq", "wandb"}
 MAY_IMPORT_HEAVY: dict[str, set[str]] = {
     "transport": {"zmq"},
@@ -224,6 +230,22 @@ def test_no_two_modules_import_each_other() -> None:
     }
     mutual = [(a, b) for a in graph for b in graph[a] & graph.keys() if a < b and a in graph[b]]
     assert mutual == []
+
+
+def test_the_rooms_of_the_orchestrator_stand_on_their_floors() -> None:
+    floors = {room: floor for floor, rooms in enumerate(ORCHESTRATOR_FLOORS) for room in rooms}
+    wrong = []
+    for module in sources():
+        if module.package != "orchestrator" or module.name.count(".") < 2:
+            continue
+        room = module.name.split(".")[2]
+        for i in module.imports:
+            parts = i.dotted.split(".")
+            if parts[:2] != ["gradus", "orchestrator"] or parts[2] == room:
+                continue
+            if floors[parts[2]] >= floors[room]:
+                wrong.append(f"{short(module.path)}:{i.line} imports {i.dotted}")
+    assert wrong == []
 
 
 def test_there_are_no_relative_or_star_imports() -> None:
