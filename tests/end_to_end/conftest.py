@@ -15,6 +15,19 @@ from gradus.testing.tiny_model import build_tiny_model
 from gradus.testing.waiting import wait_until
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers, the tests of a file stay together, for they share what they started.
+
+    So do all that talk to the one inference server.
+    """
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            uses_server = "inference_server" in getattr(item, "fixturenames", ())
+            group = "inference_server" if uses_server else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small, randomly initialised model with its tokenizer; read-only."""

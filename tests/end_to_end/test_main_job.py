@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gradus.testing.commands import finish, processes_of, records, start
-from gradus.testing.waiting import wait_until
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -198,35 +193,3 @@ def test_a_replay_with_another_loss_repeats_the_batches_and_not_the_weights(
     assert "trainer.optimizer.lr was 0.001 and is 0.0001" in printed
     assert "batches     2 made again from the episodes, each as recorded" in printed
     assert "the weights differ, as they may" in printed
-
-
-@pytest.fixture
-def interrupted(workspace: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """A long run that has trained at least one step."""
-    config = write_rl_config(workspace, "interrupted", steps=1000)
-    process = start("rl", "@", str(config))
-    run_dir = workspace / "interrupted"
-    metrics = run_dir / "metrics.jsonl"
-    try:
-        wait_until(
-            lambda: process.poll() is not None or (metrics.exists() and metrics.read_bytes()),
-            timeout_seconds=300,
-            what="the first step",
-        )
-        yield run_dir, process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def test_ctrl_c_ends_everything_within_ten_seconds(
-    interrupted: tuple[Path, subprocess.Popen[str]],
-) -> None:
-    run_dir, process = interrupted
-    started = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
-    assert time.monotonic() - started < 10
-    assert process.returncode == 130, printed
-    assert processes_of(run_dir) == []

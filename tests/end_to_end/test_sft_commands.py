@@ -123,7 +123,6 @@ def test_an_exported_checkpoint_says_the_same_in_transformers_and_in_vllm(
     exported = root / "exported"
     finish(start("export", str(killed), str(exported)))
     (root / "eval.toml").write_text(EVAL_TOML.format(root=root))
-    assert "(greedy)" in finish(start("check", "@", str(root / "eval.toml")))
     finish(start("eval", "@", str(root / "eval.toml")))
     (row,) = read_json(root / "e" / "results.json")["environments"]
     assert row["num_episodes"] == 8

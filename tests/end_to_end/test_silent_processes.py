@@ -1,10 +1,12 @@
-"""A process of a real run that is stopped is named on the console, and ends the run in time."""
+"""Signals to a real run: a stopped process is named and ends it; SIGTERM saves; Ctrl-C is quick."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -69,20 +71,51 @@ def test_a_stopped_process_is_named_and_ends_the_run(
     assert processes_of(run_dir.root) == []
 
 
-def test_sigterm_saves_a_checkpoint_from_which_a_resume_goes_on(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    file = tmp_path / "rl.toml"
-    file.write_text(TOML.format(name="stopped", root=tmp_path / "runs", model=tiny_model))
-    run_dir = RunDirectory(tmp_path / "runs" / "stopped")
+@dataclass(frozen=True)
+class Stopped:
+    """A run that SIGTERM ended after its first step."""
+
+    config: Path
+    run_dir: RunDirectory
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Stopped:
+    root = tmp_path_factory.mktemp("stopped")
+    file = root / "rl.toml"
+    file.write_text(TOML.format(name="stopped", root=root / "runs", model=tiny_model))
+    run_dir = RunDirectory(root / "runs" / "stopped")
     process = start("rl", "@", str(file), program=SCRIPTED)
     wait_for_a_step(process, run_dir)
     process.send_signal(signal.SIGTERM)
-    printed = finish(process, exit_code=ExitCode.TRY_AGAIN)
-    assert "is saved; --resume goes on from it" in printed
+    return Stopped(file, run_dir, finish(process, exit_code=ExitCode.TRY_AGAIN))
+
+
+def saved_step(run_dir: RunDirectory) -> int:
     (saved,) = run_dir.checkpoints.glob("step_*")
-    step = int(saved.name.removeprefix("step_"))
-    words = ("--resume", "--max-steps", str(step + 1))
-    assert f"from checkpoint {step} of {step + 1} steps" in finish(
-        start("rl", "@", str(file), *words, program=SCRIPTED)
+    return int(saved.name.removeprefix("step_"))
+
+
+def test_sigterm_saves_a_checkpoint(stopped: Stopped) -> None:
+    assert "is saved; --resume goes on from it" in stopped.printed
+    assert saved_step(stopped.run_dir) >= 1
+
+
+def test_a_resume_goes_on_from_there_and_ctrl_c_ends_it_within_ten_seconds(
+    stopped: Stopped,
+) -> None:
+    step, before = saved_step(stopped.run_dir), len(records(stopped.run_dir.metrics))
+    process = start("rl", "@", str(stopped.config), "--resume", program=SCRIPTED)
+    wait_until(
+        lambda: process.poll() is not None or len(records(stopped.run_dir.metrics)) > before,
+        timeout_seconds=120.0,
+        what="one more step",
     )
+    assert process.poll() is None, finish(process)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    printed = finish(process, exit_code=130)
+    assert time.monotonic() - started < 10
+    assert f"from checkpoint {step} of" in printed
+    assert processes_of(stopped.run_dir.root) == []
