@@ -348,7 +348,7 @@ def test_no_file_names_a_machine() -> None:
 @pytest.mark.slow
 def test_the_orchestrator_loads_neither_torch_nor_vllm() -> None:
     program = (
-        "import sys, gradus.orchestrator.build, gradus.orchestrator.evaluation; "
+        "import sys, gradus.orchestrator.build, gradus.orchestrator.evaluation.process; "
         "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
     )
     result = subprocess.run(

@@ -40,7 +40,7 @@ from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.orchestrator import Orchestrator
-from gradus.orchestrator.play.agents import check_seats
+from gradus.orchestrator.play.agents import check_agents
 from gradus.orchestrator.play.concurrency import (
     AdmissionRate,
     EngineWatch,
@@ -215,7 +215,7 @@ async def _open_source(
     info = await environment.info()
     check_tools(source.name, config.model, offers_tools=info.tools)
     if info.agents and info.num_tasks != 0:
-        check_seats(
+        check_agents(
             source,
             info.agents,
             await _first_task_data(environment, info.num_tasks),
@@ -345,6 +345,7 @@ def _build_evaluation(
         recorder=records,
         journal=components.journal,
         run_dir=RunDirectory(Path(config.run_dir)),
+        max_steps=config.max_steps,
     )
 
 

@@ -64,7 +64,7 @@ class Orchestrator:
             if self.trainer.first_step:
                 await self.trainer.serve_first()
             watches = [tasks.create_task(watch()) for watch in self.watches]
-            self.evaluation.begin_if_due(policy.version, is_first=True)
+            self.evaluation.begin_if_due(policy.version)
             scheduling = tasks.create_task(self.schedule(tasks))
             collecting = tasks.create_task(self.collect())
             shipping = tasks.create_task(self.ship())
@@ -79,7 +79,6 @@ class Orchestrator:
             # Nothing more ends and nothing more is recorded, so both loops drain and return.
             await self.player.close()
             await collecting
-            self.evaluation.begin_if_due(policy.version, is_last=True)
             await self.evaluation.released()
             self.groups.drop_leftovers()
             self.records.close()

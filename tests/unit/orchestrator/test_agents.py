@@ -13,7 +13,7 @@ from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import ALGORITHMS, compares_all_traces
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.play.agents import check_seats, mark_trainable
+from gradus.orchestrator.play.agents import check_agents, mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import Failure
 from gradus.testing.episodes import build_episode, build_trace
@@ -112,50 +112,50 @@ class Mine(GroupRelative):
 @pytest.mark.parametrize("algorithm", ["grpo", "max_rl", "echo"])
 def test_one_baseline_over_mixed_seats_is_refused_with_what_to_change(algorithm: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_seats(source(algorithm), BOTH, {})
+        check_agents(source(algorithm), BOTH, {})
     for words in ("'poker'", "first, second all train", "Use rae", "train = false", "learner_seat"):
         assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("algorithm", ["rae", "hierarchical_grpo", "my_package.mine:Own"])
 def test_algorithms_that_tell_agents_apart_may_train_several(algorithm: str) -> None:
-    check_seats(source(algorithm), BOTH, {})
+    check_agents(source(algorithm), BOTH, {})
 
 
 def test_one_trained_agent_among_several_is_a_group() -> None:
-    check_seats(source("grpo", untrained=["second"]), BOTH, {})
-    check_seats(source("grpo"), {"agent": True, "user": False}, {})
-    check_seats(source("grpo"), {"agent": True}, {})
+    check_agents(source("grpo", untrained=["second"]), BOTH, {})
+    check_agents(source("grpo"), {"agent": True, "user": False}, {})
+    check_agents(source("grpo"), {"agent": True}, {})
 
 
 def test_a_learner_seat_makes_a_group_of_one_agent() -> None:
-    check_seats(source("grpo"), BOTH, {"learner_seat": "first"})
+    check_agents(source("grpo"), BOTH, {"learner_seat": "first"})
 
 
 def test_rae_without_agents_is_refused() -> None:
     with pytest.raises(ConfigError, match="only the agent 'agent'; use grpo"):
-        check_seats(source("rae"), {"agent": True}, {})
+        check_agents(source("rae"), {"agent": True}, {})
 
 
 def test_an_environment_in_which_nobody_trains_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no agent trains \(first, second\)"):
-        check_seats(source("rae", untrained=["first", "second"]), BOTH, {})
+        check_agents(source("rae", untrained=["first", "second"]), BOTH, {})
 
 
 def test_episode_agents_that_there_are_not_are_refused() -> None:
     with pytest.raises(ConfigError, match="names solver, but the environment has first, second"):
-        check_seats(source("hierarchical_grpo", episode_agents=["solver", "first"]), BOTH, {})
+        check_agents(source("hierarchical_grpo", episode_agents=["solver", "first"]), BOTH, {})
 
 
 def test_an_environment_that_does_not_say_its_agents_is_believed() -> None:
-    check_seats(source("rae"), {}, {})
+    check_agents(source("rae"), {}, {})
 
 
 def test_a_class_that_inherits_one_baseline_is_refused_like_its_base() -> None:
     assert compares_all_traces(AlgorithmConfig(type=f"{__name__}:Mine"))
     assert not compares_all_traces(AlgorithmConfig(type="rae"))
     with pytest.raises(ConfigError, match="compares all traces"):
-        check_seats(source("x:Mine"), BOTH, {}, compares_all_traces=True)
+        check_agents(source("x:Mine"), BOTH, {}, compares_all_traces=True)
 
 
 def test_what_the_class_says_is_what_the_config_knows_by_name() -> None:

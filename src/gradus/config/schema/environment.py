@@ -226,6 +226,13 @@ class EvalSourcesConfig(StrictConfig):
     """Deadline of one evaluation; episodes that still run then count as errors. New weights wait
     for its end, so it must be shorter than trainer.receive_timeout_seconds."""
 
+    def is_due(self, version: int, *, max_steps: int) -> bool:
+        """Whether a run of `max_steps` steps evaluates `version`."""
+        if version == 0:
+            return self.base_model_first
+        is_last = version == max_steps and self.at_end
+        return is_last or version % self.interval_steps == 0
+
 
 class SftEvalConfig(EvalSourcesConfig):
     """Evaluations during supervised training, each of exactly one version; training goes on."""
@@ -238,10 +245,3 @@ class SftEvalConfig(EvalSourcesConfig):
     """Deadline of one evaluation; episodes that still run then count as errors."""
     apply_timeout_seconds: float = Field(120.0, gt=0)
     """Deadline for inference to apply a published version."""
-
-    def is_due(self, version: int, *, max_steps: int) -> bool:
-        """Whether a run of `max_steps` steps evaluates `version`."""
-        if version == 0:
-            return self.base_model_first
-        is_last = version == max_steps and self.at_end
-        return is_last or version % self.interval_steps == 0

@@ -22,7 +22,7 @@ from gradus.orchestrator.failures import ErrorPolicy, FirstFailures
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment, EpisodeSettings, find_environment
 from gradus.orchestrator.play.episode_check import find_failure
-from gradus.orchestrator.play.player import EpisodePlayer, RunningEpisode
+from gradus.orchestrator.play.player import EpisodePlayer, PinnedVersion, RunningEpisode
 from gradus.orchestrator.play.renderer import check_tools
 from gradus.orchestrator.play.restarts import Blame, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
@@ -237,18 +237,6 @@ class EvaluatedEpisode:
             "values": dict(score.values),
             "error": {"type": failure.kind, "message": failure.message} if failure else None,
         }
-
-
-@dataclass(frozen=True)
-class PinnedVersion:
-    """A policy that serves one version until the evaluation of it ended."""
-
-    version: int
-
-    @property
-    def newest_version(self) -> int:
-        """The same one."""
-        return self.version
 
 
 async def play_episodes(

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gradus.config import EvalSourcesConfig, SftEvaluatorProcessConfig
 from gradus.errors import ProtocolError
@@ -46,7 +46,8 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.wire.events import Event, PolicyPublished, TrainerDone
+from gradus.transport.base import BatchSender
+from gradus.wire.events import PolicyPublished, TrainerDone
 
 PROGRESS_SECONDS = 0.5
 """How often the numbers so far are written."""
@@ -258,7 +259,7 @@ class EvaluationInRun:
     `released` holds the refresh loop until the evaluation ended. The wait needs neither the trainer
     nor a slot, and every evaluation has a deadline, so it always ends.
 
-    >>> evaluation.begin_if_due(0, is_first=True)  # doctest: +SKIP
+    >>> evaluation.begin_if_due(0)  # doctest: +SKIP
     >>> await evaluation.released()  # doctest: +SKIP
     12.5
     """
@@ -272,9 +273,11 @@ class EvaluationInRun:
         recorder: RecordWriter,
         journal: Journal,
         run_dir: RunDirectory,
+        max_steps: int,
     ) -> None:
         """`settings` None switches evaluation off."""
         self._settings = settings
+        self._max_steps = max_steps
         self._evaluator = settings and build_evaluator(settings, sources, run_dir, policy)
         self._recorder = recorder
         self._journal = journal
@@ -284,14 +287,11 @@ class EvaluationInRun:
         self._last: int | None = None
         self._measured: int | None = None
 
-    def begin_if_due(self, version: int, *, is_first: bool = False, is_last: bool = False) -> None:
+    def begin_if_due(self, version: int) -> None:
         """`version` is served: measure it when the config says so, and not twice."""
         if self._settings is None or version == self._last:
             return
-        is_due = version > 0 and version % self._settings.interval_steps == 0
-        is_due |= is_first and version == 0 and self._settings.base_model_first
-        is_due |= is_last and self._settings.at_end
-        if is_due:
+        if self._settings.is_due(version, max_steps=self._max_steps):
             self._last = version
             self._idle.clear()
             self._due.put_nowait(version)
@@ -339,14 +339,6 @@ class EvaluationInRun:
             self._idle.set()
 
 
-class TrainerEvents(Protocol):
-    """Where the trainer's words arrive."""
-
-    async def receive_event(self) -> Event:
-        """The trainer's next event, in order."""
-        ...
-
-
 @dataclass
 class SftEvaluator:
     """Owns which versions of a supervised run are measured, and their records.
@@ -360,7 +352,8 @@ class SftEvaluator:
     config: SftEvaluatorProcessConfig
     evaluator: Evaluator
     policy: PolicyClient
-    events: TrainerEvents
+    events: BatchSender
+    """Only what the trainer says is read from it."""
     monitor: Monitor
 
     @property

@@ -46,7 +46,7 @@ def mark_trainable(
     return None
 
 
-def check_seats(
+def check_agents(
     source: SourceConfig,
     agents: Mapping[str, bool],
     first_task: Mapping[str, Any],

@@ -21,6 +21,7 @@ from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment
 from gradus.orchestrator.play.episode_check import find_failure
+from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.restarts import Blame
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.types import EpisodeFailed, Failure, Group, PlayedEpisode
@@ -72,18 +73,16 @@ class Playable(Protocol):
         ...
 
 
-class ServedVersions(Protocol):
-    """What the player needs of the policy."""
+@dataclass(frozen=True)
+class PinnedVersion:
+    """A policy that serves one version as long as the player lives, as in an evaluation."""
 
-    @property
-    def version(self) -> int:
-        """The newest version that is confirmed to be served."""
-        ...
+    version: int
 
     @property
     def newest_version(self) -> int:
-        """`version`, or the one that is being applied right now and may serve already."""
-        ...
+        """The same one."""
+        return self.version
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ class EpisodePlayer:
     def __init__(
         self,
         sources: Mapping[str, Playable],
-        policy: ServedVersions,
+        policy: PolicyClient | PinnedVersion,
         *,
         blame: Blame,
         on_retry: RetryListener,
