@@ -92,7 +92,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
         return 0
 
     from gradus.log import configure_logging, end_quietly
-    from gradus.processes.child import watch_death_pipe
+    from gradus.processes.child import uncollected, watch_death_pipe
 
     end_quietly()
     watch_death_pipe()
@@ -103,5 +103,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
     rank = os.environ.get("RANK")
     configure_logging(process if rank is None else f"{process}/{rank}")
     module, _, function = role.entry.partition(":")
-    getattr(importlib.import_module(module), function)(config)
+    with uncollected():
+        run = getattr(importlib.import_module(module), function)
+    run(config)
     return 0

@@ -21,6 +21,7 @@ from gradus.inference.settings import (
     process_environment,
 )
 from gradus.log import get_logger
+from gradus.processes.child import uncollected
 from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
@@ -39,7 +40,8 @@ def run(config: InferenceProcessConfig) -> None:
     with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
         prepare_process(config)
         # Imported this late because vLLM reads its environment variables while it is imported.
-        vllm_server = importlib.import_module("gradus.inference.vllm_server")
+        with uncollected():
+            vllm_server = importlib.import_module("gradus.inference.vllm_server")
         vllm_server.serve(config, listener, tokens)
 
 
@@ -54,7 +56,8 @@ def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) ->
         )
     with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
         prepare_process(model.config)
-        model_server = importlib.import_module("gradus.inference.model_server")
+        with uncollected():
+            model_server = importlib.import_module("gradus.inference.model_server")
         model_server.serve(model, listener, on_listening)
 
 

@@ -19,23 +19,6 @@ from gradus.testing.running_process import RunningProcess
 
 START_TIMEOUT_SECONDS = 90.0
 
-_PROGRAM = """
-import sys
-from pathlib import Path
-from gradus.config.processes import EnvironmentProcessConfig
-from gradus.environments.process import serve
-from gradus.errors import GradusError
-from gradus.log import configure_logging
-
-config = EnvironmentProcessConfig.model_validate_json(Path(sys.argv[1]).read_text())
-configure_logging("env_" + config.name)
-try:
-    serve(config)
-except GradusError as error:
-    print(f"gradus env-server: {error}", file=sys.stderr)
-    sys.exit(int(error.exit_code))
-"""
-
 
 class RunningEnvironment(RunningProcess):
     """Owns one environment process and a client of its task socket.
@@ -58,7 +41,7 @@ class RunningEnvironment(RunningProcess):
         file.write_text(config.model_dump_json())
         paths = [str(path) for path in python_path or []]
         super().__init__(
-            [sys.executable, "-c", _PROGRAM, str(file)],
+            [sys.executable, "-m", "gradus.cli.main", "env-server", "@", str(file)],
             ready_file=run_dir.ready_file(config.process),
             log_file=run_dir.logs / "envs" / config.purpose / f"{config.name}.log",
             start_timeout_seconds=START_TIMEOUT_SECONDS,

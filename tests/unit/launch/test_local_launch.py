@@ -29,6 +29,8 @@ from gradus.run.lease import open_run
 from gradus.run.paths import RunDirectory
 from gradus.testing.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 # What every small process can say; argv: run directory, own name.
 WORDS = """
 import json, os, pathlib, signal, sys, time
