@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,7 +17,7 @@ from gradus.config import (
     SourceConfig,
 )
 from gradus.errors import ProtocolError
-from gradus.files import write_atomically, write_json
+from gradus.files import write_atomically
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
@@ -34,8 +33,8 @@ from gradus.orchestrator.algorithms.teacher import (
 from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
 from gradus.orchestrator.evaluation.evaluator import EvaluationInRun
-from gradus.orchestrator.failures import FirstFailures, build_error_policy, root_cause
-from gradus.orchestrator.groups.batcher import Batcher
+from gradus.orchestrator.failures import FirstFailures, build_error_policy, run_loops
+from gradus.orchestrator.groups.batcher import build_batcher
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout
 from gradus.orchestrator.groups.slots import GroupSlots
@@ -70,7 +69,7 @@ from gradus.orchestrator.resume.snapshot import Snapshotter
 from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.processes.child import tune_collector
 from gradus.processes.liveness import beat
-from gradus.processes.ready import read_token
+from gradus.processes.ready import read_token, write_ready
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.transport.base import BatchSender
@@ -86,10 +85,7 @@ log = get_logger(__name__)
 
 def run(config: OrchestratorProcessConfig) -> None:
     """The orchestrator process, from its ready file to the trainer's last step."""
-    try:
-        asyncio.run(_run(config))
-    except BaseExceptionGroup as group:
-        raise root_cause(group) from group
+    run_loops(_run(config))
 
 
 async def _run(config: OrchestratorProcessConfig) -> None:
@@ -97,7 +93,7 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         run_dir = RunDirectory(Path(config.run_dir))
         saved = find_saved(config)
         run_dir.evicted.unlink(missing_ok=True)
-        write_json(run_dir.ready_file("orchestrator"), {"pid": os.getpid(), "term": config.term})
+        write_ready(run_dir, "orchestrator", config.term)
         tune_collector()
         orchestrator = build_orchestrator(config, components, saved)
         watches = [
@@ -370,12 +366,7 @@ def _build_buffer(
             budget=(settings.max_lag + 1) * settings.groups_per_batch,
             total_groups=(config.max_steps - first_step) * settings.groups_per_batch,
         ),
-        batcher=Batcher(
-            groups_per_batch=settings.groups_per_batch,
-            max_staleness=settings.max_staleness,
-            max_empty_attempts=settings.max_empty_attempts,
-            normalizes=settings.normalize == "batch",
-        ),
+        batcher=build_batcher(config),
         journal=components.journal,
         records=records,
         recording=components.recording,

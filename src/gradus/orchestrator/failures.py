@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import math
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradus.config import ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError
@@ -128,6 +128,14 @@ def _line(error: BaseException) -> str:
     """Where the plug-in's code stood."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def run_loops(main: Coroutine[Any, Any, None]) -> None:
+    """Run a process's loops to their end; of several errors the one to show is raised."""
+    try:
+        asyncio.run(main)
+    except BaseExceptionGroup as group:
+        raise root_cause(group) from group
 
 
 def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

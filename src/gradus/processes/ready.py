@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from gradus.errors import ConfigError, ProcessError, ProtocolError
+from gradus.files import write_json
 from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
@@ -28,6 +29,11 @@ class EnvironmentReady(msgspec.Struct, frozen=True):
     run_address: str
     task_address: str
     pid: int
+
+
+def write_ready(run_dir: RunDirectory, process: str, term: int) -> None:
+    """Tell the launcher that this process can do its work."""
+    write_json(run_dir.ready_file(process), {"pid": os.getpid(), "term": term})
 
 
 def read_ready(run_dir: RunDirectory, process: str, kind: type[T]) -> T:

@@ -10,17 +10,16 @@ agree. Next page: `step.py`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from gradus.files import write_json
 from gradus.log import get_logger
 from gradus.monitor.base import MonitorGroup
 from gradus.monitor.console import Column, ConsoleMonitor
 from gradus.monitor.jsonl import JsonlMonitor
+from gradus.processes.ready import write_ready
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import BatchSource
 from gradus.trainer.checkpoint.saving import CheckpointSaver
@@ -107,7 +106,7 @@ class Ladder:
 def write_ready_file(run_dir: RunDirectory, term: int, world: World) -> None:
     """Tell the launcher that the first batch can come."""
     if world.is_first:
-        write_json(run_dir.ready_file("trainer"), {"pid": os.getpid(), "term": term})
+        write_ready(run_dir, "trainer", term)
     logger.info("trainer is ready: %d ranks on %s", world.size, world.device.type)
 
 

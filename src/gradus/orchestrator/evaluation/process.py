@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from gradus.monitor.base import MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import open_evaluated, watched
 from gradus.orchestrator.evaluation.evaluator import Evaluator, SftEvaluator, build_evaluator
-from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.failures import run_loops
 from gradus.orchestrator.play.environment import (
     EpisodeSettings,
     build_endpoint_settings,
@@ -28,7 +26,7 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.orchestrator.play.renderer import settle_renderer
-from gradus.processes.ready import InferenceReady, read_ready
+from gradus.processes.ready import InferenceReady, read_ready, write_ready
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.transport.spool import SpoolSender
@@ -37,13 +35,9 @@ from gradus.transport.spool import SpoolSender
 def run(config: EvaluatorProcessConfig | SftEvaluatorProcessConfig) -> None:
     """The process, from its ready file to the last numbers."""
     if isinstance(config, EvaluatorProcessConfig):
-        main = _evaluate_model(config)
+        run_loops(_evaluate_model(config))
     else:
-        main = _follow_trainer(config)
-    try:
-        asyncio.run(main)
-    except BaseExceptionGroup as group:
-        raise root_cause(group) from group
+        run_loops(_follow_trainer(config))
 
 
 async def _evaluate_model(config: EvaluatorProcessConfig) -> None:
@@ -68,7 +62,7 @@ async def _evaluate_model(config: EvaluatorProcessConfig) -> None:
             )
             for source in config.sources
         ]
-        _note_ready(run_dir, config.term)
+        write_ready(run_dir, "evaluator", config.term)
         evaluator = Evaluator(
             sources, run_dir, max_in_flight=config.max_in_flight_episodes, progress=progress
         )
@@ -122,13 +116,9 @@ async def _follow_trainer(config: SftEvaluatorProcessConfig) -> None:
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
         evaluator = build_evaluator(config.eval, sources, run_dir, policy)
-        _note_ready(run_dir, config.term)
+        write_ready(run_dir, "evaluator", config.term)
         async with watched(sources):
             await SftEvaluator(config, evaluator, policy, events, monitor).run()
-
-
-def _note_ready(run_dir: RunDirectory, term: int) -> None:
-    write_json(run_dir.ready_file("evaluator"), {"pid": os.getpid(), "term": term})
 
 
 def keep_identity(path: Path, identity: dict[str, Any]) -> None:

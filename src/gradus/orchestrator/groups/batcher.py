@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from gradus.config import OrchestratorProcessConfig
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.orchestrator.types import ERROR_PREFIX
 from gradus.wire.sample import Sample
@@ -235,3 +236,14 @@ def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
         return sample.with_arrays(advantages=advantages.astype(np.float32))
 
     return tuple(replace(group, samples=tuple(map(divided, group.samples))) for group in groups)
+
+
+def build_batcher(config: OrchestratorProcessConfig) -> Batcher:
+    """The batcher as configured, for a run and for its replay."""
+    settings = config.orchestrator
+    return Batcher(
+        groups_per_batch=settings.groups_per_batch,
+        max_staleness=settings.max_staleness,
+        max_empty_attempts=settings.max_empty_attempts,
+        normalizes=settings.normalize == "batch",
+    )

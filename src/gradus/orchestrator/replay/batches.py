@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from gradus.config import OrchestratorProcessConfig
 from gradus.errors import CorruptStateError, ReplayError
-from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
+from gradus.orchestrator.groups.batcher import ReadyGroup, SampleBatch, build_batcher
 from gradus.orchestrator.groups.grading import SourceGrader, build_grader
 from gradus.orchestrator.groups.packing import digest_samples, first_difference
 from gradus.orchestrator.replay.journal_reader import CutBatch, Decision, GradedGroup
@@ -30,20 +30,14 @@ class BatchMaker:
 
     def __init__(self, config: OrchestratorProcessConfig, episodes: RecordedEpisodes) -> None:
         """`config` is the recorded orchestrator's."""
-        settings = config.orchestrator
         self._episodes = episodes
         self._frozen = {source.name for source in config.sources if source.is_frozen}
         # Reference models were asked when the episodes ended; the answers lie on the episodes.
         self._graders: Mapping[str, SourceGrader] = {
             source.name: build_grader(config, source) for source in config.sources
         }
-        self._batcher = Batcher(
-            groups_per_batch=settings.groups_per_batch,
-            max_staleness=settings.max_staleness,
-            max_empty_attempts=settings.max_empty_attempts,
-            normalizes=settings.normalize == "batch",
-        )
-        self._groups_per_batch = settings.groups_per_batch
+        self._batcher = build_batcher(config)
+        self._groups_per_batch = config.orchestrator.groups_per_batch
 
     async def make(self, decisions: Iterable[Decision]) -> AsyncIterator[SampleBatch]:
         """Every batch in step order; ReplayError at the first that is not the recorded one."""

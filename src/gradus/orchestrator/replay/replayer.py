@@ -10,7 +10,6 @@ No inference and no environment runs.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from gradus.errors import DeadlineError
 from gradus.files import write_json
 from gradus.monitor.base import Monitor
 from gradus.monitor.jsonl import JsonlMonitor
-from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.failures import run_loops
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.replay.batches import BatchMaker
 from gradus.orchestrator.replay.recording import (
@@ -31,6 +30,7 @@ from gradus.orchestrator.replay.recording import (
     open_recorded_run,
     read_learned,
 )
+from gradus.processes.ready import write_ready
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import digest_files, weights_digest
@@ -44,20 +44,16 @@ BATCHES_AHEAD = 2
 
 def run(config: ReplayProcessConfig) -> None:
     """The replayer process, from its ready file to the report."""
-    try:
-        asyncio.run(_run(config))
-    except BaseExceptionGroup as group:
-        raise root_cause(group) from group
+    run_loops(_run(config))
 
 
 async def _run(config: ReplayProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
     recorded = open_recorded_run(Path(config.recorded))
-    ready = {"pid": os.getpid(), "term": config.term}
     monitor = JsonlMonitor(run_dir.metrics)
     sender = SpoolSender(run_dir, config.term, capacity=BATCHES_AHEAD)
-    write_json(run_dir.ready_file("replayer"), ready)
+    write_ready(run_dir, "replayer", config.term)
     try:
         with RecordedEpisodes(recorded.run_dir, recorded.decisions.terms) as episodes:
             maker = BatchMaker(config.orchestrator, episodes)
