@@ -85,12 +85,8 @@ SHORT_WITH_ONE_IMPORTER: dict[str, str] = {}
 """Short modules with one importer that are better alone, with the reason."""
 MAX_SLICES = 60
 DEFINED_TWICE = {
-    "FileEntry",
     "Health",
-    "Progress",
     "Reply",
-    "ServedModel",
-    "Source",
     "Stop",
 }
 """Public class names with two meanings."""

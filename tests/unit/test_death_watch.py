@@ -23,7 +23,8 @@ def write_pids(path, *pids):
 # Starts the program in argv[2] under a supervisor and waits to be killed.
 LAUNCHER = """
 import pathlib, signal, sys
-from gradus.processes.supervisor import ProcessSpec, Supervisor
+from gradus.processes.started import ProcessSpec
+from gradus.processes.supervisor import Supervisor
 folder = pathlib.Path(sys.argv[1])
 supervisor = Supervisor(folder / "pids.json", stop_timeout_seconds=5)
 argv = (sys.executable, "-c", sys.argv[2], str(folder / "role.json"))

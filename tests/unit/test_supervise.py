@@ -16,15 +16,8 @@ import pytest
 
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
-from gradus.processes.supervisor import (
-    ChildFailed,
-    ChildNotReady,
-    ProcessSpec,
-    Supervisor,
-    become_subreaper,
-    end_leftovers,
-    last_words,
-)
+from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec, last_words
+from gradus.processes.supervisor import Supervisor, become_subreaper, end_leftovers
 from gradus.processes.table import is_alive, read_process, zombie_children
 from gradus.testing.waiting import wait_until
 

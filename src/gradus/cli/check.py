@@ -46,7 +46,8 @@ from gradus.launch.variables import (
     trainer_variables,
 )
 from gradus.processes.log_tail import find_cause, find_crash
-from gradus.processes.supervisor import Child, ProcessSpec, Supervisor, become_subreaper
+from gradus.processes.started import Child, ProcessSpec
+from gradus.processes.supervisor import Supervisor, become_subreaper
 
 KINDS: dict[str, type[LaunchedConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 SUMMARY = (

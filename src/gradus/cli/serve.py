@@ -36,7 +36,7 @@ _STEP = re.compile(r"(?:version|step)_(\d{8})(?:\.term_\d{8})?")
 
 
 @dataclass(frozen=True)
-class Source:
+class ServedSource:
     """What is served, found on this disk or left to the hub."""
 
     place: str
@@ -119,16 +119,16 @@ def _process_config(config: ServeConfig, model: str) -> InferenceProcessConfig:
     )
 
 
-def find_source(model: str) -> Source:
+def find_source(model: str) -> ServedSource:
     """What `model` means; ConfigError for a folder that holds nothing to serve."""
     folder = Path(model)
     if not folder.is_dir():
-        return Source(model, model)
+        return ServedSource(model, model)
     path = folder.resolve()
     if (path / "config.json").is_file():
-        return Source(str(path), _name_of(path))
+        return ServedSource(str(path), _name_of(path))
     if path.parent.name == "checkpoints":
-        return Source(str(path), f"{path.parent.parent.name}-{path.name}", is_checkpoint=True)
+        return ServedSource(str(path), f"{path.parent.parent.name}-{path.name}", is_checkpoint=True)
     run_dir = RunDirectory(path)
     if read_marker(run_dir) is None:
         raise ConfigError(
@@ -167,16 +167,16 @@ def _name_of(path: Path) -> str:
     return path.name
 
 
-def _newest(run_dir: RunDirectory) -> Source:
+def _newest(run_dir: RunDirectory) -> ServedSource:
     """The final model of a run that is done; else its newest published version or checkpoint."""
     name = run_dir.root.name
-    final = Source(str(run_dir.model), name) if _is_model(run_dir.model) else None
+    final = ServedSource(str(run_dir.model), name) if _is_model(run_dir.model) else None
     if final is not None and _is_done(run_dir):
         return final
     versions = [path for path in run_dir.weights.glob("version_*") if _is_model(path)]
-    found = [(_step(path), Source(str(path), name)) for path in versions if _step(path)]
+    found = [(_step(path), ServedSource(str(path), name)) for path in versions if _step(path)]
     found += [
-        (step, Source(str(path), name, is_checkpoint=True))
+        (step, ServedSource(str(path), name, is_checkpoint=True))
         for step, path in CheckpointStore(run_dir, term=0).folders()
     ]
     if found:
@@ -206,7 +206,7 @@ def _step(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def model_directory(source: Source) -> Iterator[str]:
+def model_directory(source: ServedSource) -> Iterator[str]:
     """The model as a directory or a name of the hub; a checkpoint is written for the time of it."""
     if not source.is_checkpoint:
         yield source.place

@@ -90,7 +90,7 @@ def _ids(body: bytes) -> list[str] | None:
 
 # ---- Whether the models that others serve for a run are there, before the run starts anything.
 @dataclass(frozen=True)
-class ServedModel:
+class ExternalModel:
     """A model behind an endpoint that gradus does not start."""
 
     where: str
@@ -102,13 +102,13 @@ class ServedModel:
     """Variables that the config sets for the process that asks it."""
 
 
-def served_models(config: RunConfig) -> Iterator[ServedModel]:
+def served_models(config: RunConfig) -> Iterator[ExternalModel]:
     """The teachers of the train sources, and who else plays in train and evaluated sources."""
     sources = resolve_sources(config)
     for source in sources.train:
         reference = source.complete.algo.reference
         if reference is not None:
-            yield ServedModel(
+            yield ExternalModel(
                 f"source {source.complete.name!r}, algo.reference",
                 reference.base_url,
                 reference.model,
@@ -119,10 +119,10 @@ def served_models(config: RunConfig) -> Iterator[ServedModel]:
         yield from _players(played.given)
 
 
-def _players(source: EnvironmentConfig) -> Iterator[ServedModel]:
+def _players(source: EnvironmentConfig) -> Iterator[ExternalModel]:
     for role, agent in source.agents.items():
         if agent.base_url is not None and agent.model is not None:
-            yield ServedModel(
+            yield ExternalModel(
                 f"source {source.unique_name!r}, agents.{role}",
                 agent.base_url,
                 agent.model,

@@ -19,7 +19,8 @@ from gradus.launch.job import Job
 from gradus.launch.plan import LaunchPlan, config_file, describe
 from gradus.launch.records import PhaseSeconds
 from gradus.processes.liveness import SilenceWatch, Watched
-from gradus.processes.supervisor import Child, Supervisor, become_subreaper, last_words
+from gradus.processes.started import Child, last_words
+from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, choose_opening, run_path
 from gradus.run.paths import RunDirectory

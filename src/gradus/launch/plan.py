@@ -32,7 +32,7 @@ from gradus.launch.variables import (
     source_variables,
     trainer_variables,
 )
-from gradus.processes.supervisor import ProcessSpec
+from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
 
 

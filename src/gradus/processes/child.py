@@ -1,9 +1,8 @@
-"""The child side of supervision: a process ends when the one that started it is gone."""
+"""What a process of a run does for itself: end with its launcher, and collect garbage rarely."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import gc
 import os
@@ -22,6 +21,7 @@ from gradus.processes.table import (
     is_alive,
     living_processes,
     read_process,
+    signal_process,
 )
 
 DEATH_PIPE_VARIABLE = "GRADUS_DEATH_PIPE"
@@ -32,6 +32,12 @@ LAUNCH_VARIABLE = "GRADUS_LAUNCH"
 
 GRACE_SECONDS = 5.0
 """Time to end after the launcher's death before everything below this process is killed."""
+
+COLLECT_AFTER_ALLOCATIONS = (1_000, 5, 5_000)
+"""Allocations that were not freed, then collections of the next younger generation.
+
+An episode holds hundreds of tracked objects and leaves few cycles. With the default thresholds a
+full collection, over all episodes that wait, stopped the event loop for 0.5 s every few seconds."""
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 2.0
@@ -57,13 +63,13 @@ def watch_death_pipe() -> None:
 
 
 def _open_watched() -> list[int]:
-    """Descriptors that become readable when whom we depend on is gone."""
+    """Descriptors that become readable when a process that we depend on is gone."""
     found = [_inherited_pipe(), _launcher_descriptor(), _process_descriptor(os.getppid())]
     return [descriptor for descriptor in found if descriptor is not None]
 
 
 def _inherited_pipe() -> int | None:
-    """The launcher's pipe; None when its number stands for something else in this process."""
+    """The launcher's pipe; None when its number belongs to something else in this process."""
     number, _, inode = os.environ[DEATH_PIPE_VARIABLE].partition(":")
     try:
         status = os.fstat(int(number))
@@ -116,10 +122,10 @@ def _wait_and_end(watched: list[int]) -> None:
     poll.poll()
     _LOG.warning("the process that started this one is gone; ending")
     deadline = time.monotonic() + GRACE_SECONDS
-    # A main thread that ends by itself must not leave the processes below it to nobody.
+    # A main thread that ends by itself must still end the processes below it.
     atexit.register(end_below, deadline)
     for entry in _below():
-        _signal_process(entry.pid, signal.SIGTERM)
+        signal_process(entry.pid, signal.SIGTERM)
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(max(0.0, deadline - time.monotonic()))
@@ -142,7 +148,7 @@ def end_below(deadline: float) -> None:
     while (left := _below()) and time.monotonic() < deadline + _KILL_SECONDS:
         if time.monotonic() >= deadline:
             for entry in left:
-                _signal_process(entry.pid, signal.SIGKILL)
+                signal_process(entry.pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
 
 
@@ -152,19 +158,6 @@ def _below() -> list[ProcessEntry]:
     processes = living_processes()
     below = {entry.pid for entry in descendants(own, processes)}
     return [e for e in processes if e.pid != own and (e.pid in below or e.session == own)]
-
-
-def _signal_process(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-# ---- The garbage collector of a process that handles episodes: seldom, and not over what stays.
-COLLECT_AFTER_ALLOCATIONS = (1_000, 5, 5_000)
-"""Allocations that were not freed, then collections of the next younger generation.
-
-An episode holds hundreds of tracked objects and leaves few cycles. With the default thresholds a
-full collection, over all episodes that wait, stopped the event loop for 0.5 s every few seconds."""
 
 
 @contextlib.contextmanager
@@ -182,9 +175,9 @@ def uncollected() -> Iterator[None]:
 
 
 def tune_collector() -> None:
-    """Leave out all that was imported until now, and collect the rest seldom.
+    """Never collect what was imported until now, and collect the rest rarely.
 
-    To be called once, when a process has its parts and before it works.
+    Call it once, when a process has its parts and before it works.
     """
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)

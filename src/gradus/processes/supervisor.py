@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.errors import CorruptStateError, DeadlineError, ExitCode, ProcessError
+from gradus.errors import CorruptStateError, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
-from gradus.processes.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
+from gradus.processes.started import Child, ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import (
     ProcessEntry,
     carries_mark,
@@ -32,15 +31,13 @@ from gradus.processes.table import (
     is_alive,
     living_processes,
     read_process,
+    signal_process,
     zombie_children,
 )
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
-_ROLE = re.compile(r"^gradus [a-z-]+: ")
-SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that others send; any other one says that the process itself went wrong."""
 _PR_GET_CHILD_SUBREAPER = 37
 _TEMPORARY_PREFIX = "gradus-"
 NUM_NAME_CHARACTERS = 16
@@ -49,110 +46,6 @@ RESTART_WAIT_SECONDS = 1.0
 """Before the first restart of a child; doubled with each further one."""
 RESTART_WINDOW_SECONDS = 3600.0
 """An earlier restart does not count any more: a run of weeks may lose a process now and then."""
-
-
-@dataclass(frozen=True)
-class ProcessSpec:
-    """What to start: everything about a child that is known before it runs."""
-
-    name: str
-    """Name in the registry, in messages and of the ready file."""
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    """The whole environment; nothing is inherited."""
-    log: Path
-    """Gets stdout and stderr."""
-    ready_file: Path | None = None
-    """JSON that the child writes when it can serve. None means ready at once."""
-    finishes: bool = False
-    """Whether it may end by itself, with exit code 0, once it was ready."""
-    restarts: int = 0
-    """How often within `RESTART_WINDOW_SECONDS` it is started anew when it ends although it was
-    ready."""
-    has_own_temporary_folder: bool = False
-    """Whether its TMPDIR is a folder that goes away with the launch."""
-
-
-@dataclass(frozen=True)
-class Child:
-    """A started child, alive or dead."""
-
-    spec: ProcessSpec
-    process: subprocess.Popen[bytes]
-    start_time: int
-    started_at: float
-    """Monotonic seconds."""
-    death_pipe: int
-    """Our end of the child's death pipe."""
-    log_start: int = 0
-    """Size of its log when it started; before it lies what earlier launches wrote."""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def exit_code(self) -> int | None:
-        """None while it runs; minus the signal's number when a signal ended it.
-
-        The dead child is not reaped here: its pid stays reserved, so its process group can be
-        signalled safely until `Supervisor.stop` is done.
-        """
-        if self.process.returncode is not None:
-            return self.process.returncode
-        flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        found = os.waitid(os.P_PID, self.pid, flags)
-        if found is None:
-            return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self.started_at
-
-
-class ChildFailed(ProcessError):
-    """A child ended although it should run; carries its exit code and the end of its log."""
-
-    def __init__(self, child: Child, exit_code: int) -> None:
-        spec, since = child.spec, child.log_start
-        # torchrun itself always ends with 1; the class of the failure is the rank's.
-        rank_code = last_rank_exit_code(spec.log, since=since) if exit_code == 1 else None
-        code = exit_code if rank_code is None else rank_code
-        if code < 0:
-            who = spec.name if rank_code is None else f"a rank of {spec.name}"
-            how, cause = (
-                f"{who} was killed by {_signal_name(-code)}",
-                _cause_of_signal(child, -code),
-            )
-        else:
-            how = f"{spec.name} ended with exit code {code}"
-            cause = find_cause(spec.log, since=since) or "it gave no reason"
-        super().__init__(f"{how} after {child.seconds():.1f} s: {cause} (log: {spec.log})")
-        self.log = spec.log
-        self.log_tail = last_lines(spec.log, since=since)
-        self.exit_code = _class_of(code)
-
-
-class ChildNotReady(DeadlineError):
-    """A child runs but did not become ready in time; carries the end of its log."""
-
-    def __init__(self, child: Child, timeout_seconds: float) -> None:
-        spec = child.spec
-        super().__init__(
-            f"{spec.name} is not ready after {timeout_seconds:g} s; "
-            f"see {spec.log} or raise launch.ready_timeout_seconds"
-        )
-        self.log = spec.log
-        self.log_tail = last_lines(spec.log, since=child.log_start)
-
-
-def last_words(error: BaseException) -> list[str]:
-    """The end of a failed child's log under a title; [] when it says no more than the error."""
-    if not isinstance(error, ChildFailed | ChildNotReady):
-        return []
-    if all(_ROLE.sub("", line) in str(error) for line in error.log_tail):
-        return []
-    return [f"last lines of {error.log.name}:", *(f"  {line}" for line in error.log_tail)]
 
 
 @dataclass(frozen=True)
@@ -281,7 +174,7 @@ class Supervisor:
         if not self.children:
             return
         for entry in self._to_terminate():
-            _signal_process(entry.pid, signal.SIGTERM)
+            signal_process(entry.pid, signal.SIGTERM)
         deadline = time.monotonic() + self._stop_timeout_seconds
         while self.owned() and time.monotonic() < deadline and not is_urgent():
             self.pause()
@@ -333,7 +226,7 @@ class Supervisor:
         """Bury a dead child with what it left in its session, and note when it starts anew."""
         spec = child.spec
         for entry in self._left_behind(child):
-            _signal_process(entry.pid, signal.SIGKILL)
+            signal_process(entry.pid, signal.SIGKILL)
         child.process.wait()
         os.close(child.death_pipe)
         if spec.ready_file is not None:
@@ -394,7 +287,7 @@ class Supervisor:
                 pids = ", ".join(str(entry.pid) for entry in owned)
                 raise ProcessError(f"processes {pids} of this run do not end even when killed")
             for entry in owned:
-                _signal_process(entry.pid, signal.SIGKILL)
+                signal_process(entry.pid, signal.SIGKILL)
             self.pause()
 
     def _write_registry(self, children: Sequence[Child]) -> None:
@@ -439,7 +332,7 @@ def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
             raise ProcessError(f"processes {pids} of an earlier run do not end even when killed")
         if time.monotonic() >= deadline:
             for entry in left:
-                _signal_process(entry.pid, signal.SIGKILL)
+                signal_process(entry.pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
 
 
@@ -527,33 +420,3 @@ def _size_of(log: Path) -> int:
         return log.stat().st_size
     except OSError:
         return 0
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _cause_of_signal(child: Child, number: int) -> str:
-    """Its log cannot tell why a process was killed, only why it crashed."""
-    if number == signal.SIGKILL:
-        return "out of memory (see `dmesg`), or killed by a person or a scheduler"
-    if number in SIGNALS_FROM_OUTSIDE:
-        return "a person, a scheduler or another program sent it"
-    crash = find_crash(child.spec.log, since=child.log_start)
-    return crash or "it crashed in compiled code; its log may show where"
-
-
-def _class_of(code: int) -> ExitCode:
-    """What the launcher ends with; a process that others killed may be tried again as it was."""
-    if -code in SIGNALS_FROM_OUTSIDE:
-        return ExitCode.TRY_AGAIN
-    known = {int(known) for known in ExitCode} - {0}
-    return ExitCode(code) if code in known else ExitCode.INTERNAL
-
-
-def _signal_process(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

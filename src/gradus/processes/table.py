@@ -6,6 +6,9 @@ counts as dead: it holds nothing and may wait long for its parent.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +70,12 @@ def descendants(root: int, processes: list[ProcessEntry]) -> list[ProcessEntry]:
             found.append(entry)
             waiting.append(entry.pid)
     return found
+
+
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """Send a signal to `pid`, if it is still there and ours."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def carries_mark(pid: int, name: str, value: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradus.cli.main import main
-from gradus.cli.serve import Source, find_source, read_token
+from gradus.cli.serve import ServedSource, find_source, read_token
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
@@ -45,8 +45,8 @@ def make_run(
 
 def test_a_model_directory_is_served_under_its_name(tmp_path: Path) -> None:
     model = make_model(tmp_path / "tiny")
-    assert find_source(str(model)) == Source(str(model), "tiny")
-    assert find_source("someone/tiny") == Source("someone/tiny", "someone/tiny")
+    assert find_source(str(model)) == ServedSource(str(model), "tiny")
+    assert find_source("someone/tiny") == ServedSource("someone/tiny", "someone/tiny")
 
 
 def test_the_model_of_a_run_has_the_name_of_the_run(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_model_of_a_run_has_the_name_of_the_run(tmp_path: Path) -> None:
 
 def test_a_run_that_is_done_serves_its_final_model(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, versions=[2], checkpoints=[2], is_done=True, has_model=True)
-    assert find_source(str(run_dir.root)) == Source(str(run_dir.model), "demo")
+    assert find_source(str(run_dir.root)) == ServedSource(str(run_dir.model), "demo")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_a_version_that_is_an_adapter_is_no_model(tmp_path: Path) -> None:
 def test_a_checkpoint_can_be_named(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, checkpoints=[4, 8])
     folder = run_dir.checkpoints / "step_00000004"
-    assert find_source(str(folder)) == Source(str(folder), "demo-step_00000004", is_checkpoint=True)
+    assert find_source(str(folder)) == ServedSource(
+        str(folder), "demo-step_00000004", is_checkpoint=True
+    )
 
 
 def test_a_folder_with_nothing_to_serve_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, config_file, log_file
 from gradus.launch.steps import Steps
 from gradus.monitor.console import RL_COLUMNS
-from gradus.processes.supervisor import ChildFailed, ChildNotReady, ProcessSpec
+from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import read_process
 from gradus.run.lease import open_run
 from gradus.run.paths import RunDirectory

@@ -23,7 +23,7 @@ from gradus.config.schema.environment import AgentRoleConfig, EvalEnvironmentCon
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError
 from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_config
-from gradus.processes.supervisor import ProcessSpec
+from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
 
 RUN_DIR = RunDirectory(Path("/runs/demo"))

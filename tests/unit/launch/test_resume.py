@@ -31,7 +31,7 @@ from gradus.launch.resume import (
 )
 from gradus.launch.steps import Steps
 from gradus.monitor.console import RL_COLUMNS
-from gradus.processes.supervisor import ProcessSpec
+from gradus.processes.started import ProcessSpec
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, open_run, reopen_run
 from gradus.run.paths import RunDirectory
