@@ -27,7 +27,6 @@ from gradus.orchestrator.groups.batcher import (
     SampleBatch,
     StaleDrop,
 )
-from gradus.orchestrator.groups.grading import fail_group
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
 from gradus.orchestrator.play.player import RunningEpisode, Source
@@ -273,7 +272,7 @@ class GroupBuffer:
         try:
             self.tasks.record(group.pointer, task_result(group, Ending.PLAYED))
         except EpisodeFailed as failed:
-            fail_group(group, failed.failure)
+            group.fail(failed.failure)
         for episode_id, failure in group.failures.items():
             self._tell(group, episode_id, failure)
         self.journal.write(

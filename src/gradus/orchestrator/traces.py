@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from verifiers.v1.episode import WireEpisode
-from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 
 from gradus.wire.episode import CONTEXT_FULL
@@ -33,12 +32,6 @@ def num_sampled_tokens(trace: WireTrace) -> int:
         for call in trace.calls
         if call.node is not None and call.usage is not None
     )
-
-
-def quarantined_nodes(trace: WireTrace) -> list[MessageNode]:
-    """The sampled messages that the environment could not read; they train nothing."""
-    turns = [node for node in trace.nodes if node.sampled]
-    return [turns[number] for number in trace.info.get(QUARANTINED_TURNS, ())]
 
 
 def is_truncated(trace: WireTrace) -> bool:
@@ -74,3 +67,10 @@ def named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
             if span.end:
                 note(f"{stage}_seconds", span.duration)
     return {name: tuple(values) for name, values in found.items()}
+
+
+def forget_credit(episode: WireEpisode) -> None:
+    """Take all credit off an episode, so that its record holds nothing wrong."""
+    for trace in episode.traces:
+        for node in trace.nodes:
+            node.advantages = node.reference_logprobs = node.loss_weights = None

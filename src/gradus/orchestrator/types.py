@@ -21,6 +21,7 @@ import msgspec
 from verifiers.v1.episode import WireEpisode
 
 from gradus.orchestrator.traces import (
+    forget_credit,
     is_truncated,
     named_values,
     num_sampled_tokens,
@@ -193,6 +194,19 @@ class Group:
     def sort(self) -> None:
         """In the order of their starts: which episode ended first must not change the credit."""
         self.played.sort(key=lambda played: played.number)
+
+    def drop_episode(self, played: PlayedEpisode, failure: Failure) -> None:
+        """A finished episode trains nothing because a plug-in could not deal with it."""
+        self.samples[:] = [s for s in self.samples if s.episode_id != played.id]
+        self.dropped[played.id] = f"{ERROR_PREFIX}{failure.kind}"
+        self.failures[played.id] = failure
+
+    def fail(self, failure: Failure) -> None:
+        """The whole group trains nothing because a plug-in could not deal with it."""
+        self.failure = self.failure or failure
+        for played, episode in self.finished:
+            forget_credit(episode)
+            self.drop_episode(played, failure)
 
     def give_up(self, reason: str) -> None:
         """The group trains nothing, for one reason that holds for all its episodes."""

@@ -205,11 +205,12 @@ def credit_by_node(trace: WireTrace) -> dict[int, TokenCredit]:
     return credit
 
 
-def settle_credit(episode: WireEpisode) -> None:
+def settle_credit(episode: WireEpisode) -> dict[int, TokenCredit]:
     """Check the credit of every trace that may train, and keep it as plain numbers.
 
-    CreditError names the trace, its agent and the message.
+    It comes back too, by `id(node)`. CreditError names the trace, its agent and the message.
     """
+    settled: dict[int, TokenCredit] = {}
     for number, trace in enumerate(episode.traces):
         if not (trace.ok and trace.agent.trainable):
             continue
@@ -219,13 +220,8 @@ def settle_credit(episode: WireEpisode) -> None:
             raise CreditError(f"trace {number}, {error}") from error
         for node in trace.nodes:
             _store(node, credit[id(node)])
-
-
-def forget_credit(episode: WireEpisode) -> None:
-    """Take all credit off an episode, so that its record holds nothing wrong."""
-    for trace in episode.traces:
-        for node in trace.nodes:
-            node.advantages = node.reference_logprobs = node.loss_weights = None
+        settled |= credit
+    return settled
 
 
 def keep_credit(episodes: Iterable[WireEpisode]) -> Callable[[], None]:

@@ -23,7 +23,8 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.credit import tolerance
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
-from gradus.orchestrator.types import Verdict
+from gradus.orchestrator.traces import is_truncated
+from gradus.orchestrator.types import Group, Verdict
 from gradus.plugins import building, find_plugin, refuse_async
 from gradus.run.recording import model_folder
 from gradus.wire.sample import Sample
@@ -230,6 +231,34 @@ def read_vocabulary_size(model: ModelConfig) -> int | None:
 def _vocab_size(config: object) -> int | None:
     size = config.get("vocab_size") if isinstance(config, dict) else None
     return size if isinstance(size, int) else None
+
+
+def filter_samples(
+    filters: Sequence[ActiveFilter],
+    samples: Sequence[Sample],
+    episode: WireEpisode,
+    group: Group,
+) -> None:
+    """Add to `group` the samples of one of its episodes that every filter keeps, and all verdicts.
+
+    EpisodeFailed names a filter that raises.
+    """
+    failed = [p.episode for p in group.played if p.episode is not None and p.failure is not None]
+    for sample in samples:
+        trace = episode.traces[int(sample.id.split("/")[1])]
+        context = FilterContext(
+            trace,
+            is_truncated=is_truncated(trace),
+            task_key=group.task.key,
+            episodes=group.finished_episodes,
+            failed=failed,
+        )
+        verdicts = group.verdicts[sample.id] = judge(filters, sample, context)
+        reason = dropped_by(verdicts)
+        if reason is None:
+            group.samples.append(sample)
+        else:
+            group.dropped[sample.id] = reason
 
 
 def judge(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from gradus.orchestrator.algorithms import build_algorithm, compares_all_traces
 from gradus.orchestrator.algorithms.base import (
     Algorithm,
     CreditContext,
-    forget_credit,
+    TokenCredit,
     keep_credit,
     settle_credit,
 )
@@ -31,23 +31,20 @@ from gradus.orchestrator.failures import (
 )
 from gradus.orchestrator.groups.filters import (
     ActiveFilter,
-    FilterContext,
     build_filters,
-    dropped_by,
-    judge,
+    filter_samples,
     read_vocabulary_size,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.orchestrator.traces import is_truncated
 from gradus.orchestrator.types import (
     ERROR_PREFIX,
     EpisodeFailed,
-    Failure,
     Group,
     PlayedEpisode,
 )
-from gradus.wire.sample import Sample
 
+EpisodeCredit = Mapping[int, TokenCredit]
+"""By the identity of its messages."""
 NO_TOKENS = "no_trainable_tokens"
 """Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
 
@@ -98,11 +95,12 @@ class SourceGrader:
         The credit of one that is awaited lies on the episodes already: this is a replay.
         """
         group.sort()
+        credit: Mapping[str, EpisodeCredit] = {}
         if not self.awaits_groups:
             with self._keeping_failure(group):
                 _refuse_awaitable(self.algorithm.score_group(*_asked(group)))
-                _settle(group)
-        self._fill(group)
+                credit = _settle(group)
+        self._fill(group, credit)
 
     async def grade_awaited(self, group: Group, errors: ErrorPolicy) -> None:
         """Let an algorithm with `async def score_group` score a group, again where `errors` says
@@ -113,6 +111,7 @@ class SourceGrader:
         """
         group.sort()
         where, retry = _place(group), 0
+        credit: Mapping[str, EpisodeCredit] = {}
         put_back, numbers = keep_credit(group.finished_episodes), dict(group.numbers)
         while True:
             group.failure = None
@@ -121,7 +120,7 @@ class SourceGrader:
                     scoring = self.algorithm.score_group(*_asked(group))
                     if scoring is not None:
                         await scoring
-                _settle(group)
+                credit = _settle(group)
             if group.failure is None:
                 break
             try:
@@ -136,41 +135,24 @@ class SourceGrader:
             group.numbers.clear()
             group.numbers.update(numbers)
             retry += 1
-        self._fill(group)
+        self._fill(group, credit)
 
-    def _fill(self, group: Group) -> None:
-        """Fill `samples` and `dropped` of a scored group."""
+    def _fill(self, group: Group, credit: Mapping[str, EpisodeCredit]) -> None:
+        """Fill `samples` and `dropped` of a scored group, with its credit by episode."""
         for played in group.played:
             if played.failure is not None:
                 group.dropped[played.id] = f"{ERROR_PREFIX}{played.failure.kind}"
         if group.failure is not None:
-            fail_group(group, group.failure)
+            group.fail(group.failure)
             return
         for played, episode in group.finished:
-            samples = build_samples(episode, self._origin(group, played))
+            samples = build_samples(episode, self._origin(group, played), credit.get(played.id))
             if not samples:
                 group.dropped[played.id] = NO_TOKENS
             try:
-                for sample in samples:
-                    self._filter(group, episode, sample)
+                filter_samples(self.filters, samples, episode, group)
             except EpisodeFailed as failed:
-                _drop_episode(group, played, failed.failure)
-
-    def _filter(self, group: Group, episode: WireEpisode, sample: Sample) -> None:
-        trace = episode.traces[int(sample.id.split("/")[1])]
-        context = FilterContext(
-            trace,
-            is_truncated=is_truncated(trace),
-            task_key=group.task.key,
-            episodes=group.finished_episodes,
-            failed=credit_context(group).failed,
-        )
-        verdicts = group.verdicts[sample.id] = judge(self.filters, sample, context)
-        reason = dropped_by(verdicts)
-        if reason is None:
-            group.samples.append(sample)
-        else:
-            group.dropped[sample.id] = reason
+                group.drop_episode(played, failed.failure)
 
     def _origin(self, group: Group, played: PlayedEpisode) -> SampleOrigin:
         return SampleOrigin(
@@ -234,20 +216,6 @@ def credit_context(group: Group) -> CreditContext:
     return CreditContext(group.source, group.task.key, failed, group.numbers, played)
 
 
-def fail_group(group: Group, failure: Failure) -> None:
-    """The whole group trains nothing because a plug-in could not deal with it."""
-    group.failure = group.failure or failure
-    for played, episode in group.finished:
-        forget_credit(episode)
-        _drop_episode(group, played, failure)
-
-
-def _drop_episode(group: Group, played: PlayedEpisode, failure: Failure) -> None:
-    group.samples[:] = [s for s in group.samples if s.episode_id != played.id]
-    group.dropped[played.id] = f"{ERROR_PREFIX}{failure.kind}"
-    group.failures[played.id] = failure
-
-
 def _asked(group: Group) -> tuple[list[WireEpisode], CreditContext]:
     """The arguments of `score_group`."""
     return group.finished_episodes, credit_context(group)
@@ -258,13 +226,15 @@ def _place(group: Group, episode_id: str = "") -> str:
     return f"{place}, episode {episode_id}" if episode_id else place
 
 
-def _settle(group: Group) -> None:
-    """CreditError that names the episode."""
+def _settle(group: Group) -> dict[str, EpisodeCredit]:
+    """The credit of each finished episode; CreditError names the episode."""
+    credit: dict[str, EpisodeCredit] = {}
     for played, episode in group.finished:
         try:
-            settle_credit(episode)
+            credit[played.id] = settle_credit(episode)
         except CreditError as error:
             raise CreditError(f"episode {played.id}, {error}") from error
+    return credit
 
 
 def _refuse_awaitable(result: object) -> None:

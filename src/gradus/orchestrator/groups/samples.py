@@ -7,6 +7,7 @@ nobody answered it, so the outcome says nothing about it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,8 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
-from gradus.orchestrator.algorithms.base import TokenCredit, credit_by_node
-from gradus.orchestrator.traces import quarantined_nodes
+from gradus.orchestrator.algorithms.base import TokenCredit, settle_credit
+from gradus.orchestrator.traces import QUARANTINED_TURNS
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import LOSS_NAMES, BoolArray, FloatArray, TokenArrays
 from gradus.wire.versions import VersionSpan
@@ -36,20 +37,27 @@ class SampleOrigin:
     """Longer branches are cut at their end."""
 
 
-def build_samples(episode: WireEpisode, origin: SampleOrigin) -> list[Sample]:
-    """The samples of one scored episode; branches without a token to train give none."""
+def build_samples(
+    episode: WireEpisode, origin: SampleOrigin, credit: Mapping[int, TokenCredit] | None = None
+) -> list[Sample]:
+    """The samples of one scored episode; branches without a token to train give none.
+
+    `credit` is what `settle_credit` found on the episode; None reads it again.
+    """
+    settled = settle_credit(episode) if credit is None else credit
     samples: list[Sample] = []
     for index, trace in enumerate(episode.traces):
         if trace.ok and trace.agent.trainable:
-            samples.extend(_trace_samples(trace, index, origin))
+            samples.extend(_trace_samples(trace, index, origin, settled))
     return samples
 
 
-def _trace_samples(trace: WireTrace, index: int, origin: SampleOrigin) -> list[Sample]:
+def _trace_samples(
+    trace: WireTrace, index: int, origin: SampleOrigin, credit: Mapping[int, TokenCredit]
+) -> list[Sample]:
     samples: list[Sample] = []
     # By identity: the same message node stands in every branch that holds it.
-    credit = credit_by_node(trace)
-    trained = {id(node) for node in quarantined_nodes(trace)}
+    trained = {id(node) for node in _quarantined_nodes(trace)}
     for branch in trace.branches:
         if not branch.trainable:
             continue
@@ -61,6 +69,12 @@ def _trace_samples(trace: WireTrace, index: int, origin: SampleOrigin) -> list[S
         if bool(sample.arrays.loss_mask.any()):
             samples.append(sample)
     return samples
+
+
+def _quarantined_nodes(trace: WireTrace) -> list[MessageNode]:
+    """The sampled messages that the environment could not read; they train nothing."""
+    turns = [node for node in trace.nodes if node.sampled]
+    return [turns[number] for number in trace.info.get(QUARANTINED_TURNS, ())]
 
 
 def _branch_sample(
