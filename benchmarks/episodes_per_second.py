@@ -38,9 +38,9 @@ from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
 from gradus.files import read_json
 from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
-from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.commands import wait_until
+from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
-from gradus.testing.waiting import wait_until
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 UV_STAND_IN = f"""#!/bin/sh

@@ -77,7 +77,6 @@ FULL_FOLDERS = {
     "config": 15,
     "environments": 15,
     "inference": 16,
-    "testing": 17,
     "orchestrator/play": 13,
 }
 """Folders with more than twelve files, and the most that each may hold."""

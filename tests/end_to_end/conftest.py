@@ -10,9 +10,9 @@ import pytest
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
 from gradus.processes.table import descendants, is_alive, living_processes
-from gradus.testing.inference_process import RunningInference
+from gradus.testing.commands import wait_until
+from gradus.testing.running import RunningInference
 from gradus.testing.tiny_model import build_tiny_model
-from gradus.testing.waiting import wait_until
 
 
 @pytest.hookimpl(tryfirst=True)

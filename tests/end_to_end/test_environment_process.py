@@ -21,8 +21,8 @@ from gradus.config import (
 from gradus.config.schema.environment import PoolConfig
 from gradus.errors import ExitCode
 from gradus.processes.table import descendants, is_alive, living_processes, read_process
-from gradus.testing.environment_process import RunningEnvironment, exchange
-from gradus.testing.waiting import wait_until, wait_until_async
+from gradus.testing.commands import wait_until, wait_until_async
+from gradus.testing.running import RunningEnvironment, exchange
 
 pytestmark = pytest.mark.end_to_end
 

@@ -21,11 +21,11 @@ from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
+from gradus.testing.commands import wait_until_async
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
-from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
-from gradus.testing.waiting import wait_until_async
 from gradus.wire.versions import VersionSpan
 from gradus_word_lookup.entries import TOOL, build_entries
 

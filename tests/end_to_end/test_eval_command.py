@@ -10,9 +10,8 @@ import pytest
 
 from gradus.files import read_json
 from gradus.orchestrator.evaluation.file import read_gradus_fields
-from gradus.testing.commands import finish, kill, processes_of, start
-from gradus.testing.inference_process import RunningInference
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import finish, kill, processes_of, start, wait_until
+from gradus.testing.running import RunningInference
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -15,8 +15,8 @@ import pytest
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
 from gradus.processes.table import ProcessEntry, descendants, is_alive, living_processes
-from gradus.testing.inference_process import RunningInference
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
+from gradus.testing.running import RunningInference
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

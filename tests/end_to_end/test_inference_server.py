@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gradus.testing.inference_process import RunningInference
+from gradus.testing.running import RunningInference
 from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published

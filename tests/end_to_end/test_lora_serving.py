@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.inference.policy_engine import AdapterControl
 from gradus.run.recording import model_digest
-from gradus.testing.inference_process import RunningInference
+from gradus.testing.running import RunningInference
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
 from gradus.weights.published import BASE_FILE, Published
 

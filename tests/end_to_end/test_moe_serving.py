@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
-from gradus.testing.inference_process import RunningInference
-from gradus.testing.tiny_moe import build_tiny_moe_model
+from gradus.testing.running import RunningInference
+from gradus.testing.tiny_model import build_tiny_moe_model
 from gradus.trainer.model.load import load_model
 from gradus.trainer.publish import serving_tensors
 from gradus.weights.filesystem import FilesystemWeights

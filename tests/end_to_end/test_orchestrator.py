@@ -37,7 +37,7 @@ from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
-from gradus.testing.environment_process import RunningEnvironment
+from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.transport.spool import SpoolReceiver
 from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone

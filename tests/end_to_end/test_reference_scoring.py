@@ -14,7 +14,7 @@ from gradus.config import ReferenceConfig
 from gradus.files import read_json
 from gradus.orchestrator.algorithms.teacher import PROBE, ReferenceModel, compare_tokenizers
 from gradus.orchestrator.types import EpisodeFailed
-from gradus.testing.inference_process import RunningInference
+from gradus.testing.running import RunningInference
 
 pytestmark = pytest.mark.end_to_end
 PROMPT = [5, 9, 12, 30, 7, 22, 41, 8]

@@ -15,8 +15,7 @@ import pytest
 from gradus.orchestrator.records.journal import check_journal, read_journal
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, kill, processes_of, records, start
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import finish, kill, processes_of, records, start, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from gradus.processes.table import descendants, is_alive, living_processes
-from gradus.testing.commands import finish, start
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import finish, start, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -13,8 +13,7 @@ import pytest
 from gradus.files import read_json
 from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import GRADUS, finish, kill, processes_of, records, start
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import GRADUS, finish, kill, processes_of, records, start, wait_until
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -14,8 +14,7 @@ import pytest
 from gradus.errors import ExitCode
 from gradus.files import read_json
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, processes_of, records, start
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import finish, processes_of, records, start, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

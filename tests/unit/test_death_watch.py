@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gradus.files import read_json
 from gradus.processes.table import read_process
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
 
 WRITE_PIDS = """
 import json, os, pathlib, sys

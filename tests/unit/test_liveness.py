@@ -15,7 +15,7 @@ import pytest
 from gradus.errors import StallError
 from gradus.processes.liveness import SilenceWatch, Watched, beat
 from gradus.processes.table import stopped_processes
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
 
 
 class Clock:

@@ -14,7 +14,7 @@ from gradus.processes.table import (
     read_process,
     zombie_children,
 )
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
 
 WAITS = "import sys; sys.stdin.read()"
 HAS_CHILD = (

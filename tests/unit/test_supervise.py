@@ -19,7 +19,7 @@ from gradus.files import read_json, write_json
 from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper, end_leftovers
 from gradus.processes.table import is_alive, read_process, zombie_children
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
 
 READY = """
 import json, os, pathlib, sys

@@ -1,13 +1,18 @@
-"""`gradus` commands as a user starts them, and what is left of them afterwards."""
+"""`gradus` commands as a user starts them, what they leave behind, and waiting with a deadline.
+
+The only module that sleeps for tests.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from gradus.run.paths import RunDirectory
 
 GRADUS = ("-m", "gradus.cli.main")
 FINISH_SECONDS = 300.0
+_PAUSE_SECONDS = 0.005
 
 
 def start(
@@ -68,3 +74,28 @@ def processes_of(run_dir: Path) -> list[int]:
 def records(path: Path) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_until(
+    condition: Callable[[], object], *, timeout_seconds: float = 10.0, what: str = "the condition"
+) -> None:
+    """Return as soon as `condition()` is true; AssertionError after `timeout_seconds`.
+
+    >>> wait_until(lambda: True)
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what} did not come true in {timeout_seconds:g} s")
+        time.sleep(_PAUSE_SECONDS)
+
+
+async def wait_until_async(
+    condition: Callable[[], object], *, timeout_seconds: float = 10.0, what: str = "the condition"
+) -> None:
+    """`wait_until` that lets the event loop run meanwhile."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what} did not come true in {timeout_seconds:g} s")
+        await asyncio.sleep(_PAUSE_SECONDS)

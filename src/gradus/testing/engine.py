@@ -25,24 +25,22 @@ from gradus.processes.child import watch_death_pipe
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine_script import (
     AnyBody,
+    ChatRequest,
     Drip,
     Fault,
     GenerateCall,
+    GenerateRequest,
     Reply,
     Reset,
     Status,
     Stuck,
     Truncate,
-    reply_from_prompt,
-    reversed_last_message,
-)
-from gradus.testing.engine_wire import (
-    ChatRequest,
-    GenerateRequest,
     chat_body,
     error_body,
     generate_body,
     models_body,
+    reply_from_prompt,
+    reversed_last_message,
 )
 from gradus.weights.published import verify_version
 from gradus.wire.inference import (

@@ -13,7 +13,7 @@ import pytest
 
 from gradus.environments.task_server import Health, TaskServer
 from gradus.errors import EnvironmentFailure
-from gradus.testing.environment_process import exchange
+from gradus.testing.running import exchange
 
 
 class FakeTasks:

@@ -27,7 +27,7 @@ from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import read_process
 from gradus.run.lease import open_run
 from gradus.run.paths import RunDirectory
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ import pytest
 from gradus.errors import EnvironmentFailure, ProtocolError
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.file import read_gradus_fields
+from gradus.testing.commands import wait_until_async
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import (
     ScriptedEnvironment,
@@ -19,7 +20,6 @@ from gradus.testing.scripted_run import (
     ScriptedTrainer,
     at_once,
 )
-from gradus.testing.waiting import wait_until_async
 
 
 def with_evaluation(

@@ -23,10 +23,10 @@ from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.run.paths import RunDirectory
+from gradus.testing.commands import wait_until_async
 from gradus.testing.configs import build_run_config
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment
-from gradus.testing.waiting import wait_until_async
 
 
 class FakeClient:

@@ -48,9 +48,9 @@ from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord
+from gradus.testing.commands import wait_until_async
 from gradus.testing.episodes import MISHAPS, FailureProfile
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
-from gradus.testing.waiting import wait_until_async
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import Batch
 

@@ -20,6 +20,7 @@ from renderers.client import MalformedGenerateResponseError, OverlongPromptError
 from gradus.files import DurableFiles
 from gradus.run.paths import RunDirectory
 from gradus.sealed import seal, stage
+from gradus.testing.commands import wait_until
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import (
     AnyBody,
@@ -33,7 +34,6 @@ from gradus.testing.engine_script import (
     Truncate,
     reply_from_prompt,
 )
-from gradus.testing.waiting import wait_until
 from gradus.weights.published import VersionLabel
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES, EngineStatus
 

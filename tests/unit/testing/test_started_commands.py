@@ -11,8 +11,7 @@ import pytest
 from gradus.files import write_json
 from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, kill, processes_of, records, start
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import finish, kill, processes_of, records, start, wait_until
 
 SLEEPER = ("-c", "import sys, time; print('here', flush=True); time.sleep(60)")
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from gradus.config import AdamWConfig, ModelConfig
 from gradus.errors import ConfigError
-from gradus.testing.tiny_moe import EXPERT_SIZE, NUM_EXPERTS, build_tiny_moe_model
+from gradus.testing.tiny_model import EXPERT_SIZE, NUM_EXPERTS, build_tiny_moe_model
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, refuse_leaking_layers

@@ -25,7 +25,7 @@ from gradus.config.schema.sft import SftValidationConfig
 from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
 from gradus.trainer.data.conversation_samples import ConversationEncoder, ConversationStream
 from gradus.trainer.data.conversations import PlainText
 from gradus.trainer.entry.sft import run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.testing.waiting import wait_until, wait_until_async
+from gradus.testing.commands import wait_until, wait_until_async
 from gradus.transport import watch
 from gradus.transport.watch import FolderWatch
 

@@ -18,7 +18,7 @@ from gradus.errors import CorruptStateError, FencedError, RunDirectoryError, Sto
 from gradus.files import DurableFiles
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
-from gradus.testing.waiting import wait_until
+from gradus.testing.commands import wait_until
 from gradus.weights.filesystem import FilesystemWeights, published_versions, write_tensors
 from gradus.weights.published import verify_version
 
