@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from gradus.config import ParallelConfig, parallel_problems, refuse
 from gradus.errors import ConfigError, DeadlineError, ProcessError
@@ -262,6 +264,11 @@ def named_failures(action: str) -> Iterator[None]:
         if "onnection closed" in text or "onnection reset" in text:
             raise ProcessError(f"cannot {action}: a rank died ({_first_line(text)})") from error
         raise
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The tensor on every rank, where it is split over them; then a collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _first_line(text: str) -> str:

@@ -16,13 +16,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gradus.files import PatientFiles
 from gradus.sealed import put_in_place, stage
-from gradus.trainer.distributed import World
+from gradus.trainer.distributed import World, whole_tensor
 from gradus.trainer.model.lora import (
     ADAPTER_STEM,
     adapted_layers,
@@ -69,7 +68,7 @@ def _whole_tensors(
     for name, value in model.state_dict(keep_vars=True).items():
         if name in tied or is_adapter_tensor(name):
             continue
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        whole = whole_tensor(value)
         layer = adapted.get(name.removesuffix(".weight"))
         if layer is not None and name.endswith(".weight"):
             whole = whole.float() + layer.delta()

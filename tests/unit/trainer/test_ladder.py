@@ -82,8 +82,8 @@ def test_one_part_of_a_batch_may_lack_the_reference_that_another_has(
 ) -> None:
     loss = LossConfig(options={"reference_kl_coefficient": 0.1})
     scored, plain = build_sample(9, seed=1), build_sample(9, seed=2)
-    scored.reference_logprobs[:] = -1.0
-    plain.reference_logprobs[:] = float("nan")
+    scored.arrays.reference_logprobs[:] = -1.0
+    plain.arrays.reference_logprobs[:] = float("nan")
     parts = [[build_micro_batch([sample])] for sample in (scored, plain)]
     learner = build_learner(tiny_model, world, loss)
     learned, _ = learner.learn(0, parts, Stopwatch())

@@ -32,7 +32,7 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.testing.checkpoints import FaultyFiles, new_run
-from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import (
     Origin,
     TrainingState,
@@ -128,7 +128,8 @@ def build_saver(
             checkpoints=checkpoints,
             config=CheckpointConfig.model_validate({"interval_steps": 2, **config}),
             max_steps=5,
-            handover=Handover(announced.append, seal),
+            announce=announced.append,
+            seal=seal,
             files=files or DurableFiles(),
         )
         return savers.enter_context(saver)

@@ -178,8 +178,3 @@ def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     assert matrices == {id(model.experts), id(model.layer.weight)}
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     assert matrices | others == trained
-
-
-def test_names_are_those_of_the_model_without_wrappers() -> None:
-    model = torch.nn.ModuleDict({"_orig_mod": torch.nn.Linear(2, 2, bias=False)})
-    assert [trained.name for trained in trained_parameters(model)] == ["weight"]

@@ -36,16 +36,6 @@ SPARE_FACTOR = 2
 """A disk with less room than this many checkpoints is worth a warning."""
 
 
-@dataclass(frozen=True)
-class Handover:
-    """What becomes of a checkpoint whose trainer part lies complete; both run on rank 0 alone."""
-
-    announce: Callable[[int], None]
-    """Says so, between two steps."""
-    seal: Callable[[int], None] | None = None
-    """Commits it before, in the background; None when another role does."""
-
-
 @dataclass
 class _Save:
     """A save in progress: every rank's write, then rank 0's seal."""
@@ -66,7 +56,10 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     checkpoints: CheckpointStore
     config: CheckpointConfig
     max_steps: int
-    handover: Handover
+    announce: Callable[[int], None]
+    """Tells of a checkpoint whose trainer part is complete; on rank 0, between two steps."""
+    seal: Callable[[int], None] | None = None
+    """Commits it first; on rank 0, in the background. None when another role does."""
     counters: Callable[[], dict[str, int]] = dict
     """What the caller wants back after a resume."""
     files: DurableFiles = field(default_factory=DurableFiles)
@@ -144,20 +137,20 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
                 return
             if self._is_failed(save):
                 return
-            if save.is_sealing or self.handover.seal is None:
+            if save.is_sealing or self.seal is None:
                 self._finish(save)
             else:
                 self._save = _Save(save.step, self._background.submit(self._seal, save.step), True)
 
     def _seal(self, step: int) -> None:
-        if self.world.is_first and self.handover.seal is not None:
-            self.handover.seal(step)
+        if self.world.is_first and self.seal is not None:
+            self.seal(step)
 
     def _finish(self, save: _Save) -> None:
         self._save = None
         self.num_failed = 0
         if self.world.is_first:
-            self.handover.announce(save.step)
+            self.announce(save.step)
 
     def _is_failed(self, save: _Save) -> bool:
         """Whether the save failed on any rank; then it is cleaned up and counted.

@@ -21,7 +21,7 @@ from gradus.config import TrainerProcessConfig
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import SpooledBatches
-from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
@@ -122,7 +122,7 @@ def _build_saver(
         checkpoints=CheckpointStore(run_dir, config.term),
         config=config.checkpoint,
         max_steps=config.max_steps,
-        handover=Handover(announce=announce),
+        announce=announce,
     )
 
 

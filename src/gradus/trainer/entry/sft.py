@@ -21,7 +21,7 @@ from gradus.monitor.console import SFT_COLUMNS
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import StepBatch, pack_own_share
-from gradus.trainer.checkpoint.saving import CheckpointSaver, Handover, check_space, resume
+from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import PART, TrainingState
 from gradus.trainer.data.conversation_files import load_conversations
 from gradus.trainer.data.conversation_samples import (
@@ -227,7 +227,8 @@ def _build_saver(
         checkpoints=checkpoints,
         config=settings,
         max_steps=config.sft.max_steps,
-        handover=Handover(lambda step: logger.info("checkpoint %d is saved", step), seal),
+        announce=lambda step: logger.info("checkpoint %d is saved", step),
+        seal=seal,
         counters=lambda: {_NUM_READ: stream.num_read, _DATA_DIGEST: digest},
     )
 

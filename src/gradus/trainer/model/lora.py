@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
@@ -22,6 +21,7 @@ from transformers.utils.hub import cached_file
 from gradus.config import LoraConfig
 from gradus.errors import ConfigError
 from gradus.run.recording import model_digest
+from gradus.trainer.distributed import whole_tensor
 from gradus.weights.published import BASE_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -59,7 +59,9 @@ class LoraLinear(torch.nn.Linear):
 
     def delta(self) -> Tensor:
         """What merging adds to W, float32 [out, in]; a collective."""
-        product: Tensor = self.scale * (_whole(self.lora_B).float() @ _whole(self.lora_A).float())
+        product: Tensor = self.scale * (
+            whole_tensor(self.lora_B).float() @ whole_tensor(self.lora_A).float()
+        )
         return product.detach()
 
 
@@ -81,11 +83,9 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torc
 
 
 def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLinear]:
-    """Every adapted layer by its name in the plain model, without wrappers around modules."""
+    """Every adapted layer by its name."""
     return {
-        _plain(name): module
-        for name, module in model.named_modules()
-        if isinstance(module, LoraLinear)
+        name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)
     }
 
 
@@ -103,7 +103,7 @@ def adapter_tensors(
     """
     for name, layer in adapted_layers(model).items():
         for factor in ("lora_A", "lora_B"):
-            whole = _whole(getattr(layer, factor))
+            whole = whole_tensor(getattr(layer, factor))
             if keep:
                 tensor = whole.detach().to(device="cpu", dtype=dtype).contiguous()
                 yield f"base_model.model.{name}.{factor}.weight", tensor
@@ -165,11 +165,3 @@ def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
             f"this model has {', '.join(sorted(found)) or 'none'}"
         )
     return [name for name in linear if name.rpartition(".")[2] in wanted]
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _plain(name: str) -> str:
-    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")

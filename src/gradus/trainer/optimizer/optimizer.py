@@ -9,13 +9,12 @@ from statistics import fmean
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gradus.config import OptimizerConfig
 from gradus.errors import CorruptStateError, GradusError
 from gradus.log import get_logger
-from gradus.trainer.distributed import World, named_failures
+from gradus.trainer.distributed import World, named_failures, whole_tensor
 from gradus.trainer.optimizer.parameter_kinds import trained_parameters
 from gradus.trainer.optimizer.update_rules import build_update_rules
 
@@ -130,9 +129,7 @@ class PolicyOptimizer:
 
     def _total_norm(self, gradients: list[Tensor]) -> float:
         with named_failures("add up the gradient norm"):
-            norm = get_total_norm(gradients)
-            whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        return float(whole)
+            return float(whole_tensor(get_total_norm(gradients)))
 
     def _count(self, *, is_skipped: bool, step: int, norm: float) -> None:
         if not is_skipped:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn.modules.conv import _ConvNd
 
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
-
 
 class ParameterKind(enum.Enum):
     """Kinds of parameters, by what they multiply.
@@ -39,7 +37,7 @@ class TrainedParameter:
     """One parameter that an optimizer changes."""
 
     name: str
-    """As the plain model names it, so that checkpoints fit with and without wrappers."""
+    """As the model names it, and the checkpoint."""
     parameter: torch.nn.Parameter
     kind: ParameterKind
 
@@ -48,7 +46,7 @@ def trained_parameters(model: torch.nn.Module) -> list[TrainedParameter]:
     """Every parameter of `model` that wants a gradient, in the model's order, shared ones once."""
     kinds = dict(_special_kinds(model))
     return [
-        TrainedParameter(_plain(name), p, kinds.get(id(p)) or _kind_by_shape(p))
+        TrainedParameter(name, p, kinds.get(id(p)) or _kind_by_shape(p))
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
@@ -72,9 +70,3 @@ def _special_kinds(model: torch.nn.Module) -> Iterator[tuple[int, ParameterKind]
 
 def _kind_by_shape(parameter: torch.nn.Parameter) -> ParameterKind:
     return ParameterKind.MATRIX if parameter.ndim in (2, 3) else ParameterKind.VECTOR
-
-
-def _plain(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
