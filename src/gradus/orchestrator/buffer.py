@@ -8,7 +8,7 @@
                                                        inference serves a version that trained it
 
 A task that time kept from training goes back to its source, and each change is a line of the
-journal. Next page: `groups/grading.py`, how a complete group gets its samples.
+journal. Next page: `groups/grading.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The episodes of one group become credited, filtered samples; nothing is lost without a reason."""
+"""The episodes of one group become credited, filtered samples; nothing is lost without a reason.
+
+Next pages: `../algorithms/group_relative.py`, one way to give credit, then `samples.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Plays episodes, for training and for evaluations: every start, retry and end is here.
 
-Whatever happens to an episode, it ends exactly once, as one `PlayedEpisode`.
+Whatever happens to an episode, it ends exactly once, as one `PlayedEpisode`. Next page: `../buffer.py`.
 """
 
 from __future__ import annotations
