@@ -75,8 +75,6 @@ BANNED_ATTRIBUTES = {("torch", "load"), ("yaml", "load"), ("os", "system")}
 # The exceptions below only shrink.
 FULL_FOLDERS = {
     "config": 15,
-    "environments": 15,
-    "inference": 16,
     "orchestrator/play": 13,
 }
 """Folders with more than twelve files, and the most that each may hold."""

@@ -22,7 +22,7 @@ from verifiers.v1.harnesses.utils.compaction import (
 )
 
 from gradus.environments.model_calls import Connections, Endpoint, Reply, RetryPolicy
-from gradus.environments.tools import ToolCall, ToolServers
+from gradus.environments.tool_servers import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
 

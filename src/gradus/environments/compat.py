@@ -41,8 +41,7 @@ from verifiers.v1.mcp import launch
 from verifiers.v1.serve import delta, pool
 from verifiers.v1.utils import decorators
 
-from gradus.environments.engine_client import EngineClient
-from gradus.environments.request_seeds import RequestSeeds
+from gradus.environments.engine_client import EngineClient, RequestSeeds
 from gradus.environments.tool_servers import (
     ToolServerLimits,
     ToolServerSlots,

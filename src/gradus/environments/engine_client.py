@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,9 +23,8 @@ import openai
 from verifiers.v1.clients.base import DEFAULT_LIMITS, join_url
 from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key, resolve_headers
 
-from gradus.environments.request_seeds import RequestSeeds
-
-MODELS_ROUTE = "/models"
+REMEMBERED_PROMPTS = 65_536
+"""Prompts whose repetitions are counted; the oldest is forgotten first."""
 
 
 @dataclass(frozen=True)
@@ -115,3 +116,46 @@ def _status_error(method: str, url: str, status: int, raw: bytes) -> openai.APIS
         text = response.text.strip() or f"Error code: {status}"
         return openai.APIStatusError(text, response=response, body=None)
     return openai.APIStatusError(f"Error code: {status} - {body}", response=response, body=body)
+
+
+class RequestSeeds:
+    """Turns the seed of an episode into the seed of one request, by its prompt.
+
+    An engine that gets the same seed twice draws the same random numbers twice. If all calls of an
+    episode shared one seed, a move would depend on the luck of the move before: in a game, whoever
+    answers a bet would bet more often, whatever the policy says.
+
+    The same episode with the same prompts gets the same seeds, in whatever order requests come.
+    Who asks the same prompt again, such as several solvers of one problem, gets another seed.
+
+    >>> seeds = RequestSeeds()
+    >>> first, again = (seeds.renewed({"seed": 1, "messages": []})["seed"] for _ in range(2))
+    >>> first == again
+    False
+    """
+
+    def __init__(self, *, remembered_prompts: int = REMEMBERED_PROMPTS) -> None:
+        self._remembered = remembered_prompts
+        self._asked: OrderedDict[bytes, int] = OrderedDict()
+
+    def renewed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The body of a generate or a chat request with its own seed; one without a seed as it
+        is."""
+        sampling = body.get("sampling_params")
+        if isinstance(sampling, Mapping) and sampling.get("seed") is not None:
+            seed = self._seed_of(sampling["seed"], body.get("token_ids"))
+            return {**body, "sampling_params": {**sampling, "seed": seed}}
+        if body.get("seed") is not None:
+            prompt = body.get("messages", body.get("prompt", body.get("input")))
+            return {**body, "seed": self._seed_of(body["seed"], prompt)}
+        return body
+
+    def _seed_of(self, seed: object, prompt: object) -> int:
+        asked = hashlib.sha256(msgspec.json.encode([seed, prompt])).digest()
+        count = self._asked.pop(asked, 0)
+        self._asked[asked] = count + 1
+        if len(self._asked) > self._remembered:
+            self._asked.popitem(last=False)
+        digest = hashlib.sha256(asked + count.to_bytes(8)).digest()
+        # 31 bits, because some engines read a seed as a signed integer of 32.
+        return int.from_bytes(digest[:4]) >> 1

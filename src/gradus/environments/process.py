@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
-from gradus.environments.child_environment import (
+from gradus.environments.pool import (
+    SILENT_SECONDS,
+    Pool,
+    PoolSize,
+    answers,
     child_environment,
     hide_variables,
     worker_secrets,
 )
-from gradus.environments.pool import SILENT_SECONDS, Pool, PoolSize, answers
 from gradus.environments.task_server import Health, Tasks, TaskServer
 from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError

@@ -9,10 +9,11 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import aiohttp
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from gradus.errors import GradusError, ProcessError
+from gradus.errors import DeadlineError, GradusError, ProcessError
 
 MAX_CONNECTIONS = 8192
 KEEP_ALIVE_SECONDS = 120
@@ -22,6 +23,8 @@ BODY_SECONDS = 60.0
 """How long it may then take to send the body."""
 GRACE_SECONDS = 1
 POLL_SECONDS = 0.02
+NUM_PARALLEL = 4
+"""Requests at once that warm a new server up."""
 
 
 class Stop:
@@ -173,3 +176,34 @@ async def _prepare(
         stop.fail(error)
     except Exception as error:
         stop.fail(ProcessError(f"the server did not become ready: {error!r}"))
+
+
+async def warm_up(base_url: str, token: str, *, timeout_seconds: float) -> None:
+    """Return once generate requests were answered, alone and in parallel, over the real socket.
+
+    So that no episode pays for the first ones. DeadlineError after `timeout_seconds`; ProcessError
+    when the server answers with an error.
+    """
+    headers = {"Authorization": f"Bearer {token}"}
+    try:
+        async with (
+            asyncio.timeout(timeout_seconds),
+            aiohttp.ClientSession(base_url, headers=headers) as session,
+        ):
+            await _generate(session, max_tokens=1)
+            await asyncio.gather(*[_generate(session, max_tokens=2) for _ in range(NUM_PARALLEL)])
+    except TimeoutError as error:
+        raise DeadlineError(
+            f"the inference server at {base_url} did not answer a generate request within "
+            f"{timeout_seconds:.0f} s"
+        ) from error
+
+
+async def _generate(session: aiohttp.ClientSession, *, max_tokens: int) -> None:
+    sampling: dict[str, Any] = {"temperature": 1.0, "max_tokens": max_tokens, "logprobs": 1}
+    sampling |= {"ignore_eos": True, "seed": None}
+    body = {"token_ids": [0], "sampling_params": sampling, "cache_salt": "warm-up"}
+    async with session.post("/inference/v1/generate", json=body) as response:
+        if response.status != 200:
+            text = await response.text()
+            raise ProcessError(f"the first generate request got {response.status}: {text[:500]}")

@@ -13,7 +13,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from gradus.inference.adapter_check import ADAPTER_CONFIG
+from gradus.inference.weights_check import ADAPTER_CONFIG
 from gradus.wire.inference import EngineStatus
 
 TOKENS_ONLY_PREFIX = "generate-tokens-"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import importlib
 import ipaddress
+import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 from gradus.config import InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.inference.guard import Tokens
-from gradus.inference.preload import start_engine_forkserver
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
     ServedModel,
@@ -26,6 +31,16 @@ from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
 BACKLOG = 2048
+PRELOADED_MODULES = (
+    # First: it hides what transformers and vLLM would fail to import.
+    "gradus",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.model_loader",
+    "gradus.inference.weight_worker",
+)
+"""What the engine's process imports while this one imports the server."""
 
 
 def run(config: InferenceProcessConfig) -> None:
@@ -42,7 +57,7 @@ def run(config: InferenceProcessConfig) -> None:
         # Imported this late because vLLM reads its environment variables while it is imported.
         with uncollected():
             vllm_server = importlib.import_module("gradus.inference.vllm_server")
-        vllm_server.serve(config, listener, tokens)
+        vllm_server.serve_policy(config, listener, tokens)
 
 
 def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) -> None:
@@ -57,8 +72,8 @@ def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) ->
     with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
         prepare_process(model.config)
         with uncollected():
-            model_server = importlib.import_module("gradus.inference.model_server")
-        model_server.serve(model, listener, on_listening)
+            vllm_server = importlib.import_module("gradus.inference.vllm_server")
+        vllm_server.serve_model(model, listener, on_listening)
 
 
 def prepare_process(config: InferenceProcessConfig) -> None:
@@ -130,3 +145,22 @@ def _resolve(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     except OSError as error:
         raise ConfigError(f"inference.host: {host!r} is not an address ({error})") from error
     return ipaddress.ip_address(found[0][4][0])
+
+
+def start_engine_forkserver() -> None:
+    """Start the process that the engine will be forked from; returns at once.
+
+    Imports of torch and vLLM cost several seconds of CPU per process; with this the server and
+    the engine pay them at the same time on two cores, not one after the other. Must run after the
+    environment is complete: OpenMP and vLLM read it when they are loaded.
+    """
+    multiprocessing.set_forkserver_preload(list(PRELOADED_MODULES))
+    forkserver.ensure_running()
+    server: Any = forkserver
+    atexit.register(_end_process, server._forkserver._forkserver_pid)
+
+
+def _end_process(pid: int) -> None:
+    """It owns nothing; ending by itself, it would list what its libraries did not free."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

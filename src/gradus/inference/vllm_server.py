@@ -1,4 +1,7 @@
-"""vLLM's OpenAI server in this process, behind the guard, with the routes of gradus beside its own.
+"""vLLM's OpenAI server in this process, behind the guard: for a run, or for ordinary clients.
+
+A run's server has the routes of gradus beside vLLM's own and changes its weights; the other serves
+one model and knows no versions.
 
 Imported only once the environment is set (see `server.py`): vLLM reads variables while importing.
 """
@@ -11,8 +14,8 @@ import signal
 import socket
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,11 +36,10 @@ from vllm.v1.executor.abstract import Executor
 from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import write_json
-from gradus.inference.adapter_check import build_check
-from gradus.inference.admin import WeightAdmin
+from gradus.inference.admin import PolicyRoutes, WeightAdmin
 from gradus.inference.compat import inspect_models_with_gradus, worker_forked_into_engine
-from gradus.inference.guard import Guard, Tokens
-from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped
+from gradus.inference.guard import Guard, RouteOpener, ServedToken, Tokens
+from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped, warm_up
 from gradus.inference.policy_engine import (
     AdapterControl,
     EngineCounters,
@@ -45,10 +47,8 @@ from gradus.inference.policy_engine import (
     VllmControl,
     kv_capacity_tokens,
 )
-from gradus.inference.routes import PolicyRoutes
-from gradus.inference.settings import engine_settings
-from gradus.inference.warm_up import warm_up
-from gradus.inference.weights_check import find_initial_weights
+from gradus.inference.settings import ServedModel, engine_settings, serving_settings
+from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ServedPolicy
@@ -58,10 +58,18 @@ WATCH_INTERVAL_SECONDS = 0.5
 ENGINE_STOP_SECONDS = 2.0
 
 
-def serve(config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens) -> None:
+def serve_policy(config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens) -> None:
     """Serve on `listener` until SIGTERM or SIGINT; ProcessError when the engine ends by itself."""
     signal.signal(signal.SIGTERM, interrupt)
-    uvloop.run(_serve(config, listener, tokens))
+    uvloop.run(_serve_policy(config, listener, tokens))
+
+
+def serve_model(
+    model: ServedModel, listener: socket.socket, on_listening: Callable[[str], None]
+) -> None:
+    """As `serve_policy`, a model that stays as it is."""
+    signal.signal(signal.SIGTERM, interrupt)
+    uvloop.run(_serve_model(model, listener, on_listening))
 
 
 def interrupt(*_: Any) -> NoReturn:
@@ -69,7 +77,9 @@ def interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
-async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens) -> None:
+async def _serve_policy(
+    config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens
+) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
     began = time.monotonic()
     args = build_arguments(config)
@@ -86,21 +96,55 @@ async def _serve(config: InferenceProcessConfig, listener: socket.socket, tokens
         write_json(run_dir.ready_file("inference"), ready)
         logger.info("serves %s at %s", config.model.name, base_url)
 
-    stop = Stop()
-    watching = asyncio.create_task(watch_engine(engine, stop))
-    try:
-        await engine.collective_rpc("gradus_die_with_parent")
+    async with _running(engine) as stop:
         await engine.update_weight_version("0")
         if config.lora_rank is not None:
             await AdapterControl(engine).load(Path("version_0"))
         app = await build_vllm_app(engine, args)
         PolicyRoutes(engine, build_admin(config, engine, stop), counters).add_to(app)
-        server = build_http_server(Guard(app, tokens))
-        app.state.server = server  # vLLM's error handlers look for it there
-        await serve_until_stopped(server, listener, stop=stop, when_listening=become_ready)
+        await _serve_app(app, tokens, listener, stop, become_ready)
+
+
+async def _serve_model(
+    model: ServedModel, listener: socket.socket, on_listening: Callable[[str], None]
+) -> None:
+    args = fill_arguments(serving_settings(model, available_bytes=available_bytes()))
+    with engine_config(args) as vllm_config:
+        engine = AsyncLLM.from_vllm_config(
+            vllm_config, usage_context=UsageContext.OPENAI_API_SERVER
+        )
+
+    async def tell(base_url: str) -> None:
+        on_listening(base_url)
+
+    async with _running(engine) as stop:
+        app = await build_vllm_app(engine, args)
+        await _serve_app(app, ServedToken.of(model.token), listener, stop, tell)
+
+
+@asynccontextmanager
+async def _running(engine: AsyncLLM) -> AsyncIterator[Stop]:
+    """Watch the engine, and end it with the block."""
+    stop = Stop()
+    watching = asyncio.create_task(watch_engine(engine, stop))
+    try:
+        await engine.collective_rpc("gradus_die_with_parent")
+        yield stop
     finally:
         watching.cancel()
         await asyncio.to_thread(engine.shutdown, ENGINE_STOP_SECONDS)
+
+
+async def _serve_app(
+    app: FastAPI,
+    tokens: RouteOpener,
+    listener: socket.socket,
+    stop: Stop,
+    when_listening: Callable[[str], Awaitable[None]],
+) -> None:
+    server = build_http_server(Guard(app, tokens))
+    app.state.server = server  # vLLM's error handlers look for it there
+    await serve_until_stopped(server, listener, stop=stop, when_listening=when_listening)
 
 
 async def watch_engine(engine: AsyncLLM, stop: Stop) -> None:

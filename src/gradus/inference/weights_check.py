@@ -1,10 +1,12 @@
-"""Whether published weights are whole, ours, and fit the model that is served."""
+"""Whether published weights or adapters are whole, ours, and fit the model that is served."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,10 +15,14 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
 
 from gradus.errors import CorruptStateError
+from gradus.run.recording import model_digest
 from gradus.weights.broadcast import is_stream, read_stream
-from gradus.weights.published import verify_version
+from gradus.weights.published import BASE_FILE, verify_version
 
 Shapes = dict[str, tuple[int, ...]]
+
+ADAPTER_CONFIG = "adapter_config.json"
+_FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
 @dataclass(frozen=True)
@@ -100,3 +106,88 @@ def check_finite(directory: Path) -> None:
     for name, tensor in iterate_tensors(directory):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise CorruptStateError(f"{directory}: {name} holds a value that is not finite")
+
+
+def build_check(initial: Path | None, lora_rank: int | None) -> Callable[[Path, str], None]:
+    """The check for versions of the model in `initial`: adapters of a rank, or whole weights."""
+    if lora_rank is None:
+        return WeightsCheck.of(initial)
+    if initial is None:
+        return AdapterCheck(base=None, rank=lora_rank)
+    return AdapterCheck(base=tensor_shapes(initial), rank=lora_rank, base_folder=initial)
+
+
+@dataclass(frozen=True)
+class AdapterCheck:
+    """Verifies a version's digests and that its factors fit the linear layers of the base."""
+
+    base: Shapes | None
+    """Name and shape of the base model's tensors; None when it has no safetensors on disk."""
+    rank: int
+    """The rank that every factor must have."""
+    base_folder: Path | None = None
+    """Where the base model lies, to compare its digest. None means not to compare."""
+
+    def __call__(self, directory: Path, digest: str) -> None:
+        """CorruptStateError unless `directory` can be served."""
+        verify_version(directory, digest)
+        self._check_config(directory)
+        self._check_base(directory)
+        factors = _factors(directory)
+        for layer, shapes in factors.items():
+            self._check_layer(directory, layer, shapes)
+        check_finite(directory)
+
+    def _check_config(self, directory: Path) -> None:
+        path = directory / ADAPTER_CONFIG
+        try:
+            rank = json.loads(path.read_bytes())["r"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptStateError(f"{path} is no adapter config: {error!r}") from error
+        if rank != self.rank:
+            raise CorruptStateError(f"{path}: rank {rank}, but the engine serves {self.rank}")
+
+    def _check_base(self, directory: Path) -> None:
+        path = directory / BASE_FILE
+        try:
+            trained_beside = json.loads(path.read_bytes())["sha256"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptStateError(f"{path} names no base model: {error!r}") from error
+        if self._base_sha256 not in (None, trained_beside):
+            raise CorruptStateError(
+                f"{directory}: the adapter was trained beside another model than the one in "
+                f"{self.base_folder}; put that model back as the trainer loaded it"
+            )
+
+    @cached_property
+    def _base_sha256(self) -> str | None:
+        """Read once, at the first version: all files of the base."""
+        return None if self.base_folder is None else model_digest(self.base_folder)
+
+    def _check_layer(self, directory: Path, layer: str, shapes: Shapes) -> None:
+        if shapes.keys() != {"A", "B"}:
+            raise CorruptStateError(f"{directory}: {layer} has only the factor {[*shapes]}")
+        found = (shapes["B"], shapes["A"])
+        if self.base is None:
+            return
+        weight = self.base.get(f"{layer}.weight")
+        if weight is None:
+            raise CorruptStateError(f"{directory}: the base model has no layer {layer!r}")
+        expected = ((weight[0], self.rank), (self.rank, weight[-1]))
+        if found != expected:
+            raise CorruptStateError(
+                f"{directory}: the factors of {layer} have shapes {found}, {expected} are needed"
+            )
+
+
+def _factors(directory: Path) -> dict[str, Shapes]:
+    """Layer → shapes of its factors `A` and `B`."""
+    factors: dict[str, Shapes] = {}
+    for name, shape in tensor_shapes(directory).items():
+        match = _FACTOR.fullmatch(name)
+        if match is None:
+            raise CorruptStateError(f"{directory}: {name!r} is no factor of an adapter")
+        factors.setdefault(match[1], {})[match[2]] = shape
+    if not factors:
+        raise CorruptStateError(f"{directory} holds no tensor")
+    return factors

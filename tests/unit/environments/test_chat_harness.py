@@ -16,7 +16,7 @@ from verifiers.v1.utils.loaders import harness_class
 
 from gradus.environments.chat import ChatHarness, ChatHarnessConfig, ChatSession
 from gradus.environments.model_calls import MAX_RETRY_DELAY_SECONDS, RetryPolicy
-from gradus.environments.tools import ToolCall, ToolServers
+from gradus.environments.tool_servers import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from gradus.environments.child_environment import (
+from gradus.environments.pool import (
     INFERENCE_TOKEN_VAR,
     child_environment,
     worker_secrets,
@@ -63,7 +63,7 @@ def test_telemetry_is_off_whatever_the_caller_says() -> None:
 
 HIDING = """
 import os, subprocess, sys
-from gradus.environments.child_environment import hide_variables
+from gradus.environments.pool import hide_variables
 
 hide_variables({"HF_TOKEN": "secret", "UNUSED": "x"})
 assert os.environ["HF_TOKEN"] == os.getenv("HF_TOKEN") == "secret"

@@ -9,8 +9,7 @@ import verifiers.v1 as vf
 from verifiers.v1.clients import eval as eval_client
 
 from gradus.environments import compat
-from gradus.environments.engine_client import EngineClient
-from gradus.environments.request_seeds import RequestSeeds
+from gradus.environments.engine_client import EngineClient, RequestSeeds
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 

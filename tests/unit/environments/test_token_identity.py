@@ -20,8 +20,9 @@ from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
 
-from gradus.environments import compat, tools
-from gradus.environments.request_seeds import RequestSeeds
+from gradus.environments import compat
+from gradus.environments import tool_servers as tools
+from gradus.environments.engine_client import RequestSeeds
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.testing.environment import AddTools

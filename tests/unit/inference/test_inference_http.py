@@ -14,12 +14,10 @@ import pytest
 from fastapi import FastAPI
 
 from gradus.errors import DeadlineError, ProcessError
-from gradus.inference.admin import WeightAdmin
+from gradus.inference.admin import PolicyRoutes, WeightAdmin
 from gradus.inference.guard import Guard, Tokens
-from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped
-from gradus.inference.routes import PolicyRoutes
+from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped, warm_up
 from gradus.inference.server import bind
-from gradus.inference.warm_up import warm_up
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Status, Stuck
 from gradus.wire.inference import EngineStatus, ServedPolicy
