@@ -1,6 +1,7 @@
 """Plays episodes, for training and for evaluations: every start, retry and end is here.
 
-Whatever happens to an episode, it ends exactly once, as one `PlayedEpisode`. Next page: `../buffer.py`.
+Whatever happens to an episode, it ends exactly once, as one `PlayedEpisode`.
+Next page: `../buffer.py`.
 """
 
 from __future__ import annotations

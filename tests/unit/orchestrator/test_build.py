@@ -1,4 +1,4 @@
-"""Building the parts of the process: what is missing or wrong is named before anything plays."""
+"""Building the process: what is missing or wrong is named before anything plays."""
 
 from __future__ import annotations
 
