@@ -48,7 +48,8 @@ def launch(
     job was asked.
     """
     become_subreaper()
-    console = ConsoleProgress(stream or sys.stdout)
+    out = stream or sys.stdout
+    console = ConsoleProgress(out)
     opening = choose_opening(resume=resume, clean=clean, dry_run=dry_run)
     if not dry_run:
         job.check()
@@ -70,7 +71,7 @@ def launch(
             lease.claim()
         entry.write()
         _prepare(lease.run_dir, plan)
-        view = job.work.view(stream or sys.stdout, lease)
+        view = job.work.view(out, lease)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, view, interrupts).run()
     finally:

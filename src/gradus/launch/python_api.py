@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import json
 import math
-import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from gradus.config import (
     check,
     load_config,
     refuse,
-    run_name,
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
@@ -131,11 +129,11 @@ def train(
     checked = _checked(config)
     if resume and checked.name is None:
         raise ConfigError("resume needs the name of the run: set `name` in the config")
-    named = checked.model_copy(update={"name": run_name(checked, secrets.token_hex(4))})
-    code = launch(job_of(named), resume=resume, clean=clean)
+    job = job_of(checked)
+    code = launch(job, resume=resume, clean=clean)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    folder = Path(named.output_dir) / str(named.name)
+    folder = job.output_dir / job.name
     if code != ExitCode.DONE:
         raise ProcessError(f"{folder} was stopped before its end (exit code {code})")
     return load_run(folder)
