@@ -13,7 +13,7 @@ from gradus.config.schema.run import RunConfig
 from gradus.errors import ConfigError
 
 SECRET_KEY = "env_vars"
-"""Tables of this name may hold secrets, so they are never written down."""
+"""A key of this name sets variables of a process, maybe secret ones; it is never written down."""
 
 _CHANGEABLE = re.compile(r"trainer(\..+)?|max_steps")
 """Keys that decide nothing about what was played and which samples make a batch."""
@@ -54,7 +54,7 @@ def without_secrets(config: StrictConfig) -> dict[str, Any]:
     >>> without_secrets(config)["trainer"]["env_vars"]
     {}
     """
-    values: dict[str, Any] = _without_secrets(config.model_dump(mode="json"))
+    values: dict[str, Any] = _without_secrets(config, config.model_dump(mode="json"))
     return values
 
 
@@ -110,15 +110,19 @@ def _is_constant(config: Mapping[str, Any]) -> bool:
     return bool(config["trainer"]["optimizer"].get("schedule") == "constant")
 
 
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, dict):
+def _without_secrets(value: Any, dumped: Any) -> Any:
+    """`dumped` without what `value` keeps for processes; tables of the user's own stay whole."""
+    if isinstance(value, StrictConfig):
         return {
-            key: {} if key == SECRET_KEY else _without_secrets(member)
-            for key, member in value.items()
+            name: {} if name == SECRET_KEY else _without_secrets(getattr(value, name), member)
+            for name, member in dumped.items()
         }
-    if isinstance(value, list):
-        return [_without_secrets(member) for member in value]
-    return value
+    if isinstance(value, Mapping):
+        pairs = zip(value.values(), dumped.items(), strict=True)
+        return {name: _without_secrets(member, entry) for member, (name, entry) in pairs}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(*pair) for pair in zip(value, dumped, strict=True)]
+    return dumped
 
 
 def continued_identity(before: Any, identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,6 +119,11 @@ def test_a_source_may_have_its_own_algorithm() -> None:
     assert only_source(with_env({"algo": own})).algo.model_dump(exclude_none=True) == own
 
 
+def test_a_setting_of_a_task_set_reaches_its_process_whatever_it_is_called() -> None:
+    (process,) = resolved(with_env({"taskset": {"env_vars": {"A": "1"}}})).environments
+    assert without_secrets(process)["verifiers"]["taskset"]["env_vars"] == {"A": "1"}
+
+
 def test_variables_go_to_the_launcher_and_into_no_file() -> None:
     secret = {"env_vars": {"MY_KEY": "canary"}}
     changes = with_env(secret)
