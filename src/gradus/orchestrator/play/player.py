@@ -1,7 +1,11 @@
 """Plays episodes, for training and for evaluations: every start, retry and end is here.
 
-Whatever happens to an episode, it ends exactly once, as one `PlayedEpisode`.
-Next page: `../buffer.py`.
+    begin ──► attempt ──► checked and scored ──► PlayedEpisode
+                 ▲                 │ failed, and its source plays such failures again
+                 └──── wait ◄──────┘
+
+Whatever happens to an episode, it ends exactly once. New weights may be served while it plays: it
+goes on, and its span of versions says so. Next page: `../buffer.py`, where ended episodes arrive.
 """
 
 from __future__ import annotations
@@ -75,18 +79,6 @@ class Playable(Protocol):
 
 
 @dataclass(frozen=True)
-class PinnedVersion:
-    """A policy that serves one version as long as the player lives, as in an evaluation."""
-
-    version: int
-
-    @property
-    def newest_version(self) -> int:
-        """The same one."""
-        return self.version
-
-
-@dataclass(frozen=True)
 class Source:
     """One source of training episodes, ready to play."""
 
@@ -117,24 +109,10 @@ class Source:
         return failure
 
 
-def episode_seed(run_seed: int, episode_id: str, retry: int = 0) -> int:
-    """The sampling seed of an attempt: the same in every run of that seed, also after a resume.
-
-    Each retry has its own: with the same seed it would sample the reply that failed once more.
-
-    31 bits, because some engines read it as a signed integer of 32. Each request of the episode
-    gets a seed made of this one and of its prompt, in the environment's worker.
-
-    >>> episode_seed(0, "g000000.0") == episode_seed(0, "g000000.1")
-    False
-    """
-    attempt = f"{episode_id}/{retry}" if retry else episode_id
-    digest = hashlib.sha256(f"{run_seed}/{attempt}".encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1
-
-
 class EpisodePlayer:
-    """Owns the running episodes and the queue of those that ended.
+    """Owns the running episodes, and the queue of those that ended.
+
+    Training starts episodes and collects them from `ended`; an evaluation awaits `play`.
 
     >>> player = EpisodePlayer(sources, policy, blame=blame, on_retry=note)  # doctest: +SKIP
     >>> player.start("g000000.0", group, tasks)  # doctest: +SKIP
@@ -154,7 +132,7 @@ class EpisodePlayer:
     ) -> None:
         """`seed` is the run's; None lets the engine choose."""
         self.ended: asyncio.Queue[PlayedEpisode | None] = asyncio.Queue()
-        """None is the last entry, behind the last episode."""
+        """Those that `start` began, and None after the last of them."""
         self._sources = sources
         self._policy = policy
         self._on_retry = on_retry
@@ -208,7 +186,7 @@ class EpisodePlayer:
                 where = f"source {episode.group.source!r}, episode {episode.id}"
                 wait = ask_policy(errors, played.failure, retry=episode.retry, where=where)
             except EpisodeFailed as failed:
-                return self._ended(episode, failure=failed.failure)
+                return self._end(episode, failure=failed.failure)
             if wait is None:
                 return played
             await asyncio.sleep(wait)
@@ -219,10 +197,10 @@ class EpisodePlayer:
     async def _attempt(self, episode: RunningEpisode) -> PlayedEpisode:
         group = episode.group
         source = self._sources[group.source]
+        seed = None
+        if self._seed is not None:
+            seed = episode_seed(self._seed, episode.id, episode.retry)
         try:
-            seed = self._seed
-            if seed is not None:
-                seed = episode_seed(seed, episode.id, episode.retry)
             async with self._blame.turn(group.pointer):
                 result = await source.environment.run(
                     group.task, version=episode.version, seed=seed
@@ -231,32 +209,58 @@ class EpisodePlayer:
             failure = await source.find_failure(result, episode)
         except EpisodeFailed as failed:
             self._blame.note_failure(group.pointer, failed.failure)
-            return self._ended(episode, failure=failed.failure)
-        return PlayedEpisode(
-            episode.id,
-            group.id,
-            self._span(episode),
-            episode=result,
-            failure=failure,
-            seconds=self._clock() - episode.started_at,
-        )
+            return self._end(episode, failure=failed.failure)
+        return self._end(episode, result, failure)
 
     def _note_end(self, episode: RunningEpisode, playing: asyncio.Task[PlayedEpisode]) -> None:
         """Runs also for an episode that was cancelled before its first line."""
         del self._running[episode.id]
         del self._tasks[episode.id]
         if playing.cancelled():
-            self.ended.put_nowait(self._ended(episode))
+            self.ended.put_nowait(self._end(episode))
         elif playing.exception() is None:
             self.ended.put_nowait(playing.result())
 
-    def _ended(self, episode: RunningEpisode, *, failure: Failure | None = None) -> PlayedEpisode:
-        """An end without an episode."""
-        seconds = self._clock() - episode.started_at
+    def _end(
+        self,
+        episode: RunningEpisode,
+        result: WireEpisode | None = None,
+        failure: Failure | None = None,
+    ) -> PlayedEpisode:
         return PlayedEpisode(
-            episode.id, episode.group.id, self._span(episode), failure=failure, seconds=seconds
+            episode.id,
+            episode.group.id,
+            # Any version from the start until now may have answered some of its requests.
+            VersionSpan(oldest=episode.version, newest=self._policy.newest_version),
+            episode=result,
+            failure=failure,
+            seconds=self._clock() - episode.started_at,
         )
 
-    def _span(self, episode: RunningEpisode) -> VersionSpan:
-        """From the version at the start to the newest that may have answered until now."""
-        return VersionSpan(oldest=episode.version, newest=self._policy.newest_version)
+
+@dataclass(frozen=True)
+class PinnedVersion:
+    """A policy that serves one version as long as the player lives, as in an evaluation."""
+
+    version: int
+
+    @property
+    def newest_version(self) -> int:
+        """The same one."""
+        return self.version
+
+
+def episode_seed(run_seed: int, episode_id: str, retry: int = 0) -> int:
+    """The sampling seed of an attempt: the same in every run of that seed, also after a resume.
+
+    Each retry has its own: with the same seed it would sample the reply that failed once more.
+
+    31 bits, because some engines read it as a signed integer of 32. Each request of the episode
+    gets a seed made of this one and of its prompt, in the environment's worker.
+
+    >>> episode_seed(0, "g000000.0") == episode_seed(0, "g000000.1")
+    False
+    """
+    attempt = f"{episode_id}/{retry}" if retry else episode_id
+    digest = hashlib.sha256(f"{run_seed}/{attempt}".encode()).digest()
+    return int.from_bytes(digest[:4]) >> 1
