@@ -7,7 +7,7 @@
            GONE, its slot is free ◄───────────────────────────────────────┴──────────────────┘
                                                        inference serves a version that trained it
 
-A task that time kept from training goes back to its source, and each change is a line of the
+The task of a group that took too long goes back to its source. Each change is a line of the
 journal. Next page: `groups/grading.py`.
 """
 
@@ -133,7 +133,7 @@ class GroupBuffer:
         return group, episode_ids
 
     def set_aside(self, pointer: TaskPointer, reason: str, error: str) -> None:
-        """A task cannot be played: it is not drawn again in this run."""
+        """Stop drawing a task that cannot be played."""
         if not self.tasks.set_aside(pointer):
             return
         self.journal.write(
@@ -229,7 +229,7 @@ class GroupBuffer:
         return metrics | batch_metrics(batch.samples, step=batch.step)
 
     def abandon_too_old(self) -> Abandoned:
-        """Give up groups that no batch to come can train, so that their compute is free.
+        """Give up groups that no later batch can train, so that they stop using the engine.
 
         Their tasks go back to their sources.
         """
@@ -247,7 +247,7 @@ class GroupBuffer:
         return Abandoned(too_old, to_cancel)
 
     def drop_leftovers(self) -> None:
-        """What was played for batches that the run does not need any more."""
+        """Drop the groups that are left when the run has all its batches."""
         for group in list(self.groups.values()):
             group.give_up(RUN_ENDED)
             self.journal.write(
@@ -260,7 +260,7 @@ class GroupBuffer:
         self.failures.add(group.source, place, failure)
 
     def _record(self, pointer: TaskPointer, result: TaskResult) -> None:
-        """Tell the curriculum of a task that trains nothing; what it raises costs nothing."""
+        """Tell the curriculum about a task that trains nothing; if it fails, that is reported."""
         try:
             self.tasks.record(pointer, result)
         except EpisodeFailed as failed:
@@ -286,7 +286,7 @@ class GroupBuffer:
 
     @contextmanager
     def _noting_the_end(self) -> Iterator[None]:
-        """When nothing could be trained for too long, the user finds the reason beside the run."""
+        """When nothing could be trained for too long, leave the reason in the run's folder."""
         try:
             yield
         except (EmptyBatchError, EnvironmentFailure) as error:
@@ -323,7 +323,7 @@ class GroupBuffer:
             self._close(group, self.batcher.step)
 
     def _note_stale(self, stale: StaleDrop) -> None:
-        """Samples became too old in the queue; a group of which nothing is left goes."""
+        """Samples became too old in the queue; a group that has none left is dropped."""
         if not stale.samples:
             return
         sample_ids = [sample.id for sample in stale.samples]
@@ -335,7 +335,7 @@ class GroupBuffer:
             self._drop(self.groups[group_id])
 
     def _return_task(self, group: Group) -> None:
-        """Time kept the group from training: its task is drawn again, but not for ever."""
+        """The group took too long to train: its task is drawn again, a few times."""
         self._record(group.pointer, task_result(group, Ending.TOO_OLD))
         if self.tasks.give_back(group.pointer):
             self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
@@ -345,7 +345,7 @@ class GroupBuffer:
 
 
 def task_result(group: Group, ending: Ending) -> TaskResult:
-    """What a curriculum hears of a group."""
+    """What a curriculum learns about a group."""
     finished = [played.numbers for played in group.played if played.numbers is not None]
     return TaskResult(
         ending,
@@ -357,7 +357,7 @@ def task_result(group: Group, ending: Ending) -> TaskResult:
 
 
 def group_time(group: Group) -> GroupTime:
-    """How long the episodes of a final group took, and whether time kept it from training."""
+    """How long the episodes of a final group took, and whether that kept it from training."""
     kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
     outcome = GroupOutcome.TRAINED if kept else GroupOutcome.OTHER
     if not kept and not {ABANDONED, STALE}.isdisjoint(group.dropped.values()):

@@ -243,7 +243,7 @@ def build_reference(
     if source.is_frozen and not stops:
         log.warning(
             "source %r: no file of model %r on this machine says at which token it ends a turn, so "
-            "turns that come without tokens train with all that the chat template writes behind "
+            "turns that come without tokens also train on what the chat template writes after "
             "them",
             source.name,
             config.model.name,

@@ -1,4 +1,4 @@
-"""Why an episode cannot train, an outcome that is counted; and which error a run ends with."""
+"""Failures: which plug-in is to blame, what to report, what to play again, what ends the run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gradus.plugins import building, describe, find_plugin, refuse_async
 from gradus.run.paths import RunDirectory
 
 _SHOWN_CHARACTERS = 300
+MAX_BACKOFF_SECONDS = 60.0
 log = get_logger(__name__)
 
 ALGORITHM_FAILED = "algorithm_failed"
@@ -32,9 +33,9 @@ INVALID_CREDIT = "invalid_credit"
 
 
 class FirstFailures:
-    """Tells a person of the first failure of each kind in each source, with its cause.
+    """Reports the first failure of each kind in each source, with its cause.
 
-    A launch tells each kind once, however many episodes fail with it; the shares are in the line
+    A launch reports each kind once, however many episodes fail with it; the shares are in the line
     of the step and the counts in the metrics.
 
     >>> failures = FirstFailures(run_dir, "train")  # doctest: +SKIP
@@ -46,14 +47,14 @@ class FirstFailures:
         """`purpose` is that of the sources: `train` or `eval`."""
         self._run_dir = run_dir
         self._purpose = purpose
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def add(self, source: str, place: str, failure: Failure) -> None:
         """An episode of `source` failed; `place` says which one."""
         kind = (source, failure.kind)
-        if kind in self._told:
+        if kind in self._reported:
             return
-        self._told.add(kind)
+        self._reported.add(kind)
         path = self._run_dir.environment_log(self._purpose, source)
         where = f"{place}; log: {path}" if path.exists() else place
         cause = _first_line(failure.message)
@@ -149,10 +150,6 @@ def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
         else:
             leaves.append(error)
     return next((e for e in leaves if isinstance(e, GradusError)), leaves[0])
-
-
-# ---- Whether a failed episode is played again, and after which wait (pure).
-MAX_BACKOFF_SECONDS = 60.0
 
 
 class ErrorPolicy(Protocol):

@@ -1,4 +1,4 @@
-"""The link to the trainer: batches go out, its news come in, and it says who owes whom.
+"""The link to the trainer: batches go out, events come in, and it knows who owes whom.
 
     send(batch)                   the trainer owes an answer
     StepFinished, served version  of every batch sent: it owes nothing, and may be silent
@@ -95,7 +95,7 @@ class TrainerLink:
         return packed, digest_samples(samples)
 
     async def next_event(self) -> Event:
-        """The trainer's next word, noted in the records.
+        """The trainer's next event, noted in the journal and the metrics.
 
         DeadlineError when it owes an answer and says nothing for too long.
         """

@@ -31,16 +31,16 @@ from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan
 
 ERROR_PREFIX = "error:"
-"""Reasons that begin so are errors of episodes, e.g. "error:ProviderError"."""
+"""Reasons with this prefix are errors of episodes, e.g. "error:ProviderError"."""
 
 
 @dataclass(frozen=True)
 class TaskPointer:
-    """Where one task of the stream is found."""
+    """Where to find one task of the stream."""
 
     source: str
     pass_number: int
-    """How often the task was drawn anew before."""
+    """How often this task was drawn before."""
     index: int
     attempt: int = 0
     """How often this draw came back to its source before it could be trained."""
@@ -49,7 +49,7 @@ class TaskPointer:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One task as the environment wants it back when an episode of it is played."""
+    """One task, as its environment gave it and takes it back to play an episode."""
 
     task_data: dict[str, Any]
     key: str | int
@@ -58,7 +58,7 @@ class Task(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an episode gives no samples."""
+    """Why an episode trains nothing."""
 
     kind: str
     """Counted by this: the type of the error, e.g. "ProviderError" or "invalid_reward"."""
@@ -68,7 +68,7 @@ class Failure:
 
 
 class EpisodeFailed(Exception):
-    """An episode could not be had; an outcome to count, not an error of the run."""
+    """An episode failed: an outcome to count, not an error of the run."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.kind}: {failure.message}")

@@ -31,9 +31,6 @@ from gradus.orchestrator.resume.checkpoint import (
     PendingSamples,
     SavedOrchestrator,
     Snapshot,
-    decode_state,
-    encode_pending,
-    encode_state,
     load_orchestrator,
     load_pieces,
     take_states,
@@ -44,7 +41,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import FaultyFiles, new_run
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedPolicy
-from gradus.wire.codec import decode
+from gradus.wire.codec import decode, encode
 from gradus.wire.versions import VersionSpan
 
 
@@ -78,7 +75,9 @@ def state_of(step: int) -> OrchestratorState:
 async def snapshot_of(step: int) -> Snapshot:
     sizes: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
     sizes.set_result({"metrics.jsonl": 7})
-    return Snapshot(step, encode_state(state_of(step)), encode_pending([], []), sizes)
+    return Snapshot(
+        step, msgspec.json.encode(state_of(step)), encode(PendingSamples([], [])), sizes
+    )
 
 
 @pytest.fixture
@@ -363,7 +362,8 @@ async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> Non
         assert first.engine._controller.observe(full) == 32
         snapshot = first.snapshotter.snapshot(1)
     saved = SavedOrchestrator(
-        decode_state(snapshot.state), decode(snapshot.pending, PendingSamples)
+        msgspec.json.decode(snapshot.state, type=OrchestratorState),
+        decode(snapshot.pending, PendingSamples),
     )
     resumed, journal = rig.build(saved)
     with journal:

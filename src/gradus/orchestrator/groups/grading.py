@@ -95,7 +95,7 @@ class SourceGrader:
     def grade(self, group: Group) -> None:
         """Score a group by an algorithm that needs no wait, and fill its samples.
 
-        The credit of one that is awaited lies on the episodes already: this is a replay.
+        In a replay, the episodes already have the credit of an algorithm that is awaited.
         """
         group.sort()
         credit: Mapping[str, EpisodeCredit] = {}
@@ -109,8 +109,8 @@ class SourceGrader:
         """Let an algorithm with `async def score_group` score a group, again where `errors` says
         so, and fill its samples.
 
-        Each time it finds the credit of `score_episode`, and nothing of its own. `group.failure`
-        says why it could not.
+        Each attempt starts from the credit of `score_episode` alone. `group.failure` says why the
+        last one failed.
         """
         group.sort()
         where, retry = _place(group), 0

@@ -60,7 +60,7 @@ def build_batch(samples: Sequence[Sample], *, step: int, term: int, layout: Layo
 def split_by_group(samples: Sequence[Sample], num_parts: int) -> list[list[Sample]]:
     """The samples in parts whose numbers of groups differ by one at most, in their order.
 
-    A group stays whole; with fewer groups than parts each has a part of its own.
+    A group stays whole. With fewer groups than parts, there is one part for each group.
     """
     if num_parts == 1:
         return [list(samples)]

@@ -2,7 +2,7 @@
 
 A sampled turn that several branches share trains in the first of them only; the others carry it as
 context, with weight 0. So does a quarantined turn, one whose text the environment could not read:
-nobody answered it, so the outcome says nothing about it. Next page: `trainer/ladder.py`.
+its text had no effect, so the reward says nothing about it. Next page: `trainer/ladder.py`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class GroupSlots:
         self.started += 1
 
     def restart(self, episode_id: str, *, version: int) -> None:
-        """A running episode begins anew; what it played before counts no more for its age."""
+        """A running episode starts again; its age no longer counts what it played before."""
         group = self._groups[self._group_of[episode_id]]
         group.running[episode_id] = version
         group.versions[episode_id] = version

@@ -203,7 +203,7 @@ class StepCounters:
         self._counts[f"episode/{source}/retried/{kind}/sum"] += 1
 
     def add_given_up(self, source: str) -> None:
-        """A task was too slow again and again; it is drawn anew in its turn."""
+        """A task was too slow every time; it is drawn again only when its turn comes."""
         self._counts["task/given_up/sum"] += 1
         self._counts[f"task/given_up/{source}/sum"] += 1
 
@@ -259,7 +259,7 @@ class StepCounters:
 
 
 def is_flat(group: Group) -> bool:
-    """Whether its finished episodes, two or more, cannot be told apart by their rewards.
+    """Whether all its finished episodes, two or more, have the same reward.
 
     Agents are compared each with itself: in a zero-sum game the mean of all is always 0.
     """
@@ -340,7 +340,7 @@ class PendingStepMetrics:
         return self._take(step)
 
     def state(self) -> dict[str, Any]:
-        """The unfinished records; clocks and the engine's counters begin anew."""
+        """The unfinished records, without clocks and the engine's counters, which start again."""
         return {
             "open": {
                 str(step): {name: _saved(value) for name, value in metrics.items()}

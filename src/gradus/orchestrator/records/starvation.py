@@ -29,7 +29,7 @@ WINDOW_GROUPS = 128
 LEAST_GROUPS = 20
 """With fewer groups that count, chance decides."""
 LEAST_LOST = 3
-"""Slow tasks that must be lost before anyone is alarmed."""
+"""Slow tasks that must be lost before it warns."""
 ALARM_BIAS = 0.25
 SLOW_SHARE = 0.25
 
@@ -75,7 +75,7 @@ def slow_bias(groups: Sequence[GroupTime]) -> float:
 
 
 def is_alarming(groups: Sequence[GroupTime]) -> bool:
-    """Whether slow tasks are under-trained so much that somebody should look."""
+    """Whether slow tasks are under-trained enough for a warning."""
     counted = [group for group in groups if group.outcome is not GroupOutcome.OTHER]
     lost = sum(group.outcome is GroupOutcome.TOO_SLOW for group in _slowest(counted))
     return lost >= LEAST_LOST and slow_bias(counted) >= ALARM_BIAS

@@ -1,7 +1,7 @@
-"""Says who waits for whom when nothing moves: never a silent hang.
+"""Reports what waits for what when nothing moves, so that no run hangs in silence.
 
-Each loop writes on the board what it waits for, and on whom. The chain of waits ends at something
-outside the orchestrator (the trainer, inference, an environment), which is where to look.
+Each loop writes on the board what it waits for, and who must act. The chain of waits ends outside
+the orchestrator, at the trainer, inference or an environment: that is where to look.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WaitFor:
 
     what: str
     on: str
-    """Another loop by its name, or somebody outside."""
+    """Another loop by its name, or something outside the orchestrator."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class WaitBoard:
     def waiting(
         self, loop: str, target: WaitFor | Callable[[], WaitFor], *, is_progress: bool = True
     ) -> Iterator[None]:
-        """The body is a wait of `loop`; its end counts as movement unless told otherwise.
+        """The body is a wait of `loop`; its end counts as movement if `is_progress`.
 
         A `target` that depends on the moment is a function, asked when a report is made.
         """
@@ -111,7 +111,7 @@ def chain_of(waits: Mapping[str, Wait], first: str) -> list[Wait]:
 
 
 def describe_chain(waits: list[Wait]) -> str:
-    """One line from the loop that should act to whom all wait for."""
+    """One line: from a loop that should act to what it waits for in the end."""
     by_loop = {wait.loop: wait for wait in waits}
     first = next((loop for loop in FIRST_LOOPS if loop in by_loop), None)
     if first is None:
@@ -138,7 +138,7 @@ class Watchdog:
         oldest: Callable[[], list[str]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`oldest` tells the episodes in flight, oldest first."""
+        """`oldest` describes the episodes in flight, oldest first."""
         self._board = board
         self._config = config
         self._oldest = oldest
@@ -185,7 +185,7 @@ class Watchdog:
 
 
 def stack_of(task: asyncio.Task[Any]) -> list[str]:
-    """Every suspended frame of a task, outermost first; `Task.get_stack` tells only one."""
+    """Every suspended frame of a task, outermost first; `Task.get_stack` gives only one."""
     if task.done():
         return ["ended"]
     frames = []

@@ -1,4 +1,4 @@
-"""Writes what is final, one episode at a time, so that the other loops stay quick."""
+"""Writes what is final, one episode at a time, so that no other loop waits long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class _Mark:
-    """Somebody wants to know how the files look at this point."""
+    """A request to look at the files at this point of the queue."""
 
     look: Callable[[], dict[str, int]]
     seen: asyncio.Future[dict[str, int]]
@@ -67,7 +67,7 @@ class RecordWriter:
         return mark.seen
 
     def close(self) -> None:
-        """Let `run` return behind the last entry."""
+        """Let `run` return after the last entry."""
         self._queue.put_nowait(None)
 
     async def run(self) -> None:

@@ -18,7 +18,7 @@ is no random state: every random choice is seeded by the run's seed and a name o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from gradus.orchestrator.types import Verdict
 from gradus.plugins import describe, take_state, with_name
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.wire.codec import decode, encode
+from gradus.wire.codec import decode
 from gradus.wire.sample import Sample
 
 PART = "orchestrator"
@@ -148,7 +148,9 @@ class SavedOrchestrator:
 def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
     """The orchestrator's part of a verified checkpoint; CorruptStateError names what is wrong."""
     folder = checkpoint.part(PART)
-    state = _read(folder / "state.json", decode_state)
+    state = _read(
+        folder / "state.json", lambda raw: msgspec.json.decode(raw, type=OrchestratorState)
+    )
     if state.format != FORMAT or state.step != checkpoint.step:
         raise CorruptStateError(
             f"{folder} holds step {state.step} in format {state.format}, expected step "
@@ -259,21 +261,6 @@ def build_writer(config: OrchestratorProcessConfig, journal: Journal) -> Checkpo
 def take_states(pieces: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
     """A copy of the state of every piece; ConfigError names a piece whose state is not JSON."""
     return {name: take_state(describe(name, piece), piece) for name, piece in pieces.items()}
-
-
-def encode_state(state: OrchestratorState) -> bytes:
-    """`state.json`."""
-    return msgspec.json.encode(state)
-
-
-def decode_state(raw: bytes) -> OrchestratorState:
-    """What `encode_state` wrote."""
-    return msgspec.json.decode(raw, type=OrchestratorState)
-
-
-def encode_pending(batches: Sequence[SavedBatch], groups: Sequence[SavedGroup]) -> bytes:
-    """`pending.msgpack`; later changes of the samples' groups do not reach it."""
-    return encode(PendingSamples(list(batches), list(groups)))
 
 
 def _read(path: Path, parse: Callable[[bytes], T]) -> T:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.tasks import Draw, TaskQueue
@@ -18,14 +20,13 @@ from gradus.orchestrator.resume.checkpoint import (
     CheckpointWriter,
     OpenGroup,
     OrchestratorState,
+    PendingSamples,
     SavedBatch,
     SavedGroup,
     SavedOrchestrator,
     SavedSamples,
     Snapshot,
     Stateful,
-    encode_pending,
-    encode_state,
     load_pieces,
     take_states,
 )
@@ -33,6 +34,7 @@ from gradus.orchestrator.types import Group, GroupPhase, Task, TaskPointer
 from gradus.plugins import with_name
 from gradus.run.growing_files import note_sizes
 from gradus.run.paths import RunDirectory
+from gradus.wire.codec import encode
 
 
 @dataclass
@@ -85,12 +87,12 @@ class Snapshotter:
             pieces=take_states(self.pieces),
         )
         batches = [self._untrained[s] for s in sorted(self._untrained)]
-        pending = encode_pending(
+        pending = PendingSamples(
             [SavedBatch(b.step, [_save_samples(g) for g in b.groups]) for b in batches],
             [_save_group(self.groups[ready.id], ready) for ready in self.batcher.ready],
         )
         sizes = self.records.mark(partial(note_sizes, self.run_dir, step))
-        return Snapshot(step, encode_state(state), pending, sizes)
+        return Snapshot(step, msgspec.json.encode(state), encode(pending), sizes)
 
     def restore(self, saved: SavedOrchestrator) -> list[SampleBatch]:
         """Go on from `saved`; the batches that the trainer needs again."""
