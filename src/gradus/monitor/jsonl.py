@@ -6,8 +6,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from gradus.files import FULL_DISK_ERRORS, append_whole, storage_error
 from gradus.log import get_logger
@@ -75,3 +76,17 @@ class JsonlMonitor:
             file.seek(max(0, size - 1))
             if file.read(1) not in (b"", b"\n"):
                 self._file.write(b"\n")
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a run so far; none without a file, and none for a line that a kill cut off."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield record

@@ -12,7 +12,6 @@ Who supplies the versions differs, and what a new one must wait for:
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from collections import defaultdict
@@ -26,6 +25,7 @@ from gradus.errors import ProtocolError
 from gradus.files import read_json, write_json
 from gradus.log import get_logger
 from gradus.monitor.base import Monitor
+from gradus.monitor.jsonl import read_records
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
     EvaluationSource,
@@ -389,7 +389,8 @@ class SftEvaluator:
 
     def _record_again(self) -> None:
         """Record evaluations once more whose records a resume cut off with later steps."""
-        recorded = _recorded_versions(self.run_dir.metrics)
+        records = read_records(self.run_dir.metrics)
+        recorded = {int(it["eval/version"]) for it in records if "eval/version" in it}
         for version in range((self.config.resume_step or 0) + 1):
             if self._is_measured(version) and version not in recorded:
                 self.monitor.record(read_json(self.run_dir.evaluation(version)), step=version)
@@ -406,17 +407,3 @@ class SftEvaluator:
 
     def _is_measured(self, version: int) -> bool:
         return self.run_dir.evaluation(version).is_file()
-
-
-def _recorded_versions(metrics: Path) -> set[int]:
-    """Versions with a record of their evaluation; a line that a crash cut off is none."""
-    if not metrics.is_file():
-        return set()
-    versions = set()
-    with metrics.open("rb") as file:
-        for line in file:
-            try:
-                versions.add(int(json.loads(line)["eval/version"]))
-            except (ValueError, KeyError, TypeError):
-                continue
-    return versions

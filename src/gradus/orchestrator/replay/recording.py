@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, BinaryIO
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
+from gradus.monitor.jsonl import read_records
 from gradus.orchestrator.records.journal import read_journal
 from gradus.orchestrator.records.recording import PlayedState, digest_model, load_played
 from gradus.orchestrator.replay.journal_reader import (
@@ -201,22 +201,10 @@ def learned(metrics: Mapping[str, float]) -> dict[str, float]:
 def read_learned(metrics: Path) -> dict[int, Mapping[str, float]]:
     """Step → learning metrics of a run's `metrics.jsonl`; empty when there is none."""
     found: dict[int, dict[str, float]] = {}
-    for record in _records(metrics):
+    for record in read_records(metrics):
         numbers = {k: v for k, v in record.items() if isinstance(v, int | float)}
         found.setdefault(int(record["step"]), {}).update(learned(numbers))
     return dict(found)
-
-
-def _records(metrics: Path) -> Iterator[dict[str, Any]]:
-    if not metrics.is_file():
-        return
-    for line in metrics.read_bytes().splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # A kill cut it off.
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
-            yield record
 
 
 def _groups(decisions: tuple[Decision, ...]) -> Iterator[GradedGroup]:
