@@ -81,12 +81,6 @@ FULL_FOLDERS = {
 SHORT_WITH_ONE_IMPORTER: dict[str, str] = {}
 """Short modules with one importer that are better alone, with the reason."""
 MAX_SLICES = 60
-DEFINED_TWICE = {
-    "Health",
-    "Reply",
-    "Stop",
-}
-"""Public class names with two meanings."""
 
 
 def sources() -> list[Module]:
@@ -175,8 +169,7 @@ def test_a_short_module_has_more_than_one_importer() -> None:
 
 
 def test_a_public_class_name_is_defined_once() -> None:
-    twice = TREE(ROOT).classes_defined_twice
-    assert {name: twice[name] for name in sorted(twice.keys() - DEFINED_TWICE)} == {}
+    assert TREE(ROOT).classes_defined_twice == {}
 
 
 def test_other_packages_know_few_names_of_config() -> None:

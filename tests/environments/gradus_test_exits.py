@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import verifiers.v1 as vf
 
-from gradus.environments.tasks import Stop
+from gradus.environments.tasks import Stopped
 
 
 class ExitsConfig(vf.TasksetConfig):
@@ -21,7 +21,7 @@ class ExitsTaskset(vf.Taskset[vf.Task, ExitsConfig]):
 
     def load(self) -> Iterable[vf.Task]:
         """Leave."""
-        raise Stop(0) if self.config.is_signal else SystemExit(4)
+        raise Stopped(0) if self.config.is_signal else SystemExit(4)
 
 
 __all__ = ["ExitsTaskset"]

@@ -21,7 +21,7 @@ from verifiers.v1.harnesses.utils.compaction import (
     bound_tool_message,
 )
 
-from gradus.environments.model_calls import Connections, Endpoint, Reply, RetryPolicy
+from gradus.environments.model_calls import Connections, Endpoint, ModelReply, RetryPolicy
 from gradus.environments.tool_servers import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
@@ -179,7 +179,7 @@ class ChatSession(vf.HarnessSession):
         return await self._tools.call(call)
 
 
-def is_context_overflow(reply: Reply) -> bool:
+def is_context_overflow(reply: ModelReply) -> bool:
     """Whether an error says that the prompt is longer than the engine's context."""
     if reply.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         return False

@@ -27,7 +27,7 @@ _PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 
 
 @dataclass(frozen=True)
-class Reply:
+class ModelReply:
     """Status and JSON object of one answer."""
 
     status: int
@@ -115,7 +115,7 @@ class Endpoint:
     secret: str
     retry: RetryPolicy
 
-    async def complete(self, body: dict[str, Any]) -> Reply:
+    async def complete(self, body: dict[str, Any]) -> ModelReply:
         """The answer to one chat completion; the last one when retries do not help.
 
         Raises aiohttp.ClientError when the server cannot be reached.
@@ -132,11 +132,11 @@ class Endpoint:
             await asyncio.sleep(self.retry.delay_seconds(retry))
         return await self._post(f"{self.url}/chat/completions", content, self.retry.max_retries)
 
-    async def ask_gate(self, gate_url: str, call: dict[str, Any]) -> Reply:
+    async def ask_gate(self, gate_url: str, call: dict[str, Any]) -> ModelReply:
         """The verdict on one tool call, before it is made."""
         return await self._post(gate_url, json.dumps(call).encode(), 0)
 
-    async def _post(self, url: str, content: bytes, retry: int) -> Reply:
+    async def _post(self, url: str, content: bytes, retry: int) -> ModelReply:
         headers = {"Authorization": f"Bearer {self.secret}", "Content-Type": "application/json"}
         if retry:
             headers[RETRY_COUNT_HEADER] = str(retry)
@@ -147,4 +147,4 @@ class Endpoint:
             payload = json.loads(raw)
         except ValueError:
             payload = {"error": raw[:500].decode(errors="replace")}
-        return Reply(status, payload if isinstance(payload, dict) else {"error": payload})
+        return ModelReply(status, payload if isinstance(payload, dict) else {"error": payload})

@@ -28,8 +28,8 @@ from gradus.environments.pool import (
     hide_variables,
     worker_secrets,
 )
-from gradus.environments.task_server import Health, Tasks, TaskServer
-from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks
+from gradus.environments.task_server import Tasks, TaskServer
+from gradus.environments.tasks import Stopped, TaskIndex, complete_roles, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.files import write_json
 from gradus.log import get_logger
@@ -37,6 +37,7 @@ from gradus.processes.child import LAUNCH_VARIABLE, end_below, is_launcher_gone
 from gradus.processes.liveness import beat
 from gradus.processes.supervisor import NUM_NAME_CHARACTERS, become_subreaper
 from gradus.run.paths import RunDirectory
+from gradus.wire.episode import Health
 
 READY_TIMEOUT_SECONDS = 300.0
 """Workers start the environment's shared tool servers before they answer."""
@@ -73,7 +74,7 @@ def serve(config: EnvironmentProcessConfig) -> None:
 
 
 def _leave(*_: object) -> None:
-    raise Stop(ExitCode.DONE)
+    raise Stopped(ExitCode.DONE)
 
 
 @contextlib.contextmanager

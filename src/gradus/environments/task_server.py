@@ -9,10 +9,7 @@ the id is any bytes that the client chose, both payloads are msgpack maps.
     reply     {"ok": true, "result": {...}}
               {"ok": false, "error": "what is wrong and what to do"}
 
-Results: `info` {"num_tasks": int or null (endless), "taskset": id, "agents": {name: whether the
-environment lets it train}, "tools": whether the policy is offered tools}; `task`
-{"task_data": {...}, "key": str}; `health` {"healthy": bool, "reason": str or null,
-"num_workers": int}.
+Results: `info` a `TaskSetInfo`, `task` {"task_data": {...}, "key": str}, `health` a `Health`.
 
 A message that is none of these is answered with an error where it can be, and never ends the
 socket. `REQUEST_METHODS` lists the methods.
@@ -29,27 +26,13 @@ import zmq.asyncio
 
 from gradus.errors import GradusError
 from gradus.log import get_logger
+from gradus.wire.episode import Health, TaskRequest, TaskSetInfo
 
 REQUEST_METHODS = ("info", "task", "health")
 MAX_REQUEST_BYTES = 64 * 1024
 """Longer messages are dropped by the socket and their connection closed."""
 
 log = get_logger(__name__)
-
-
-class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request; `index` belongs to `task` alone."""
-
-    method: str
-    index: int | None = None
-
-
-class Health(msgspec.Struct, frozen=True):
-    """Whether the environment can play episodes, and why not."""
-
-    healthy: bool
-    reason: str | None
-    num_workers: int
 
 
 class Tasks(Protocol):
@@ -117,12 +100,12 @@ class TaskServer:
 
     async def _result(self, request: TaskRequest) -> Any:
         if request.method == "info":
-            return {
-                "num_tasks": self._tasks.num_tasks,
-                "taskset": self._tasks.taskset_id,
-                "agents": self._tasks.agents,
-                "tools": self._tasks.offers_tools,
-            }
+            return TaskSetInfo(
+                num_tasks=self._tasks.num_tasks,
+                taskset=self._tasks.taskset_id,
+                agents=dict(self._tasks.agents),
+                tools=self._tasks.offers_tools,
+            )
         if request.method == "health":
             return self._health()
         if request.method == "task" and request.index is not None:

@@ -32,7 +32,7 @@ ENDLESS_WINDOW = 4096
 """Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
 
 
-class Stop(SystemExit):
+class Stopped(SystemExit):
     """What a stop signal raises while an environment is loaded; its code raises `SystemExit`."""
 
 
@@ -142,7 +142,7 @@ def load_tasks(
             offers_tools=offers_tools(environment),
             missing_modules=missing_modules(environment),
         )
-    except Stop:
+    except Stopped:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFailure(
@@ -221,7 +221,7 @@ def _explained(name: str, verifiers_config: Mapping[str, Any]) -> Iterator[None]
         raise ConfigError(f"{name} refuses its settings: {text}") from error
     except ImportError as error:
         raise _missing_module(name, error) from error
-    except Stop:
+    except Stopped:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFailure(

@@ -2,5 +2,36 @@
 
 from __future__ import annotations
 
+import msgspec
+
 CONTEXT_FULL = "context_length"
 """Stop condition of a trace whose next prompt does not fit into the engine's context."""
+
+
+class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One request on the task socket: `info`, `task` or `health`."""
+
+    method: str
+    index: int | None = None
+    """Of the task; belongs to `task` alone."""
+
+
+class TaskSetInfo(msgspec.Struct, frozen=True):
+    """What an environment offers."""
+
+    num_tasks: int | None
+    """None means endless."""
+    taskset: str
+    """Id of the taskset."""
+    agents: dict[str, bool] = {}
+    """Agents of an episode → whether the environment lets them train."""
+    tools: bool = False
+    """Whether the policy is offered tools."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """Whether the environment can play episodes, and why not."""
+
+    healthy: bool
+    reason: str | None = None
+    num_workers: int = 0

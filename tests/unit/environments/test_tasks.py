@@ -13,7 +13,13 @@ import verifiers.v1 as vf
 from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
 from gradus.environments import tasks
-from gradus.environments.tasks import Stop, TaskIndex, complete_roles, load_tasks, trainable_agents
+from gradus.environments.tasks import (
+    Stopped,
+    TaskIndex,
+    complete_roles,
+    load_tasks,
+    trainable_agents,
+)
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.testing.environment import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
@@ -140,7 +146,7 @@ def test_a_taskset_that_exits_is_told_with_the_place() -> None:
 
 
 def test_a_stop_signal_while_tasks_are_loaded_is_no_failure() -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(Stopped):
         load(id="gradus-test-exits", is_signal=True)
 
 

@@ -23,10 +23,11 @@ from gradus.orchestrator.evaluation.episodes import (
 from gradus.orchestrator.evaluation.evaluator import Scores, warn_of_graded_rewards
 from gradus.orchestrator.evaluation.results import EpisodeScore, result_metrics
 from gradus.orchestrator.play.episode_check import find_failure
-from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
+from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.types import EpisodeFailed, Failure, PlayedEpisode
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment
+from gradus.wire.episode import TaskSetInfo
 from gradus.wire.versions import VersionSpan
 
 PROVIDER_DOWN = EpisodeFailed(Failure("ProviderError", "upstream 500: scripted"))

@@ -19,7 +19,7 @@ from gradus.orchestrator.evaluation.episodes import (
 )
 from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
 from gradus.orchestrator.play.restarts import Blame, RestartedEnvironment, connect_environment
-from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
+from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.run.paths import RunDirectory
@@ -27,6 +27,7 @@ from gradus.testing.commands import wait_until_async
 from gradus.testing.configs import build_run_config
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment
+from gradus.wire.episode import TaskSetInfo
 
 
 class FakeClient:

@@ -25,7 +25,7 @@ from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.player import EpisodePlayer, PinnedVersion, RunningEpisode
 from gradus.orchestrator.play.renderer import check_tools
 from gradus.orchestrator.play.restarts import Blame, connect_environment
-from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
+from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.records.episodes import readable
 from gradus.orchestrator.traces import (
     trainable_traces,
@@ -37,6 +37,7 @@ from gradus.orchestrator.types import (
     TaskPointer,
 )
 from gradus.run.paths import RunDirectory
+from gradus.wire.episode import TaskSetInfo
 from gradus.wire.versions import VersionSpan
 
 log = get_logger(__name__)

@@ -24,11 +24,12 @@ from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.play.episode_check import bound_info
 from gradus.orchestrator.play.renderer import known_renderer
-from gradus.orchestrator.play.task_socket import TaskClient, TaskSetInfo
+from gradus.orchestrator.play.task_socket import TaskClient
 from gradus.orchestrator.traces import CUT
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task
 from gradus.processes.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.run.paths import RunDirectory
+from gradus.wire.episode import TaskSetInfo
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 log = get_logger(__name__)

@@ -23,8 +23,9 @@ from gradus.orchestrator.play.environment import (
     EnvironmentClient,
     EpisodeSettings,
 )
-from gradus.orchestrator.play.task_socket import TaskRefused, TaskSetInfo
+from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
+from gradus.wire.episode import TaskSetInfo
 
 LOST = "EnvironmentLost"
 """Kind of the failure of episodes whose environment process ended."""

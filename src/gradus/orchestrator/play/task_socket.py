@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -14,31 +14,13 @@ import zmq.asyncio
 from gradus.errors import DeadlineError, EnvironmentFailure, ProtocolError
 from gradus.log import get_logger
 from gradus.orchestrator.types import Task
+from gradus.wire.episode import Health, TaskRequest, TaskSetInfo
 
 T = TypeVar("T")
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 """Longer replies are refused by the socket; a task is not a data set."""
 
 log = get_logger(__name__)
-
-
-class TaskSetInfo(msgspec.Struct, frozen=True):
-    """What an environment offers."""
-
-    num_tasks: int | None
-    """None means endless."""
-    taskset: str
-    agents: dict[str, bool] = {}
-    """Agents of an episode → whether the environment lets them train."""
-    tools: bool = False
-    """Whether the policy is offered tools."""
-
-
-class Health(msgspec.Struct, frozen=True):
-    """Whether the environment can play episodes, and why not."""
-
-    healthy: bool
-    reason: str | None = None
 
 
 class _Refused(EnvironmentFailure):
@@ -77,12 +59,12 @@ class TaskClient:
 
     async def info(self) -> TaskSetInfo:
         """How many tasks there are."""
-        return self._decode(await self._request({"method": "info"}), TaskSetInfo)
+        return self._decode(await self._request(TaskRequest("info")), TaskSetInfo)
 
     async def task(self, index: int) -> Task:
         """One task; TaskRefused when the environment lives and cannot give it."""
         try:
-            return self._decode(await self._request({"method": "task", "index": index}), Task)
+            return self._decode(await self._request(TaskRequest("task", index)), Task)
         except DeadlineError as error:
             # Without an answer to this either, the environment hangs, not the task.
             await self.health()
@@ -92,7 +74,7 @@ class TaskClient:
 
     async def health(self) -> Health:
         """Whether episodes can be played; DeadlineError when the process does not answer."""
-        return self._decode(await self._request({"method": "health"}), Health)
+        return self._decode(await self._request(TaskRequest("health")), Health)
 
     def fail_all(self, error: Exception) -> None:
         """End every pending request: no reply will come."""
@@ -110,17 +92,17 @@ class TaskClient:
         self._socket.close()
         self._context.term()
 
-    async def _request(self, payload: dict[str, Any]) -> msgspec.Raw:
+    async def _request(self, request: TaskRequest) -> msgspec.Raw:
         request_id = str(next(self._numbers)).encode()
         future = asyncio.get_running_loop().create_future()
         self._pending[request_id] = future
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await self._socket.send_multipart([request_id, msgspec.msgpack.encode(payload)])
+                await self._socket.send_multipart([request_id, msgspec.msgpack.encode(request)])
                 answer = await future
         except TimeoutError as error:
             raise DeadlineError(
-                f"environment {self._name!r} did not answer {payload['method']!r} in "
+                f"environment {self._name!r} did not answer {request.method!r} in "
                 f"{self._timeout_seconds:g} s; see its log"
             ) from error
         finally:
