@@ -80,7 +80,7 @@ def lines_of(path: Path) -> list[bytes]:
 def test_an_evaluation_that_is_killed_and_resumed_has_every_episode_once(
     root: Path, evaluate: Evaluate
 ) -> None:
-    """tests/unit/launch/test_eval_launch.py kills the launcher."""
+    """tests/unit/launch/test_episodes.py kills the launcher."""
     run_dir = root / "e"
     results = run_dir / "episodes" / "step_0" / "eval.jsonl"
     first = evaluate()

@@ -119,7 +119,6 @@ def _kind(words: Sequence[str]) -> str:
     return "sft" if "data" in keys else "eval" if "env" in keys else "rl"
 
 
-# ---- The parts of a config, and what a child saw of each.
 DEADLINE_SECONDS = 120.0
 """For each part; an environment that loads longer holds a run up too."""
 STOP_SECONDS = 3.0

@@ -1,4 +1,4 @@
-"""Whether an OpenAI-compatible endpoint is there, takes the key, and serves the model."""
+"""Models that others serve: whether the endpoints of a config are there before it starts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gradus.config import EnvironmentConfig, RunConfig, resolve_sources
+from gradus.config import EvalConfig, LaunchedConfig, RunConfig, resolve_sources
 from gradus.errors import ConfigError, ProcessError
 from gradus.log import get_logger
 
@@ -22,14 +22,69 @@ _VERSIONED = re.compile(r"/v\d+$")
 log = get_logger(__name__)
 
 
+@dataclass(frozen=True)
+class ExternalModel:
+    """A model behind an endpoint that gradus does not start."""
+
+    where: str
+    """The source and the key that name it; empty for the model that is evaluated."""
+    base_url: str
+    model: str
+    api_key_var: str | None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the config sets for the process that asks it."""
+
+
+def external_models(config: LaunchedConfig) -> Iterator[ExternalModel]:
+    """The evaluated model, the teachers of the train sources, and who else plays in any source."""
+    if isinstance(config, EvalConfig) and config.base_url is not None:
+        yield ExternalModel("", config.base_url, config.model.name, config.api_key_var)
+    sources = resolve_sources(config)
+    for trained in sources.train:
+        reference = trained.complete.algo.reference
+        if reference is not None and isinstance(config, RunConfig):
+            yield ExternalModel(
+                f"source {trained.complete.name!r}, algo.reference",
+                reference.base_url,
+                reference.model,
+                reference.api_key_var,
+                config.orchestrator.env_vars,
+            )
+    for source in sources.all:
+        for role, agent in source.given.agents.items():
+            if agent.base_url is not None and agent.model is not None:
+                yield ExternalModel(
+                    f"source {source.complete.name!r}, agents.{role}",
+                    agent.base_url,
+                    agent.model,
+                    agent.api_key_var,
+                    source.given.env_vars,
+                )
+
+
+def check_external_models(config: LaunchedConfig, environment: Mapping[str, str]) -> None:
+    """Ask each endpoint that a config names for its models, before anything is started.
+
+    ConfigError for a refused key or an unknown model, ProcessError when nobody answers; both say
+    which source needs it.
+    """
+    for external in external_models(config):
+        try:
+            check_endpoint(
+                external.base_url,
+                external.model,
+                api_key_var=external.api_key_var,
+                environment={**environment, **external.variables},
+            )
+        except (ConfigError, ProcessError) as error:
+            where = f"{external.where}: " if external.where else ""
+            raise type(error)(f"{where}{error}") from None
+
+
 def check_endpoint(
     base_url: str, model: str, *, api_key_var: str | None, environment: Mapping[str, str]
 ) -> None:
-    """Ask for the list of models before anything is started.
-
-    ProcessError when nobody answers, ConfigError for a refused key or an unknown model. An endpoint
-    without such a list is believed.
-    """
+    """Ask an OpenAI-compatible endpoint for its list of models; one without a list is believed."""
     key = None
     if api_key_var is not None:
         key = environment.get(api_key_var)
@@ -86,64 +141,3 @@ def _ids(body: bytes) -> list[str] | None:
     except (ValueError, KeyError, TypeError):
         log.warning("the endpoint's list of models cannot be read; the name is not checked")
         return None
-
-
-# ---- Whether the models that others serve for a run are there, before the run starts anything.
-@dataclass(frozen=True)
-class ExternalModel:
-    """A model behind an endpoint that gradus does not start."""
-
-    where: str
-    """The source and the key that name it."""
-    base_url: str
-    model: str
-    api_key_var: str | None
-    variables: Mapping[str, str]
-    """Variables that the config sets for the process that asks it."""
-
-
-def served_models(config: RunConfig) -> Iterator[ExternalModel]:
-    """The teachers of the train sources, and who else plays in train and evaluated sources."""
-    sources = resolve_sources(config)
-    for source in sources.train:
-        reference = source.complete.algo.reference
-        if reference is not None:
-            yield ExternalModel(
-                f"source {source.complete.name!r}, algo.reference",
-                reference.base_url,
-                reference.model,
-                reference.api_key_var,
-                config.orchestrator.env_vars,
-            )
-    for played in sources.all:
-        yield from _players(played.given)
-
-
-def _players(source: EnvironmentConfig) -> Iterator[ExternalModel]:
-    for role, agent in source.agents.items():
-        if agent.base_url is not None and agent.model is not None:
-            yield ExternalModel(
-                f"source {source.unique_name!r}, agents.{role}",
-                agent.base_url,
-                agent.model,
-                agent.api_key_var,
-                source.env_vars,
-            )
-
-
-def check_served_models(config: RunConfig, environment: Mapping[str, str]) -> None:
-    """Ask each endpoint for its models.
-
-    ConfigError for a refused key or an unknown model, ProcessError when nobody answers; both say
-    which source needs it.
-    """
-    for served in served_models(config):
-        try:
-            check_endpoint(
-                served.base_url,
-                served.model,
-                api_key_var=served.api_key_var,
-                environment={**environment, **served.variables},
-            )
-        except (ConfigError, ProcessError) as error:
-            raise type(error)(f"{served.where}: {error}") from None

@@ -21,7 +21,7 @@ from gradus.config import (
     without_secrets,
 )
 from gradus.launch.console import View
-from gradus.launch.endpoints import check_endpoint, check_served_models
+from gradus.launch.endpoints import check_external_models
 from gradus.launch.episodes import Episodes
 from gradus.launch.plan import LaunchPlan, Machine, plan_config, plan_processes
 from gradus.launch.resume import Entry, ResumePoint
@@ -72,24 +72,29 @@ class Job:
 
 def job_of(config: LaunchedConfig) -> Job:
     """What `gradus rl`, `gradus sft` and `gradus eval` launch."""
-    name, output_dir = run_name(config, secrets.token_hex(4)), Path(config.output_dir)
-    planner = partial(plan_config, config, Machine.current())
+    start = partial(
+        Job,
+        name=run_name(config, secrets.token_hex(4)),
+        output_dir=Path(config.output_dir),
+        launch=config.launch,
+        plan=partial(plan_config, config, Machine.current()),
+        check=partial(check_external_models, config, os.environ),
+    )
     if isinstance(config, EvalConfig):
-        return Job(
-            name, output_dir, "eval", config.launch, planner, Episodes(), partial(_ask, config)
-        )
+        return start(kind="eval", work=Episodes())
     if isinstance(config, SftConfig):
-        steps = Steps("sft", config.max_steps, SFT_COLUMNS, keeps_versions=config.eval is not None)
-        return Job(
-            *(name, output_dir, "sft", config.launch, planner, steps),
+        return start(
+            kind="sft",
+            work=Steps(
+                "sft", config.max_steps, SFT_COLUMNS, keeps_versions=config.eval is not None
+            ),
             saves=config.checkpoint.is_on,
             evaluation_seconds=all_evaluations_seconds(config),
         )
     evaluation = config.orchestrator.eval
-    return Job(
-        *(name, output_dir, "rl", config.launch, planner),
-        Steps("rl", config.max_steps, RL_COLUMNS, note=partial(_note, config)),
-        check=lambda: check_served_models(config, os.environ),
+    return start(
+        kind="rl",
+        work=Steps("rl", config.max_steps, RL_COLUMNS, note=partial(_note, config)),
         saves=config.checkpoint.is_on,
         evaluation_seconds=0.0 if evaluation is None else evaluation.timeout_seconds,
     )
@@ -117,17 +122,6 @@ def bench_job(config: RunConfig) -> Job:
         plan=planned,
         work=Steps("bench", num_steps, BENCH_COLUMNS),
     )
-
-
-def _ask(config: EvalConfig) -> None:
-    """Whether the endpoint serves the model, when gradus does not."""
-    if config.base_url is not None:
-        check_endpoint(
-            config.base_url,
-            config.model.name,
-            api_key_var=config.api_key_var,
-            environment=os.environ,
-        )
 
 
 def all_evaluations_seconds(config: SftConfig) -> float:

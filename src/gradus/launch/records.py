@@ -1,4 +1,4 @@
-"""Lines and records as another process writes them."""
+"""The records of a run as another process writes them, and what they sum up to."""
 
 from __future__ import annotations
 
@@ -87,7 +87,6 @@ def _parse(line: bytes) -> Record | None:
     return Record(step, numbers)
 
 
-# ---- What a run did, for `summary.json` and for the last lines on the terminal (pure).
 LAST_STEPS = 3
 """Steps that "last" averages over."""
 

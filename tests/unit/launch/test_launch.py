@@ -56,7 +56,7 @@ WAIT = "ready(); signal.pause()"
 LAUNCHER = """
 import json, pathlib, sys
 sys.path.insert(0, sys.argv[3])
-from test_local_launch import build_job
+from test_launch import build_job
 from gradus.errors import GradusError
 from gradus.launch.launch import launch
 try:

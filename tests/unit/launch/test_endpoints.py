@@ -11,7 +11,7 @@ import pytest
 
 from gradus.config import RunConfig
 from gradus.errors import ConfigError, ProcessError
-from gradus.launch.endpoints import check_served_models, served_models
+from gradus.launch.endpoints import check_external_models, external_models
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
 from gradus.testing.configs import build_run_config
@@ -36,7 +36,7 @@ def played(base_url: str) -> dict[str, Any]:
 
 
 async def check(config: RunConfig, environment: dict[str, str]) -> None:
-    await asyncio.to_thread(check_served_models, config, environment)
+    await asyncio.to_thread(check_external_models, config, environment)
 
 
 async def test_a_teacher_that_serves_the_model_is_accepted() -> None:
@@ -69,11 +69,11 @@ async def test_a_player_is_asked_with_the_key_of_its_source() -> None:
 def test_players_of_evaluated_environments_are_asked_too() -> None:
     evaluated = {"env": [played("http://127.0.0.1:1")]}
     config = build_run_config({"orchestrator": {"eval": evaluated}})
-    assert [it.where for it in served_models(config)] == ["source 'poker', agents.second"]
+    assert [it.where for it in external_models(config)] == ["source 'poker', agents.second"]
 
 
 def test_a_run_of_the_policy_alone_asks_nobody() -> None:
-    check_served_models(build_run_config(), {})
+    check_external_models(build_run_config(), {})
 
 
 async def test_gradus_rl_starts_nothing_without_its_teacher(
