@@ -21,7 +21,6 @@ from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.groups.batcher import (
-    STALE,
     Batcher,
     ReadyGroup,
     SampleBatch,
@@ -40,21 +39,21 @@ from gradus.orchestrator.records.metrics import (
     batch_metrics,
 )
 from gradus.orchestrator.records.recording import EpisodeRecording
-from gradus.orchestrator.records.starvation import GroupTime, PlayTime, Starvation
+from gradus.orchestrator.records.starvation import Starvation, group_time
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import (
+    ABANDONED,
     ERROR_PREFIX,
+    RUN_ENDED,
+    STALE,
     EpisodeFailed,
     Failure,
     Group,
-    GroupOutcome,
     GroupPhase,
     PlayedEpisode,
     TaskPointer,
 )
 
-ABANDONED = "abandoned"
-RUN_ENDED = "run_ended"
 UNREADABLE = "unreadable"
 """Why a task is put aside that its environment cannot load."""
 TOO_OLD = "too_old"
@@ -270,7 +269,7 @@ class GroupBuffer:
         """The group has its credit: it waits for a batch, or trains nothing."""
         self.slots.complete(group.id)
         try:
-            self.tasks.record(group.pointer, task_result(group, Ending.PLAYED))
+            self.tasks.record(group.pointer, TaskResult.of(group, Ending.PLAYED))
         except EpisodeFailed as failed:
             group.fail(failed.failure)
         for episode_id, failure in group.failures.items():
@@ -336,40 +335,9 @@ class GroupBuffer:
 
     def _return_task(self, group: Group) -> None:
         """The group took too long to train: its task is drawn again, a few times."""
-        self._record(group.pointer, task_result(group, Ending.TOO_OLD))
+        self._record(group.pointer, TaskResult.of(group, Ending.TOO_OLD))
         if self.tasks.give_back(group.pointer):
             self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
             return
         self.counters.add_given_up(group.source)
         self.journal.write(JournalEvent.TASK_GIVEN_UP, group=group.id)
-
-
-def task_result(group: Group, ending: Ending) -> TaskResult:
-    """What a curriculum learns about a group."""
-    finished = [played.numbers for played in group.played if played.numbers is not None]
-    return TaskResult(
-        ending,
-        rewards=tuple(sum(numbers.rewards) / len(numbers.rewards) for numbers in finished),
-        lengths_tokens=tuple(numbers.length_tokens for numbers in finished),
-        num_truncated=sum(numbers.is_truncated for numbers in finished),
-        failures=tuple(p.failure.kind for p in group.played if p.failure is not None),
-    )
-
-
-def group_time(group: Group) -> GroupTime:
-    """How long the episodes of a final group took, and whether that kept it from training."""
-    kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
-    outcome = GroupOutcome.TRAINED if kept else GroupOutcome.OTHER
-    if not kept and not {ABANDONED, STALE}.isdisjoint(group.dropped.values()):
-        outcome = GroupOutcome.TOO_SLOW
-    return GroupTime(
-        outcome,
-        tuple(
-            PlayTime(
-                played.seconds,
-                None if played.numbers is None else played.numbers.length_tokens,
-                played.id in kept,
-            )
-            for played in group.played
-        ),
-    )

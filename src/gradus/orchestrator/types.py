@@ -30,6 +30,11 @@ from gradus.orchestrator.traces import (
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan
 
+ABANDONED = "abandoned"
+"""Reason of samples whose group was given up while it ran."""
+RUN_ENDED = "run_ended"
+STALE = "stale"
+"""Reason of samples that became too old."""
 ERROR_PREFIX = "error:"
 """Reasons with this prefix are errors of episodes, e.g. "error:ProviderError"."""
 

@@ -10,17 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gradus.orchestrator.buffer import ABANDONED, RUN_ENDED, STALE, group_time
 from gradus.orchestrator.records.starvation import (
     WINDOW_GROUPS,
     GroupTime,
     PlayTime,
     Starvation,
+    group_time,
     is_alarming,
     quantile,
     slow_bias,
 )
-from gradus.orchestrator.types import Failure, Group, GroupOutcome, PlayedEpisode, Task, TaskPointer
+from gradus.orchestrator.types import (
+    ABANDONED,
+    RUN_ENDED,
+    STALE,
+    Failure,
+    Group,
+    GroupOutcome,
+    PlayedEpisode,
+    Task,
+    TaskPointer,
+)
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy

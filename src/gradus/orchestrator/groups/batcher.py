@@ -17,12 +17,10 @@ from msgspec import structs
 
 from gradus.config import OrchestratorProcessConfig
 from gradus.errors import EmptyBatchError, EnvironmentFailure
-from gradus.orchestrator.types import ERROR_PREFIX
+from gradus.orchestrator.types import ERROR_PREFIX, STALE
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
 
-STALE = "stale"
-"""Reason of samples that became too old."""
 _ADVICE = {
     "zero_advantage": (
         "Equal rewards in every group give no gradient: use easier or harder tasks, a larger "

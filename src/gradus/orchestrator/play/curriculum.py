@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.credit import is_at_least
+from gradus.orchestrator.types import Group
 from gradus.plugins import building, find_plugin, refuse_async
 
 
@@ -55,6 +56,18 @@ class TaskResult:
     """Finished episodes with a trace that a limit cut short."""
     failures: tuple[str, ...] = ()
     """Of each failed episode, the type of its error."""
+
+    @classmethod
+    def of(cls, group: Group, ending: Ending) -> TaskResult:
+        """What became of the episodes of `group`."""
+        finished = [played.numbers for played in group.played if played.numbers is not None]
+        return cls(
+            ending,
+            rewards=tuple(sum(numbers.rewards) / len(numbers.rewards) for numbers in finished),
+            lengths_tokens=tuple(numbers.length_tokens for numbers in finished),
+            num_truncated=sum(numbers.is_truncated for numbers in finished),
+            failures=tuple(p.failure.kind for p in group.played if p.failure is not None),
+        )
 
 
 class Curriculum(Protocol):

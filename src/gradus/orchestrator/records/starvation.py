@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from gradus.log import get_logger
-from gradus.orchestrator.types import GroupOutcome
+from gradus.orchestrator.types import ABANDONED, STALE, Group, GroupOutcome
 
 WINDOW_GROUPS = 128
 """Groups of a source that are looked at; also the distance between two warnings."""
@@ -57,6 +57,25 @@ class GroupTime:
     def seconds(self) -> float:
         """Of its slowest episode."""
         return max(episode.seconds for episode in self.episodes)
+
+
+def group_time(group: Group) -> GroupTime:
+    """How long the episodes of a final group took, and whether that kept it from training."""
+    kept = {sample.episode_id for sample in group.samples if sample.id not in group.dropped}
+    outcome = GroupOutcome.TRAINED if kept else GroupOutcome.OTHER
+    if not kept and not {ABANDONED, STALE}.isdisjoint(group.dropped.values()):
+        outcome = GroupOutcome.TOO_SLOW
+    return GroupTime(
+        outcome,
+        tuple(
+            PlayTime(
+                played.seconds,
+                None if played.numbers is None else played.numbers.length_tokens,
+                played.id in kept,
+            )
+            for played in group.played
+        ),
+    )
 
 
 def slow_bias(groups: Sequence[GroupTime]) -> float:
