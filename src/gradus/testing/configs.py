@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from gradus.config import (
@@ -13,7 +11,6 @@ from gradus.config import (
     SftConfig,
     contradictions,
     dotted,
-    load_config,
     resolve_sources,
 )
 
@@ -72,10 +69,3 @@ def contradictions_of(config: LaunchedConfig) -> list[Any]:
     ['seed: -1 is out of range; it must lie between 0 and 4294967295']
     """
     return list(contradictions(config, resolve_sources(config)))
-
-
-def load_values(folder: Path, values: dict[str, Any], *flags: str) -> RunConfig:
-    """The RL config that a JSON file with these values, and these flags, describe."""
-    path = folder / "values.json"
-    path.write_text(json.dumps(values))
-    return load_config(RunConfig, ["@", str(path), *flags])

@@ -50,7 +50,7 @@ from gradus.sealed import (
     stage,
 )
 from gradus.transport.watch import FolderWatch
-from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
+from gradus.wire.codec import decode, decode_rank_batch, encode
 from gradus.wire.events import BatchReceived, Event, StepFinished
 from gradus.wire.micro_batch import Batch, RankBatch
 
@@ -355,7 +355,7 @@ def _name_of_part(rank: int) -> str:
 
 def _encode_parts(batch: Batch) -> tuple[dict[str, bytes], dict[str, FileEntry]]:
     """One part per rank, and what the manifest says of them."""
-    parts = {_name_of_part(part.rank): encode(part) for part in split_by_rank(batch)}
+    parts = {_name_of_part(part.rank): encode(part) for part in batch.by_rank()}
     return parts, {name: describe(part) for name, part in parts.items()}
 
 
@@ -376,7 +376,7 @@ def _read_event(path: Path, sequence: int) -> Event:
         raise CorruptStateError(f"{path} does not have the digest that it states")
     if envelope.sequence != sequence:
         raise ProtocolError(f"{path} says number {envelope.sequence}, expected {sequence}")
-    return decode_event(envelope.event)
+    return decode(envelope.event, Event)
 
 
 def _read_file(path: Path) -> bytes:

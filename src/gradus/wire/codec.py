@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from gradus.errors import ProtocolError
-from gradus.wire.events import Event
-from gradus.wire.micro_batch import Batch, RankBatch
+from gradus.wire.micro_batch import RankBatch
 
 T = TypeVar("T")
 _DTYPES = {"int32", "int64", "float32", "bool"}
@@ -60,22 +59,9 @@ def decode(data: bytes, kind: type[T] | Any) -> T:
         raise ProtocolError(f"{len(data)} bytes are not a valid {name}: {error}") from error
 
 
-def decode_event(data: bytes) -> Event:
-    """One trainer event."""
-    return decode(data, Event)
-
-
 def decode_rank_batch(data: bytes) -> RankBatch:
     """One rank's part of a batch, with every micro batch checked."""
     batch: RankBatch = decode(data, RankBatch)
     for micro_batch in batch.micro_batches:
         micro_batch.check()
     return batch
-
-
-def split_by_rank(batch: Batch) -> list[RankBatch]:
-    """The parts of a batch, one per rank, in rank order."""
-    return [
-        RankBatch(batch.step, batch.term, rank, batch.versions, micro_batches, batch.update_sizes)
-        for rank, micro_batches in enumerate(batch.ranks)
-    ]

@@ -72,6 +72,13 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many micro batches of each rank belong to each optimizer update, in order; empty when all
     belong to one."""
 
+    def by_rank(self) -> list[RankBatch]:
+        """What each rank reads, in their order."""
+        return [
+            RankBatch(self.step, self.term, rank, self.versions, micro_batches, self.update_sizes)
+            for rank, micro_batches in enumerate(self.ranks)
+        ]
+
 
 class RankBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one data-parallel rank reads of a batch."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from gradus.errors import ProtocolError
 from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
 from gradus.testing.builders import build_sample
-from gradus.wire.codec import split_by_rank
 from gradus.wire.micro_batch import RankBatch
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan
@@ -39,7 +38,7 @@ def test_every_sample_trains_in_exactly_one_update(
     samples = samples_of(group_sizes)
     layout = Layout(num_ranks, max_tokens=30, num_updates=num_updates)
     batch = build_batch(samples, step=3, term=1, layout=layout)
-    updates = [rank.updates() for rank in split_by_rank(batch)]
+    updates = [rank.updates() for rank in batch.by_rank()]
     assert len({len(of_rank) for of_rank in updates}) == 1
     trained = []
     for of_ranks in zip(*updates, strict=True):
@@ -60,7 +59,7 @@ def test_one_update_is_the_batch_as_it_always_was() -> None:
     samples = samples_of([2, 2])
     batch = build_batch(samples, step=0, term=1, layout=Layout(1, max_tokens=30))
     assert batch.update_sizes == []
-    [rank] = split_by_rank(batch)
+    [rank] = batch.by_rank()
     assert rank.updates() == [rank.micro_batches]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gradus.errors import ProtocolError
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.wire.codec import decode, decode_event, decode_rank_batch, encode, split_by_rank
+from gradus.wire.codec import decode, decode_rank_batch, encode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch, RankBatch
 from gradus.wire.sample import Sample
@@ -28,12 +28,12 @@ EVENTS: list[Event] = [
 
 def build_rank_batch() -> RankBatch:
     batch = Batch(2, 1, VersionSpan(1, 2), [[build_micro_batch()], [build_micro_batch()]])
-    return split_by_rank(batch)[1]
+    return batch.by_rank()[1]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_an_event_survives_the_wire(event: Event) -> None:
-    assert decode_event(encode(event)) == event
+    assert decode(encode(event), Event) == event
 
 
 @given(length=st.integers(1, 40), seed=st.integers(0, 99))
@@ -83,7 +83,7 @@ def test_a_malformed_array_is_refused(array: object) -> None:
 def test_an_unknown_field_is_refused() -> None:
     fields = msgspec.msgpack.decode(encode(EVENTS[0]))
     with pytest.raises(ProtocolError, match="surprise"):
-        decode_event(msgspec.msgpack.encode(fields | {"surprise": 1}))
+        decode(msgspec.msgpack.encode(fields | {"surprise": 1}), Event)
 
 
 @settings(max_examples=300)
