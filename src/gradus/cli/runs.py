@@ -15,7 +15,6 @@ from gradus.config import (
     ReplayConfig,
     RunConfig,
     SftConfig,
-    StrictConfig,
     check,
     load_config,
     load_replay,
@@ -41,6 +40,7 @@ class RunCommand:
     """A command that launches what a config describes, as its help shows it."""
 
     name: str
+    config: type[LaunchedConfig]
     summary: str
     noun: str = "run"
     """What it makes, in messages."""
@@ -57,6 +57,7 @@ class RunCommand:
 
 RL = RunCommand(
     "rl",
+    RunConfig,
     "Starts every process of a reinforcement-learning run, shows progress, stops all of them.",
     value_options={
         f"{REPLAY} RUN": "train a recorded run again from its episodes and compare the weights",
@@ -64,10 +65,13 @@ RL = RunCommand(
     },
 )
 SFT = RunCommand(
-    "sft", "Trains a model on conversations and writes it as a Hugging Face directory."
+    "sft",
+    SftConfig,
+    "Trains a model on conversations and writes it as a Hugging Face directory.",
 )
 EVAL = RunCommand(
     "eval",
+    EvalConfig,
     "Plays tasks of some environments and reports avg@k, pass@k and pass^k. "
     "'--model NAME' is short for '--model.name NAME'.",
     "evaluation",
@@ -79,6 +83,7 @@ EVAL = RunCommand(
 )
 BENCH = RunCommand(
     "bench-trainer",
+    RunConfig,
     "Trains on made-up samples with the config of an RL run: tokens per second, MFU, memory and "
     "time, without inference, environments or orchestrator. See trainer.bench.",
     options={},
@@ -88,49 +93,45 @@ RUN_COMMANDS = {command.name: command for command in (RL, SFT, EVAL, BENCH)}
 
 def rl(words: Sequence[str]) -> int:
     """One reinforcement-learning run, from config to a trained model, or the replay of one."""
-    if wants_help(words):
-        return _help(RL, RunConfig, words)
-    recorded, rest = take_value(words, REPLAY)
-    if recorded is not None:
-        return _replay(recorded, rest)
-    options, rest = _take_options(RL, words)
-    config = load_config(RunConfig, rest, check=check)
-    return _launch(RL, config, options)
+    recorded, rest = (None, words) if wants_help(words) else take_value(words, REPLAY)
+    return _launch(RL, rest) if recorded is None else _replay(recorded, rest)
 
 
 def sft(words: Sequence[str]) -> int:
     """Supervised fine-tuning, from conversations to a model directory."""
-    if wants_help(words):
-        return _help(SFT, SftConfig, words)
-    options, rest = _take_options(SFT, words)
-    config = load_config(SftConfig, rest, check=check)
-    return _launch(SFT, config, options)
+    return _launch(SFT, words)
 
 
 def evaluate(words: Sequence[str]) -> int:
     """The evaluation of a model directory, or of a model behind an endpoint."""
-    if wants_help(words):
-        return _help(EVAL, EvalConfig, words)
-    options, rest = _take_options(EVAL, words)
-    config = load_config(EvalConfig, _spelled_out(rest), check=check)
-    return _launch(EVAL, config, options)
+    return _launch(EVAL, _spelled_out(words))
 
 
 def bench_trainer(words: Sequence[str]) -> int:
     """How fast the trainer of a run is on this machine, without the rest."""
-    if wants_help(words):
-        return _help(BENCH, RunConfig, words)
-    config = load_config(RunConfig, words, check=check)
+    return _launch(BENCH, words)
 
-    from gradus.launch.job import bench_job
+
+def _launch(command: RunCommand, words: Sequence[str]) -> int:
+    """Load the config, check it on this machine, and launch it."""
+    if wants_help(words):
+        print_help(command.name, command.summary, command.config, command.all_options, words=words)
+        return ExitCode.DONE
+    options, rest = _take_options(command, words)
+    config = load_config(command.config, rest, check=check)
+    if RESUME in options and config.name is None:
+        raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
+
+    from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
 
-    return launch(bench_job(config))
-
-
-def _help(command: RunCommand, model: type[StrictConfig], words: Sequence[str]) -> int:
-    print_help(command.name, command.summary, model, command.all_options, words=words)
-    return ExitCode.DONE
+    is_bench = command is BENCH and isinstance(config, RunConfig)
+    return launch(
+        bench_job(config) if is_bench else job_of(config),
+        resume=RESUME in options,
+        clean=CLEAN in options,
+        dry_run=DRY_RUN in options,
+    )
 
 
 def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -139,21 +140,6 @@ def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], 
     if {CLEAN, RESUME} <= taken:
         raise ConfigError("--clean deletes what --resume needs; use one of them")
     return taken, rest
-
-
-def _launch(command: RunCommand, config: LaunchedConfig, options: set[str]) -> int:
-    if RESUME in options and config.name is None:
-        raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
-
-    from gradus.launch.job import job_of
-    from gradus.launch.launch import launch
-
-    return launch(
-        job_of(config),
-        resume=RESUME in options,
-        clean=CLEAN in options,
-        dry_run=DRY_RUN in options,
-    )
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:
