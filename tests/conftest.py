@@ -19,17 +19,20 @@ SMALL_DISK_BYTES = 4 << 20
 settings.register_profile("quick", max_examples=20)
 settings.register_profile("nightly", max_examples=1_500)
 
-TORCH_FOLDERS = {"end_to_end", "trainer"}
+TORCH_FOLDERS = {"trainer"}
 """Folders of tests whose fixtures import torch."""
 TORCH_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(?:torch|end_to_end)\b", re.M)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Without the tests that need torch, their files are not read: importing it takes seconds."""
-    if "not torch" not in config.option.markexpr:
-        return None
+    """Files of tests that are left out are not read: importing torch or vLLM takes seconds."""
+    left_out = config.option.markexpr
     if collection_path.is_dir():
-        return collection_path.name in TORCH_FOLDERS or None
+        if collection_path.name == "end_to_end":
+            return "not end_to_end" in left_out or None
+        return ("not torch" in left_out and collection_path.name in TORCH_FOLDERS) or None
+    if "not torch" not in left_out:
+        return None
     is_test = collection_path.name.startswith("test_")
     return (is_test and TORCH_FILE.search(collection_path.read_text()) is not None) or None
 

@@ -60,21 +60,25 @@ def test_a_config_that_works_is_loaded_part_by_part(tmp_path: Path, tiny_model: 
     assert left == []
 
 
+def supervised_values(folder: Path, model: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {
+        "model": {"name": str(model), "max_length_tokens": 64},
+        "data": {"path": "rows.jsonl"},
+        "max_steps": 2,
+    }
+
+
 def test_a_config_that_cannot_start_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    ended = check(tmp_path, run_values(tiny_model, taskset={"colour": "red"}))
+    rows = [{"prompt": "a b", "reply": "b a"}] * 3
+    ended = check(tmp_path, supervised_values(tmp_path, tiny_model, rows))
     assert ended.returncode == 64
     assert ended.stdout.startswith("this config does not work here\n")
-    assert "taskset.colour is no key of this taskset" in " ".join(ended.stdout.split())
+    assert "rows.jsonl:1: has the keys" in " ".join(ended.stdout.split())
 
 
 def test_supervised_data_is_read_and_made_into_samples(tmp_path: Path, tiny_model: Path) -> None:
     rows = [{"prompt": "a b", "completion": "b a"}] * 3
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    values: dict[str, Any] = {
-        "model": {"name": str(tiny_model), "max_length_tokens": 64},
-        "data": {"path": "rows.jsonl"},
-        "max_steps": 2,
-    }
-    ended = check(tmp_path, values)
+    ended = check(tmp_path, supervised_values(tmp_path, tiny_model, rows))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "3 conversations, the first 3 up to" in ended.stdout

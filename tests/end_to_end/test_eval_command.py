@@ -1,7 +1,11 @@
-"""`gradus eval` against a real vLLM, killed in the middle: every episode exactly once."""
+"""`gradus eval`, killed in the middle and resumed: every episode exactly once."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +15,10 @@ import pytest
 from gradus.files import read_json
 from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.testing.commands import finish, kill, processes_of, start, wait_until
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Status
 from gradus.testing.running import RunningInference
+from gradus.wire.inference import SERVED_MODEL_NAME
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -32,6 +39,8 @@ num_tasks = {num_tasks}
 group_size = {group_size}
 pool = {{ type = "static", num_workers = 1 }}
 """
+
+KEY = {"GRADUS_TEST_KEY": "data-token"}
 
 Evaluate = Callable[..., subprocess.Popen[str]]
 
@@ -80,7 +89,7 @@ def lines_of(path: Path) -> list[bytes]:
 def test_an_evaluation_that_is_killed_and_resumed_has_every_episode_once(
     root: Path, evaluate: Evaluate
 ) -> None:
-    """tests/unit/launch/test_episodes.py kills the launcher."""
+    """The next test kills the launcher."""
     run_dir = root / "e"
     results = run_dir / "episodes" / "step_0" / "eval.jsonl"
     first = evaluate()
@@ -100,3 +109,51 @@ def test_an_evaluation_that_is_killed_and_resumed_has_every_episode_once(
     )
     (row,) = read_json(run_dir / "results.json")["environments"]
     assert row["num_episodes"] == NUM_TASKS * GROUP_SIZE
+
+
+def command(tmp_path: Path, base_url: str, *words: str) -> list[str]:
+    env = {"id": "gradus-reverse-text", "num_tasks": 6, "group_size": 2}
+    pool = {"type": "static", "num_workers": 1}
+    return [
+        *("eval", "--base-url", base_url),
+        *("--model", SERVED_MODEL_NAME, "--api-key-var", "GRADUS_TEST_KEY", "--name", "mine"),
+        *("--output-dir", str(tmp_path), "--env", json.dumps([env | {"pool": pool}])),
+        *("--max-in-flight-episodes", "2", *words),
+    ]
+
+
+async def test_killed_with_its_launcher_and_resumed_every_episode_is_there_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("r")
+    episodes = tmp_path / "mine" / "episodes" / "step_0" / "eval.jsonl"
+    async with ScriptedEngine() as engine:
+        engine.inject(Status(429), path="/v1/chat/completions")
+        asked = 0
+        reached = asyncio.Event()
+        launchers: list[subprocess.Popen[str]] = []
+
+        def reply(messages: list[dict[str, object]]) -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 7:
+                os.kill(launchers[0].pid, signal.SIGKILL)
+                reached.set()
+            return str(messages[-1]["content"])[::-1]
+
+        engine.chat_reply = reply
+        words = command(tmp_path, f"{engine.base_url}/v1")
+        launchers.append(start(*words, variables=KEY))
+        async with asyncio.timeout(90):
+            await reached.wait()
+        await asyncio.to_thread(launchers[0].communicate)
+        assert not (tmp_path / "mine" / "results.json").exists()
+        resumed = start(*words, "--resume", variables=KEY)
+        output = await asyncio.to_thread(finish, resumed)
+    lines = [json.loads(line)["gradus"] for line in episodes.read_text().splitlines()]
+    assert sorted(line["episode"] for line in lines) == sorted(
+        f"gradus-reverse-text/{task}/{replica}" for task in range(6) for replica in range(2)
+    )
+    results = json.loads((tmp_path / "mine" / "results.json").read_text())
+    assert results["overall"]["num_episodes"] == 12
+    assert "pass@2" in output or "avg" in output

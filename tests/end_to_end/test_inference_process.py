@@ -1,9 +1,11 @@
-"""How an inference process starts, listens and ends: nothing is left behind, whoever dies."""
+"""How an inference process starts, listens and ends.
+
+The servers of test_lora_serving.py and test_moe_serving.py are killed, as their last test.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,9 +16,8 @@ import pytest
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
-from gradus.processes.table import ProcessEntry, descendants, is_alive, living_processes
 from gradus.testing.commands import wait_until
-from gradus.testing.running import RunningInference
+from gradus.testing.running import RunningInference, wait_until_ended
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -50,16 +51,6 @@ def error_line(server: RunningInference) -> str:
     return lines[0]
 
 
-def below(server: RunningInference) -> list[ProcessEntry]:
-    """Every process that the server started, and those that they started."""
-    return descendants(server.process.pid, living_processes())
-
-
-def wait_until_ended(entries: list[ProcessEntry]) -> None:
-    """Fail unless all of these processes end within seconds."""
-    wait_until(lambda: not [e for e in entries if is_alive(e.pid, e.start_time)], what="their end")
-
-
 def listening_sockets(pids: list[int]) -> list[str]:
     """`address:port` in hex, as in /proc, of every TCP socket that these processes listen on."""
     inodes = set()
@@ -81,7 +72,7 @@ def test_everything_listens_on_loopback_and_the_server_only_on_its_port(
     inference_server: RunningInference,
 ) -> None:
     port = int(inference_server.base_url.rsplit(":", 1)[1])
-    children = [entry.pid for entry in below(inference_server)]
+    children = [entry.pid for entry in inference_server.below()]
     assert len(children) >= 2
     assert listening_sockets([inference_server.process.pid]) == [f"0100007F:{port:04X}"]
     # gloo opens sockets of its own in the engine's process.
@@ -90,7 +81,7 @@ def test_everything_listens_on_loopback_and_the_server_only_on_its_port(
 
 def test_no_token_is_in_the_log_or_on_a_command_line(inference_server: RunningInference) -> None:
     tokens = (inference_server.data_token, inference_server.admin_token)
-    pids = [inference_server.process.pid, *(entry.pid for entry in below(inference_server))]
+    pids = [inference_server.process.pid, *(entry.pid for entry in inference_server.below())]
     places = [inference_server.log]
     for pid in pids:
         places.append(Path(f"/proc/{pid}/cmdline").read_text())
@@ -113,30 +104,9 @@ def test_a_port_in_use_is_told_in_one_line(start: Start) -> None:
     assert "is in use; stop its owner" in error_line(server)
 
 
-def test_a_killed_engine_ends_the_server_and_a_killed_server_its_engine(start: Start) -> None:
-    first, second = start(), start()
-    started = [
-        entry for server in (first, second) if server.wait_ready() for entry in below(server)
-    ]
-    os.kill(engine_of(first).pid, signal.SIGKILL)
-    assert first.process.wait(20) == ExitCode.INTERNAL
-    assert "engine process ended" in error_line(first)
-    os.kill(second.process.pid, signal.SIGKILL)
-    wait_until_ended(started)
-
-
-def engine_of(server: RunningInference) -> ProcessEntry:
-    """The process that computes: the one with the most memory below the server."""
-    return max(below(server), key=lambda entry: resident_pages(entry.pid))
-
-
-def resident_pages(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-
-
 def test_sigterm_while_loading_ends_everything(start: Start) -> None:
     server = start()
-    wait_until(lambda: len(below(server)) >= 1, timeout_seconds=30, what="a child process")
-    children = below(server)
+    wait_until(lambda: len(server.below()) >= 1, timeout_seconds=30, what="a child process")
+    children = server.below()
     assert server.stop() != 0
     wait_until_ended(children)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,9 +21,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
+from gradus.errors import ExitCode
 from gradus.inference.policy_engine import AdapterControl
 from gradus.run.recording import model_digest
-from gradus.testing.running import RunningInference
+from gradus.testing.running import RunningInference, wait_until_ended
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
 from gradus.weights.published import BASE_FILE, Published
 
@@ -200,6 +202,21 @@ async def test_an_adapter_that_does_not_fit_leaves_the_old_one_serving(
     code, answer = await apply(server, publish(6, adapter | {name: torch.ones(RANK, 3)}))
     assert code == 422, answer
     assert (await ask(server, "GET", "/gradus/weights"))[1] == before
+
+
+def test_a_killed_engine_ends_the_server(server: RunningInference) -> None:
+    """The last test of this server. The engine is the process with the most memory below it."""
+    started = server.below()
+    engine = max(started, key=lambda entry: resident_pages(entry.pid))
+    os.kill(engine.pid, signal.SIGKILL)
+    assert server.process.wait(20) == ExitCode.INTERNAL
+    (line,) = [line for line in server.log.splitlines() if line.startswith("gradus inference:")]
+    assert "engine process ended" in line
+    wait_until_ended(started)
+
+
+def resident_pages(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
 class Engine:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
-from gradus.testing.running import RunningInference
+from gradus.testing.running import RunningInference, wait_until_ended
 from gradus.testing.tiny_model import build_tiny_moe_model
 from gradus.trainer.model.load import load_model
 from gradus.trainer.publish import serving_tensors
@@ -87,3 +87,11 @@ async def test_published_experts_are_served(server: RunningInference, policy: An
     tokens, after = await generate(server)
     assert mismatch(policy, tokens, after) < 2e-3
     assert mismatch(policy, before_tokens, before) > 1e-2
+
+
+def test_a_killed_server_takes_its_engine_along(server: RunningInference) -> None:
+    """The last test of this server."""
+    started = server.below()
+    assert started
+    server.process.kill()
+    wait_until_ended(started)

@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from gradus.config import EnvironmentProcessConfig, InferenceProcessConfig
 from gradus.files import read_json, write_atomically
+from gradus.processes.table import ProcessEntry, descendants, is_alive, living_processes
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import wait_until
@@ -73,6 +74,10 @@ class RunningProcess:
         assert self._ready_file.exists(), self.log
         ready: dict[str, Any] = read_json(self._ready_file)
         return ready
+
+    def below(self) -> list[ProcessEntry]:
+        """Every process that it started, and those that they started."""
+        return descendants(self.process.pid, living_processes())
 
     def wait_exit(self) -> int:
         """Its exit code."""
@@ -214,3 +219,8 @@ class RunningInference(RunningProcess):
             super().__exit__()
         finally:
             self.lease.release()
+
+
+def wait_until_ended(entries: list[ProcessEntry]) -> None:
+    """AssertionError unless all of these processes end within seconds."""
+    wait_until(lambda: not [e for e in entries if is_alive(e.pid, e.start_time)], what="their end")

@@ -1,14 +1,10 @@
-"""`gradus eval` as a user meets it: the endpoint's check, the table, a kill and its resume."""
+"""`gradus eval` as a user meets it: the endpoint's check and the table."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,59 +136,3 @@ def test_a_terminal_shows_the_table_and_a_file_gets_lines(tmp_path: Path) -> Non
     assert terminal.getvalue().startswith(table(PROGRESS)[0])
     assert "\x1b[2A" in terminal.getvalue()
     assert file.getvalue() == f"{progress_line(PROGRESS)}\n"
-
-
-def command(tmp_path: Path, base_url: str, *words: str) -> list[str]:
-    env = {"id": "gradus-reverse-text", "num_tasks": 6, "group_size": 2}
-    pool = {"type": "static", "num_workers": 1}
-    return [
-        *(sys.executable, "-m", "gradus.cli.main", "eval", "--base-url", base_url),
-        *("--model", SERVED_MODEL_NAME, "--api-key-var", "SERVICE_KEY", "--name", "mine"),
-        *("--output-dir", str(tmp_path), "--env", json.dumps([env | {"pool": pool}])),
-        *("--max-in-flight-episodes", "2", *words),
-    ]
-
-
-async def start(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | KEY
-    )
-
-
-@pytest.mark.end_to_end
-async def test_killed_in_the_middle_and_resumed_every_episode_is_there_once(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    tmp_path = tmp_path_factory.mktemp("r")
-    episodes = tmp_path / "mine" / "episodes" / "step_0" / "eval.jsonl"
-    async with ScriptedEngine() as engine:
-        engine.inject(Status(429), path="/v1/chat/completions")
-        asked = 0
-        reached = asyncio.Event()
-        launchers: list[subprocess.Popen[str]] = []
-
-        def reply(messages: list[dict[str, object]]) -> str:
-            nonlocal asked
-            asked += 1
-            if asked == 7:
-                os.kill(launchers[0].pid, signal.SIGKILL)
-                reached.set()
-            return str(messages[-1]["content"])[::-1]
-
-        engine.chat_reply = reply
-        words = command(tmp_path, f"{engine.base_url}/v1")
-        launchers.append(await start(words))
-        async with asyncio.timeout(90):
-            await reached.wait()
-        await asyncio.to_thread(launchers[0].communicate)
-        assert not (tmp_path / "mine" / "results.json").exists()
-        resumed = await start([*words, "--resume"])
-        output, _ = await asyncio.to_thread(resumed.communicate, None, 90)
-    assert resumed.returncode == 0, output
-    lines = [json.loads(line)["gradus"] for line in episodes.read_text().splitlines()]
-    assert sorted(line["episode"] for line in lines) == sorted(
-        f"gradus-reverse-text/{task}/{replica}" for task in range(6) for replica in range(2)
-    )
-    results = json.loads((tmp_path / "mine" / "results.json").read_text())
-    assert results["overall"]["num_episodes"] == 12
-    assert "pass@2" in output or "avg" in output
