@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
-from gradus.files import DurableFiles
+from gradus.files import DurableFiles, PatientFiles
 from gradus.run.checkpoints import CheckpointLabel
 from gradus.sealed import (
     FORMAT,
@@ -18,11 +19,12 @@ from gradus.sealed import (
     SealedFolder,
     contents_digest,
     describe_files,
+    discard_unfinished,
     open_sealed,
     seal,
     stage,
 )
-from gradus.testing.checkpoints import FaultyFiles
+from gradus.testing.checkpoints import Crash, FaultyFiles
 from gradus.weights.published import VersionLabel, verify_version
 
 LABEL = VersionLabel(version=3, term=1)
@@ -177,3 +179,43 @@ def test_a_version_is_verified_by_the_digest_that_was_announced(
 def test_verifying_a_version_does_not_load_torch() -> None:
     check = "import sys, gradus.weights.published; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_crash_at_any_operation_leaves_the_folder_absent_or_whole(
+    tmp_path: Path, after: bool
+) -> None:
+    def seal_with(files: FaultyFiles, target: Path) -> None:
+        with stage(target, files) as staging:
+            files.stage(staging / "a", b"a")
+            seal(staging, target, LABEL, files=files)
+
+    files = FaultyFiles()
+    seal_with(files, tmp_path / "count")
+    for at, operation in enumerate(files.operations):
+        target = tmp_path / f"crash-{at}"
+        with pytest.raises(Crash):
+            seal_with(FaultyFiles(at, after=after), target)
+        has_name = at > files.operations.index("rename") - after
+        assert target.exists() == has_name, operation
+        if has_name:
+            open_sealed(target, VersionLabel).verify()
+        discard_unfinished(tmp_path, DurableFiles(), last_term=0)
+        assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_disk_that_has_room_again_takes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gradus.files.FULL_DISK_PAUSE_SECONDS", 0.0)
+    tries = iter([errno.ENOSPC, errno.EDQUOT])
+
+    def write(path: Path) -> None:
+        path.write_bytes(b"half")
+        if (number := next(tries, None)) is not None:
+            raise OSError(number, os.strerror(number))
+        path.write_bytes(b"whole")
+
+    PatientFiles().stage_by(tmp_path / "x", write, num_bytes=5)
+    assert (tmp_path / "x").read_bytes() == b"whole"
+    assert caplog.text.count("waiting for room") == 2

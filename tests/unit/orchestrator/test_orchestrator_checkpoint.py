@@ -318,7 +318,7 @@ def test_a_restored_ledger_counts_neither_open_nor_lost_episodes_twice() -> None
     resumed = GroupSlots(budget=3)
     resumed.load_state(slots.state())
     resumed.restore("done")
-    assert (resumed.started, resumed.running_episodes, resumed.free_slots) == (4, 0, 2)
+    assert (resumed.started, resumed.ended.total(), resumed.free_slots) == (4, 4, 2)
     assert resumed.phase("done") is GroupPhase.COMPLETE
 
 

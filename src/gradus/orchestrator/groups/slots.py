@@ -63,11 +63,6 @@ class GroupSlots:
         return budget - self._occupied
 
     @property
-    def running_episodes(self) -> int:
-        """Episodes that started and have not ended."""
-        return self.started - self.ended.total()
-
-    @property
     def is_scoring(self) -> bool:
         """Whether a group waits for its algorithm."""
         return any(group.phase is GroupPhase.SCORING for group in self._groups.values())
@@ -183,10 +178,6 @@ class GroupSlots:
             and (oldest := group.oldest_version) is not None
             and step - oldest > max_staleness
         ]
-
-    def unshipped(self) -> list[str]:
-        """Groups that hold a slot and are in no batch."""
-        return [g.id for g in self._groups.values() if g.holds_slot and g.step is None]
 
     def state(self) -> dict[str, Any]:
         """How episodes ended, as a restart at this point leaves it.
