@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gradus.config import (
     EnvironmentProcessConfig,
@@ -103,101 +102,75 @@ def plan_processes(
     """
     stages: tuple[list[ProcessSpec], ...] = ([], [])
     for name, config in configs.items():
-        needs = NEEDS[type(config)]
-        variables = needs.variables(config, own.get(name, {}), machine)
-        command = role_command(
-            machine,
-            (roles or {}).get(name, needs.role),
-            config_file(run_dir, name),
-            num_processes=needs.num_processes(config),
-        )
+        kind, set_by_user = KINDS[type(config)], own.get(name, {})
+        is_environment = isinstance(config, EnvironmentProcessConfig)
         spec = ProcessSpec(
             name,
-            command,
-            variables,
+            role_command(
+                machine,
+                (roles or {}).get(name, kind.role),
+                config_file(run_dir, name),
+                num_processes=_num_ranks(config),
+            ),
+            _variables(config, set_by_user, machine),
             log=log_file(run_dir, name),
             ready_file=run_dir.ready_file(name),
-            finishes=needs.finishes,
+            finishes=kind.finishes,
+            restarts=environment_restarts if is_environment else 0,
+            has_own_temporary_folder=is_environment and "TMPDIR" not in set_by_user,
         )
-        if isinstance(config, EnvironmentProcessConfig):
-            has_own_folder = "TMPDIR" not in own.get(name, {})
-            spec = replace(
-                spec, restarts=environment_restarts, has_own_temporary_folder=has_own_folder
-            )
-        stages[needs.finishes].append(spec)
+        stages[kind.finishes].append(spec)
     return LaunchPlan(configs, tuple(tuple(stage) for stage in stages if stage))
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What the processes with one kind of config need."""
+class ProcessKind:
+    """What all processes with one kind of config have in common."""
 
     role: str
-    """The word of `gradus` that runs it."""
-    variables: Callable[[Any, Mapping[str, str], Machine], dict[str, str]]
-    """Its config, the variables that the user sets for it, the machine → all its variables."""
+    """`gradus <role>` loads its config and does its work."""
     finishes: bool = True
-    """Whether it ends by itself when its work is done; all others serve it and start before."""
-    num_processes: Callable[[Any], int] = lambda _: 1
-    """More than one start under torchrun."""
+    """Whether it ends by itself when its work is done; the others serve it and start before."""
 
 
-def _inference(
-    _: InferenceProcessConfig, own: Mapping[str, str], machine: Machine
-) -> dict[str, str]:
-    return inference_variables(machine.environment, own)
-
-
-def _environment(
-    config: EnvironmentProcessConfig, own: Mapping[str, str], machine: Machine
-) -> dict[str, str]:
-    missing = sorted(set(config.passed_env) - machine.environment.keys())
-    if missing:
-        raise ConfigError(
-            f"source {config.name!r}: pass_env names {', '.join(missing)}, which this shell "
-            "does not have; export it, or remove the name"
-        )
-    return source_variables(
-        machine.environment, own, verifiers=config.verifiers, passed=config.env_var_names
-    )
-
-
-def _ranks(num_processes: int, own: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    return trainer_variables(
-        machine.environment, own, num_cores=machine.num_cores, num_processes=num_processes
-    )
-
-
-def _orchestrator(
-    config: OrchestratorProcessConfig, own: Mapping[str, str], machine: Machine
-) -> dict[str, str]:
-    named = {"algorithms": [source.algo.model_dump() for source in config.sources]}
-    return orchestrator_variables(machine.environment, own, config=named)
-
-
-def _player(_: StrictConfig, own: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    return orchestrator_variables(machine.environment, own, config={})
-
-
-NEEDS: Mapping[type[StrictConfig], Needs] = {
-    InferenceProcessConfig: Needs("inference", _inference, finishes=False),
-    EnvironmentProcessConfig: Needs("env-server", _environment, finishes=False),
-    TrainerProcessConfig: Needs(
-        "trainer",
-        lambda config, own, machine: _ranks(config.trainer.num_processes, own, machine),
-        num_processes=lambda config: config.trainer.num_processes,
-    ),
-    SftProcessConfig: Needs(
-        "sft-trainer",
-        lambda config, own, machine: _ranks(config.sft.num_processes, own, machine),
-        num_processes=lambda config: config.sft.num_processes,
-    ),
-    OrchestratorProcessConfig: Needs("orchestrator", _orchestrator),
-    EvaluatorProcessConfig: Needs("evaluator", _player),
-    SftEvaluatorProcessConfig: Needs("sft-evaluator", _player),
-    ReplayProcessConfig: Needs("replayer", _player),
+KINDS: Mapping[type[StrictConfig], ProcessKind] = {
+    InferenceProcessConfig: ProcessKind("inference", finishes=False),
+    EnvironmentProcessConfig: ProcessKind("env-server", finishes=False),
+    TrainerProcessConfig: ProcessKind("trainer"),
+    SftProcessConfig: ProcessKind("sft-trainer"),
+    OrchestratorProcessConfig: ProcessKind("orchestrator"),
+    EvaluatorProcessConfig: ProcessKind("evaluator"),
+    SftEvaluatorProcessConfig: ProcessKind("sft-evaluator"),
+    ReplayProcessConfig: ProcessKind("replayer"),
 }
-"""Config of a process → what it needs."""
+"""Config of a process → its kind."""
+
+
+def _num_ranks(config: StrictConfig) -> int:
+    if isinstance(config, TrainerProcessConfig):
+        return config.trainer.num_processes
+    return config.sft.num_processes if isinstance(config, SftProcessConfig) else 1
+
+
+def _variables(config: StrictConfig, own: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    """The whole environment of a process; `own` is what the user sets for it."""
+    caller = machine.environment
+    if isinstance(config, InferenceProcessConfig):
+        return inference_variables(caller, own)
+    if isinstance(config, TrainerProcessConfig | SftProcessConfig):
+        ranks = _num_ranks(config)
+        return trainer_variables(caller, own, num_cores=machine.num_cores, num_processes=ranks)
+    if isinstance(config, EnvironmentProcessConfig):
+        if missing := sorted(set(config.passed_env) - caller.keys()):
+            raise ConfigError(
+                f"source {config.name!r}: pass_env names {', '.join(missing)}, which this shell "
+                "does not have; export it, or remove the name"
+            )
+        passed = config.env_var_names
+        return source_variables(caller, own, verifiers=config.verifiers, passed=passed)
+    sources = config.sources if isinstance(config, OrchestratorProcessConfig) else []
+    asked = {"algorithms": [source.algo.model_dump() for source in sources]}
+    return orchestrator_variables(caller, own, config=asked)
 
 
 def role_command(
