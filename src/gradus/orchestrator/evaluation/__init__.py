@@ -1,1 +1,1 @@
-"""Evaluations: inside a run, of a supervised run, and by themselves."""
+"""Evaluations: in an RL run, beside a supervised run, and alone."""

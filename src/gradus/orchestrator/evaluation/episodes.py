@@ -45,13 +45,13 @@ log = get_logger(__name__)
 TIMED_OUT = "evaluation_timeout"
 UNREADABLE = "unreadable_task"
 _PASSING_CLIENT_ERRORS = (408, 429)
-"""Any other 4xx of a provider is the same next time."""
+"""Any other 4xx of a provider would come again."""
 _MAX_DELAY_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
 class PassingErrors:
-    """The error policy of an evaluation: a failure that may pass is played again.
+    """The error policy of an evaluation: plays again what failed for a reason that may pass.
 
     >>> PassingErrors(max_retries=0).wait_before_retry(Failure("ProviderError", "503"), retry=0)
     """
@@ -68,7 +68,7 @@ class PassingErrors:
 
 
 def may_pass(failure: Failure) -> bool:
-    """Whether an episode that failed so may end well when it is played again."""
+    """Whether the episode may succeed when it is played again."""
     status = failure.status_code
     is_lasting = status is not None and 400 <= status < 500
     is_lasting &= status not in _PASSING_CLIENT_ERRORS
@@ -176,7 +176,7 @@ class EpisodeKey:
         return f"{self.source}/{self.task}"
 
     def failed(self, version: int, kind: str, message: str) -> EvaluatedEpisode:
-        """This episode, if it never began."""
+        """This episode as one that never began."""
         span = VersionSpan(oldest=version, newest=version)
         failure = Failure(kind, message)
         return EvaluatedEpisode(self, PlayedEpisode(str(self), self.group_id, span, None, failure))
@@ -210,7 +210,7 @@ class EvaluatedEpisode:
         )
 
     def tell(self, failures: FirstFailures) -> None:
-        """Tell a person when it is the first that failed this way."""
+        """Report it to the user when it is the first to fail in this way."""
         if self.failure is not None:
             failures.add(self.key.source, f"episode {self.key}", self.failure)
 
@@ -302,7 +302,7 @@ async def _play(
 
 @asynccontextmanager
 async def watched(sources: Iterable[EvaluationSource]) -> AsyncIterator[None]:
-    """While this is open, the end of an environment process is an error here."""
+    """Within this block, the end of an environment process raises here."""
     async with asyncio.TaskGroup() as tasks:
         watches = [tasks.create_task(source.environment.watch()) for source in sources]
         yield

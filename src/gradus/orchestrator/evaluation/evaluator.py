@@ -138,7 +138,7 @@ class Evaluator:
         progress: Path | None = None,
     ) -> None:
         """`timeout_seconds` is for all episodes of one version; `policy` says which version is
-        served, None when it can be no other.
+        served, None when there is only one.
 
         `progress` gets the numbers so far, and a record that the disk does not take ends the
         evaluation. Without it, beside a training, only the record is lost.
@@ -238,7 +238,7 @@ def build_evaluator(
 
 
 def warn_of_graded_rewards(found: Mapping[str, EnvironmentResult], already: set[str]) -> None:
-    """Say once per environment that its rewards give an average only."""
+    """Warn once per environment that its rewards allow only an average."""
     for name, result in found.items():
         if not result.is_binary and name not in already:
             already.add(name)
@@ -353,7 +353,7 @@ class SftEvaluator:
     evaluator: Evaluator
     policy: PolicyClient
     events: BatchSender
-    """Only what the trainer says is read from it."""
+    """Only its events are read."""
     monitor: Monitor
 
     @property

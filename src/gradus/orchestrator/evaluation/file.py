@@ -43,7 +43,7 @@ class _SavedScore(msgspec.Struct):
 
     @property
     def score(self) -> EpisodeScore:
-        # A sum beyond what a float holds became null.
+        # A value that no float holds was written as null.
         values = {name: value for name, value in self.values.items() if value is not None}
         return EpisodeScore(
             self.task.index, self.reward, None, self.length_tokens, self.is_truncated, values
@@ -78,9 +78,9 @@ class EvaluationFile(AbstractContextManager["EvaluationFile"]):
     def reopen(cls, path: Path, wanted: Collection[EpisodeKey]) -> Self:
         """Find the wanted episodes that ended without error; those that failed leave the file.
 
-        So no episode stands in it twice, whatever is played again. Episodes that are not wanted
-        this time stay. CorruptStateError, with the file as it was, for a line in the middle that
-        is no record; a torn last line is what a kill leaves, and goes.
+        So no episode is in it twice, whatever is played again. Episodes that are not wanted this
+        time stay. CorruptStateError, with the file as it was, for a line in the middle that is no
+        record; a last line that is cut off is what a kill leaves, and is dropped.
         """
         if not path.exists():
             return cls.create(path)

@@ -142,7 +142,7 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
 
 def combine(results: Sequence[EnvironmentResult]) -> EnvironmentResult:
     """All environments as one: avg, pass@k and pass^k are means over environments, each counting
-    alike however many tasks it has; the other numbers are over all episodes.
+    the same however many tasks it has; the other numbers are over all episodes.
 
     An environment in which every episode failed has no mean, so that all together have none.
     """

@@ -1,1 +1,1 @@
-"""Playing: which task comes next, how its episode runs, and what of it is believed."""
+"""Playing: which task comes next, how its episode runs, and whether its result can be trusted."""

@@ -55,8 +55,8 @@ def check_agents(
 ) -> None:
     """ConfigError when the algorithm cannot learn from these agents; says what to change.
 
-    The run's own environment processes ask the same at their start; this is the guarantee, also
-    for an environment that the user runs.
+    The run's own environment processes check the same when they start; this check also covers an
+    environment that the user runs.
     """
     refusal = seat_refusal(
         source.algo,

@@ -44,7 +44,7 @@ QUEUE_POLLS = 6
 QUEUE_CUT = 0.9
 SECOND_QUEUE_CUT = 0.5
 INTERVAL_SECONDS = 2.0
-"""Between two polls: short against a step, long against one status request."""
+"""Between two polls: short compared with a step, long compared with a status request."""
 
 log = get_logger(__name__)
 
@@ -68,7 +68,7 @@ class Load:
 
 
 class InFlightController:
-    """Owns the limit between `least` and `most`; with both equal it never moves.
+    """Owns the limit between `least` and `most`; it never moves when both are equal.
 
     >>> controller = InFlightController(least=1, most=100, initial=40)
     >>> controller.observe(Load(40, 40, running=40, waiting=0, kv_usage=0.3, preemptions=0))
@@ -100,11 +100,11 @@ class InFlightController:
         return self.limit
 
     def state(self) -> dict[str, Any]:
-        """The limit; all else is found again within one turnover."""
+        """The limit; everything else is measured again within one turnover."""
         return {"limit": self.limit}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on with the limit of an earlier life of the run."""
+        """Continue with the limit that the run had before a restart."""
         self.limit = min(max(int(state["limit"]), self._least), self._most)
         self._turnover_at = self.limit
 
@@ -135,7 +135,7 @@ class InFlightController:
         return float(self.limit)
 
     def _after_queue(self, load: Load) -> float:
-        """A long queue is cut a little; when it is long again at once, by half."""
+        """A long queue lowers the limit a little; if it is long again soon after, by half."""
         if self._polls_since_queue_cut is not None:
             self._polls_since_queue_cut += 1
         if load.waiting <= QUEUE_SHARE * load.running:
@@ -180,7 +180,7 @@ class EngineRecord:
 
     polls: list[Load] = field(default_factory=list)
     first: EngineStatus | None = None
-    """The last poll of the record before: counters are told as differences."""
+    """The last poll of the previous record: counters are reported as differences."""
     last: EngineStatus | None = None
     num_failed: int = 0
     """Polls without an answer."""
@@ -210,7 +210,7 @@ def _gauges(polls: list[Load]) -> dict[str, float]:
 
 
 def _differences(first: EngineStatus, last: EngineStatus) -> dict[str, float]:
-    """A counter that fell belongs to an engine that was started anew; it then counts from 0."""
+    """A counter that fell belongs to a restarted engine, which counts from 0."""
 
     def grown(name: str) -> float:
         before, now = getattr(first, name), getattr(last, name)
@@ -243,7 +243,7 @@ class EngineWatch:
         on_limit: Callable[[int], None],
         on_tokens: Callable[[], None] = lambda: None,
     ) -> None:
-        """`count` tells episodes in flight and episodes that ended so far; `on_limit` gets every
+        """`count` returns the episodes in flight and those that ended so far; `on_limit` gets every
         new limit; `on_tokens` is called when the engine has generated since the last poll."""
         self._policy = policy
         self._controller = controller
@@ -255,7 +255,7 @@ class EngineWatch:
         """Whether the engine did not answer the last poll."""
 
     async def run(self) -> None:
-        """Poll for ever.
+        """Poll until cancelled.
 
         consumes: the engine's status      waits for: an interval
         produces: the in-flight limit      unblocked by: time
@@ -265,8 +265,8 @@ class EngineWatch:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def poll(self) -> None:
-        """Ask once. An engine that does not answer costs the poll: who needs the engine itself,
-        an episode or a new version, has deadlines and errors of its own."""
+        """Ask once. An engine that does not answer costs only the poll: episodes and new versions
+        have their own deadlines and errors."""
         try:
             status = await self._policy.status()
         except GradusError as error:
@@ -295,7 +295,7 @@ class EngineWatch:
             self._on_limit(self._controller.limit)
 
     def take(self) -> dict[str, float]:
-        """What the polls since the last call say, for the record of a step."""
+        """Metrics of the polls since the last call, for the record of a step."""
         return self._record.take() | {"policy/in_flight_limit": float(self._controller.limit)}
 
 
@@ -341,7 +341,7 @@ class Scheduler:
 
     def __init__(self, *, max_in_flight: int, rate: AdmissionRate | None = None) -> None:
         self.max_in_flight = max_in_flight
-        """May change at any time; what runs already goes on."""
+        """May change at any time; running episodes go on."""
         self._rate = rate or AdmissionRate(per_minute=None)
         self._planned: deque[PlannedEpisode] = deque()
         self._changed = asyncio.Event()

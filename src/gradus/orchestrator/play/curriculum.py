@@ -34,7 +34,7 @@ class Ending(StrEnum):
     """Every episode of its group ended by itself."""
     TOO_OLD = "too_old"
     """Its group was abandoned, or its samples became too old in the queue. The task comes back to
-    the source by itself, `MAX_RETURNS` times."""
+    the source by itself, at most `MAX_RETURNS` times."""
     SET_ASIDE = "set_aside"
     """It cannot be loaded, or ends its environment; the source skips it from now on."""
 
@@ -83,9 +83,10 @@ class Curriculum(Protocol):
         ...
 
     def record(self, index: int, result: TaskResult) -> None:
-        """Hear what became of a draw of task `index`.
+        """Learn what became of a draw of task `index`.
 
-        A group that waited too long after it was played is heard twice: as played, then as too old.
+        A group that was played and then waited too long is reported twice: as played, then as too
+        old.
         """
         ...
 
@@ -103,7 +104,7 @@ class Curriculum(Protocol):
 
 
 class Uniform:
-    """`uniform`: every task once per pass, each pass in a seeded order of its own.
+    """`uniform`: every task once per pass, each pass in its own seeded order.
 
     Owns the count of draws; everything else follows from the seed.
 
@@ -128,14 +129,14 @@ class Uniform:
         return TaskDraw(self._order_of(pass_number)[position], pass_number)
 
     def record(self, index: int, result: TaskResult) -> None:
-        """Results change nothing here."""
+        """Results do not change the order."""
 
     def state(self) -> dict[str, Any]:
-        """The count is all."""
+        """How many tasks were drawn."""
         return {"count": self._count}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on after so many draws."""
+        """Continue after that many draws."""
         self._count = int(state["count"])
 
     def _order_of(self, pass_number: int) -> list[int]:
@@ -148,7 +149,7 @@ class Uniform:
 
 
 def shuffled(number: int, *, seed: str) -> list[int]:
-    """0 … number-1 in the order that belongs to `seed`."""
+    """The numbers below `number`, in the order that `seed` gives."""
     order = list(range(number))
     # Seeding by text goes through SHA-512: the same on every machine and in every process.
     random.Random(seed).shuffle(order)
@@ -188,9 +189,9 @@ class Difficulty:
         hard_share: float = 0.1,
         reward_range: Sequence[float] = (0.0, 1.0),
     ) -> None:
-        """`reward_range` holds the rewards of a solve rate of 0 and of 1.
+        """`reward_range` holds the rewards that mean a solve rate of 0 and of 1.
 
-        ConfigError for an endless source, and for thresholds, shares or a range that contradict.
+        ConfigError for an endless source, and for thresholds, shares or a range that make no sense.
         """
         if num_tasks is None:
             raise ConfigError(
@@ -218,7 +219,7 @@ class Difficulty:
         return {name: len(pool) for name, pool in self._pools.items()}
 
     def next_task(self) -> TaskDraw:
-        """The first task of the pool that misses most of its share."""
+        """The first task of the pool that is furthest behind its share."""
         pool = self._pools[self._next_pool()]
         index = next(iter(pool))
         pool.move_to_end(index)
@@ -227,7 +228,7 @@ class Difficulty:
         return TaskDraw(index, pass_number=visits)
 
     def record(self, index: int, result: TaskResult) -> None:
-        """Take a task that was played to the end of the pool that its new solve rate belongs to.
+        """Move a task that was played to the end of the pool of its new solve rate.
 
         One that was put aside leaves its pool, or it would take the share of the others there.
         ValueError, which fails the group, for a reward out of range: it is no solve rate.
@@ -259,7 +260,7 @@ class Difficulty:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over every pool as it was."""
+        """Restore every pool."""
         self._pools = {name: OrderedDict.fromkeys(state["pools"][name]) for name in self._shares}
         self._credit = {name: float(state["credit"][name]) for name in self._shares}
         self._visits = {int(index): int(visits) for index, visits in state["visits"]}

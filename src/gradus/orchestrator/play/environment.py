@@ -36,7 +36,7 @@ log = get_logger(__name__)
 INFERENCE_TOKEN_VARIABLE = "GRADUS_INFERENCE_TOKEN"  # the name, not the value
 HEALTH_INTERVAL_SECONDS = 5.0
 SHORT_EPISODE_TOKENS = 20_000
-"""Up to here typing an episode holds the event loop for about a millisecond."""
+"""Parsing an episode of up to so many tokens blocks the event loop for about a millisecond."""
 
 
 class Environment(Protocol):
@@ -51,11 +51,11 @@ class Environment(Protocol):
         ...
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
-        """Play one episode on the policy as it is served; EpisodeFailed when it cannot be had.
+        """Play one episode on the policy as it is served; EpisodeFailed when none comes back.
 
-        With a `seed` every model call asks the engine to draw its tokens from it.
+        With a `seed`, every model call asks the engine to sample from it.
 
-        Cancelling the call gives the episode up inside the environment too.
+        Cancelling the call also gives up the episode inside the environment.
         """
         ...
 
@@ -108,8 +108,8 @@ class ConnectionLost(EnvironmentFailure):
 
 
 class _EpisodeSocket(EnvClient):
-    """verifiers' client, which types every episode on a thread; for a short one the hop costs four
-    times the work (0.4 ms of 1.4 ms per episode), so it is typed in place."""
+    """verifiers' client, which parses every episode on a thread; for a short one the hop costs four
+    times the work (0.4 ms of 1.4 ms per episode), so it is parsed in place."""
 
     async def _validate_episode(self, record: dict[str, Any]) -> WireEpisode:
         num_tokens = sum(
@@ -190,7 +190,7 @@ class EnvironmentClient:
         self._tasks.fail_all(ConnectionLost(reason))
 
     async def close(self) -> None:
-        """Close both connections; cancelled episodes are told to the environment first."""
+        """Close both connections, after telling the environment which episodes are cancelled."""
         await self._episodes.close()
         await self._tasks.close()
 

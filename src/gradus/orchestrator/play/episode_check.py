@@ -1,6 +1,7 @@
-"""The door for episodes: what an environment returns is checked, and cut to a bounded size.
+"""Checks what an environment returns, and cuts it to a bounded size.
 
-An episode with an error is that error, never "empty" and never reward 0. What is cut says so.
+An episode with an error counts as that error, never as empty and never as reward 0. What was cut
+is noted in its place.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_OTHER_INFO_BYTES = 64 << 10
 MAX_TEXT_CHARACTERS = 256 << 10
 """In a record, of each text of a message."""
 MAX_RECORD_BYTES = 16 << 20
-"""Of a record; a larger one keeps only where the episode stood in the run."""
+"""Of a record; a larger one keeps only its `gradus` object."""
 
 _NUM_NAMED = 10
 
@@ -66,7 +67,7 @@ def _reported_error(episode: WireEpisode) -> Failure:
 
 
 def _message(error: Error) -> str:
-    """Some exceptions say nothing; then the end of their traceback does."""
+    """The message of an error, or the last line of its traceback when it has none."""
     message: str = error.message
     if message.strip():
         return message
@@ -163,7 +164,7 @@ def bound_texts(message: Any) -> tuple[Any, int]:
 
 
 def as_json(value: Any) -> bytes:
-    """Any value as JSON: what JSON does not know becomes text, as `repr` shows it."""
+    """Any value as JSON; what JSON cannot hold becomes the text of its `repr`."""
     try:
         return msgspec.json.encode(value, enc_hook=repr)
     except (ValueError, TypeError, OverflowError, RecursionError):
@@ -181,7 +182,7 @@ def _fitting(sizes: Mapping[str, int], room: int) -> set[str]:
 
 
 def _note(cut: Mapping[str, int], before: Any) -> dict[str, Any]:
-    """What is missing, together with what was cut at the door."""
+    """What is missing, including what was cut when the episode arrived."""
     earlier = before if isinstance(before, Mapping) else {}
     named = {**earlier.get("largest", {}), **{key[:100]: size for key, size in cut.items()}}
     largest = sorted(named.items(), key=lambda item: -item[1])[:_NUM_NAMED]

@@ -24,7 +24,7 @@ from gradus.wire.inference import ApplyRequest, ApplyResult, EngineStatus
 
 T = TypeVar("T")
 STATUS_TIMEOUT_SECONDS = 30.0
-"""Deadline of one status request; a paused or loaded engine answers it all the same."""
+"""Deadline of one status request; even a paused or busy engine answers it."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AppliedPolicy:
     apply_seconds: float
     """From the request to the confirmed version."""
     pause_seconds: float
-    """How long the engine stood still."""
+    """How long the engine was paused."""
     status: EngineStatus
 
 
@@ -169,7 +169,7 @@ async def _get_status(session: aiohttp.ClientSession, base_url: str) -> EngineSt
             body = await _send(session, "GET", f"{base_url}/gradus/status", None)
     except TimeoutError as error:
         raise DeadlineError(
-            f"inference at {base_url} did not tell its status in {STATUS_TIMEOUT_SECONDS:g} s"
+            f"inference at {base_url} did not report its status in {STATUS_TIMEOUT_SECONDS:g} s"
         ) from error
     return _decode(body, EngineStatus)
 

@@ -45,7 +45,7 @@ class RunningEpisode:
     retry: int = 0
 
     def text(self, *, now: float) -> str:
-        """Where it stands, for a report."""
+        """One line about it, for a report."""
         task = self.group.pointer
         age = now - self.started_at
         return (
@@ -55,7 +55,7 @@ class RunningEpisode:
 
 
 RetryListener = Callable[[RunningEpisode, Failure], None]
-"""Called with the episode as its next attempt will be, and with what went wrong before."""
+"""Called before each retry, with the episode and the failure of the attempt before."""
 
 
 class Playable(Protocol):
@@ -163,7 +163,7 @@ class EpisodePlayer:
                 self._tasks[episode_id].cancel()
 
     async def close(self) -> None:
-        """Give up all that runs, and mark the end of the queue."""
+        """Give up every running episode, and mark the end of the queue."""
         running = list(self._tasks.values())
         for playing in running:
             playing.cancel()
@@ -213,7 +213,7 @@ class EpisodePlayer:
         return self._end(episode, result, failure)
 
     def _note_end(self, episode: RunningEpisode, playing: asyncio.Task[PlayedEpisode]) -> None:
-        """Runs also for an episode that was cancelled before its first line."""
+        """Also runs for an episode that was cancelled before it began."""
         del self._running[episode.id]
         del self._tasks[episode.id]
         if playing.cancelled():
@@ -246,7 +246,7 @@ class PinnedVersion:
 
     @property
     def newest_version(self) -> int:
-        """The same one."""
+        """No other is applied meanwhile."""
         return self.version
 
 

@@ -3,8 +3,8 @@
 A renderer turns messages into tokens and replies back into messages, with tool calls and reasoning.
 The `renderers` package knows which renderer belongs to which model on the hub. A copy of such a
 model in a folder, or one trained from it, has another name and the same chat template; so each
-renderer is asked to render a few conversations, and the one that writes the very tokens of the
-model's own template is taken. `python -m gradus.orchestrator.play.renderer NAME` prints it as
+renderer is asked to render a few conversations, and the one that writes exactly the tokens of
+the model's own template is taken. `python -m gradus.orchestrator.play.renderer NAME` prints it as
 JSON: the tokenizer brings torch into its process, which the orchestrator must not.
 """
 
@@ -69,7 +69,7 @@ _WITH_TOOLS: tuple[Conversation, ...] = (
     ([_QUESTION, _CALLING, _RESULT], _TOOLS),
 )
 _MARKERS = {"gpt-oss": "<|channel|>"}
-"""A token without which a renderer is not tried: this one fetches its vocabulary."""
+"""A renderer is tried only when the vocabulary has this token; this one downloads its own."""
 
 log = get_logger(__name__)
 
@@ -100,7 +100,7 @@ async def settle_renderer(model: ModelConfig) -> ModelConfig:
 
 
 def reads_tool_calls(settings: Mapping[str, Any]) -> bool:
-    """Whether a reply's tool calls are read, instead of taken for text."""
+    """Whether tool calls in a reply are parsed, and not taken for text."""
     return settings["name"] != CHAT_TEMPLATE or settings.get("tool_parser") is not None
 
 
@@ -198,7 +198,7 @@ def _tell(model: ModelConfig, settings: Mapping[str, Any]) -> None:
 
 
 async def _ask_child(name: str) -> dict[str, Any]:
-    """`find_renderer` in a process of its own; ConfigError with its words."""
+    """`find_renderer` in its own process; ConfigError with its message."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gradus.orchestrator.play.renderer", name),
         stdout=asyncio.subprocess.PIPE,

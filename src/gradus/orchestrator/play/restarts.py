@@ -1,6 +1,6 @@
-"""An environment whose process may be started anew: its episodes fail as lost, the rest waits.
+"""An environment whose process may be restarted: its episodes fail as lost, other requests wait.
 
-A task that ends its process each time would spend all restarts, so `Blame` finds it.
+A task that ends its process each time would use up all restarts; `Blame` finds it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradus.wire.episode import TaskSetInfo
 LOST = "EnvironmentLost"
 """Kind of the failure of episodes whose environment process ended."""
 LOSSES_TO_BLAME = 2
-"""A task that is played at so many losses of its environment is put aside."""
+"""A task that was playing at this many losses of its environment is put aside."""
 LOOK_SECONDS = 0.2
 """Between two looks for the ready file of the new process."""
 
@@ -40,8 +40,8 @@ log = get_logger(__name__)
 class RestartedEnvironment:
     """Owns the client of the process that lives now, and waits for the next one when it ends.
 
-    Running episodes fail as "EnvironmentLost", which the error policy plays again by default; what
-    is asked for meanwhile waits. The launcher decides how often a process is started anew.
+    Running episodes fail as "EnvironmentLost", which the error policy plays again by default; other
+    requests wait. The launcher decides how often a process is restarted.
 
     >>> environment = RestartedEnvironment("words", find, connect, seconds=60)  # doctest: +SKIP
     """
@@ -156,7 +156,7 @@ def connect_environment(
     *,
     restart_seconds: float,
 ) -> Environment:
-    """The client of a source; where the launcher restarts its process, it follows.
+    """The client of a source, which follows its process where the launcher restarts it.
 
     `find` reads where the process listens; `restart_seconds` is how long a new one may take, 0
     means that none comes.
@@ -171,7 +171,7 @@ class Blame:
     """Owns which tasks were played when their environment was lost, and finds the one that did it.
 
     After a loss every task that was being played is a suspect. The suspects of a source play one
-    after the other, beside tasks that are none. The one that plays when the environment is lost
+    after the other, beside tasks that are not. The one that plays when the environment is lost
     again is put aside; one of which an episode ends in any other way is cleared.
 
     >>> blame = Blame(is_aside=tasks.is_aside, put_aside=groups.set_aside)  # doctest: +SKIP
@@ -235,7 +235,7 @@ class Blame:
 
     @classmethod
     def apart(cls) -> Blame:
-        """One that keeps by itself which tasks it put aside, for what has no journal."""
+        """One that remembers the tasks itself, for evaluations, which have no journal."""
         aside: set[tuple[str, int]] = set()
 
         def put_aside(task: TaskPointer, reason: str, error: str) -> None:

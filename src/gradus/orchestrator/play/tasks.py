@@ -23,7 +23,7 @@ from gradus.plugins import describe, take_state, with_name
 MAX_RETURNS = 2
 """How often the task of a draw comes back to its source before it is given up."""
 _SKIPS_PER_TASK = 10
-"""Draws in a row that may be of tasks that were put aside, for each such task of the source."""
+"""How many draws in a row may hit tasks that were put aside, for each such task."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class TaskSource:
         return True
 
     def set_aside(self, task: TaskPointer) -> bool:
-        """Draw this task no more; False when it was put aside before."""
+        """Never draw this task again; False when it was put aside before."""
         if task.index in self._aside[task.source]:
             return False
         self._aside[task.source].add(task.index)
@@ -178,7 +178,7 @@ class TaskSource:
                     f"made and has {share.num_tasks} now, so its order means other tasks; put its "
                     "data back, or start a new run"
                 )
-        # With other ratios counted anew: the whole stream would go to the source that seems behind.
+        # With other ratios the counts begin again, or the source that seems behind would take all.
         if state["ratios"] == {name: share.ratio for name, share in self._shares.items()}:
             self._counts = {name: int(count) for name, count in state["counts"].items()}
         for name, curriculum in self._curricula.items():
@@ -188,7 +188,7 @@ class TaskSource:
             with_name(_owner(name, curriculum), load)
 
     def _most_behind(self) -> str:
-        """The source that misses most of its share; the first of the list when several do."""
+        """The source that is furthest behind its share; the first of the list when several do."""
         total = sum(self._counts.values()) + 1
         return max(
             self._shares.values(),
@@ -230,7 +230,7 @@ class TaskQueue:
 
     @property
     def waiting(self) -> list[Draw]:
-        """Draws that no open group stands for, oldest first."""
+        """Draws without an open group, oldest first."""
         return sorted([*self._fetching.values(), *self._interrupted], key=lambda d: d.number)
 
     def next(self) -> Draw:

@@ -1,7 +1,7 @@
-"""Batches made again from recorded episodes, by the code that made them first.
+"""Makes batches again from recorded episodes, with the code that made them first.
 
-Credit, samples, filters, staleness and order are computed anew; each result is compared with what
-the journal says of it, and the first that differs ends the replay.
+Credit, samples, filters, staleness and order are computed again; each result is compared with the
+journal, and the first difference ends the replay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BatchMaker:
         """`config` is the recorded orchestrator's."""
         self._episodes = episodes
         self._frozen = {source.name for source in config.sources if source.is_frozen}
-        # Reference models were asked when the episodes ended; the answers lie on the episodes.
+        # Reference models were asked when the episodes ended; their answers are on the episodes.
         self._graders: Mapping[str, SourceGrader] = {
             source.name: build_grader(config, source) for source in config.sources
         }

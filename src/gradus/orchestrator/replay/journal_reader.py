@@ -1,4 +1,4 @@
-"""A journal as the decisions that made the batches, in their order (pure).
+"""Reads a journal as the decisions that made the batches, in their order (pure).
 
 Two decisions move samples into batches: a group was graded, a batch was cut. Between them lies no
 choice that is not computed again: which samples are too old follows from the order of the two.
@@ -72,9 +72,9 @@ class Decisions:
     num_trained: int
     """Batches that were trained and served; one more may have been sent, which ended the run."""
     weights: Mapping[int, str | None]
-    """Version → digest of its tensors; None when nobody could tell."""
+    """Version → digest of its tensors; None when it was not known."""
     terms: tuple[int, ...]
-    """Of the launches that played, sent or served something of it."""
+    """The launches that played, sent or served some of it."""
     is_finished: bool
     """Whether the run came to its end."""
 

@@ -1,4 +1,4 @@
-"""A recorded run, read and checked as a whole before anything of its replay exists."""
+"""A recorded run, read and checked as a whole before its replay begins."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The orchestrator's place in a replay: recorded batches go to the trainer, its news are compared.
+"""Sends recorded batches to the trainer, and compares what comes back with the recorded run.
 
     loop     consumes            waits for              produces            unblocked by
     send     recorded decisions  room in the transport  micro batches       the trainer's receive
-    follow   the trainer's news  the next one           metrics, a report   the trainer
+    follow   trainer's events    the next one           metrics, a report   the trainer
 
 No inference and no environment runs.
 """
@@ -67,7 +67,7 @@ async def _run(config: ReplayProcessConfig) -> None:
 
 @dataclass
 class Comparison:
-    """Owns what both came to, step by step.
+    """Owns what the run and its replay came to, step by step.
 
     >>> comparison = Comparison(weights={1: "ab"}, metrics={0: {"loss/total/mean": 0.5}})
     >>> comparison.published(1, "ab")
@@ -131,7 +131,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Replayer:
-    """Owns both loops.
+    """Owns the two loops of a replay.
 
     >>> comparison = await Replayer(config, recorded, maker, sender, monitor).play()
     ... # doctest: +SKIP
@@ -169,7 +169,7 @@ class Replayer:
             )
 
     async def follow(self, comparison: Comparison) -> None:
-        """Compare what the trainer says with what it said in the run.
+        """Compare the trainer's events with those of the run.
 
         consumes: events of the trainer    waits for: the next one
         produces: metrics                  unblocked by: the trainer

@@ -80,7 +80,7 @@ class EvaluatedVersions:
     def publish_when_due(self, version: int) -> Published | None:
         """Write the present weights when `version` is due; what was written on rank 0.
 
-        StorageError when the disk does not take it, although versions that wait were waited for.
+        StorageError when the disk has no room for it, even after waiting for an evaluation to end.
         """
         if not self.settings.is_due(version, max_steps=self.max_steps):
             return None
@@ -93,7 +93,7 @@ class EvaluatedVersions:
             return
         self.evaluator.send_event(announcement(published, self.term))
 
-    def go_on(self, version: int) -> None:
+    def resume_at(self, version: int) -> None:
         """After a restart at `version`: announce what waits, and publish it if it is missing."""
         waiting = published_versions(self.run_dir) if self.evaluator is not None else []
         is_known = any(published.version == version for published in waiting)
@@ -104,13 +104,13 @@ class EvaluatedVersions:
             self.announce(self.publish_when_due(version))
 
     def finish(self) -> None:
-        """Tell the evaluator that no version comes any more."""
+        """Tell the evaluator that no more versions will come."""
         if self.evaluator is not None:
             self.evaluator.send_event(TrainerDone(step=self.max_steps - 1, term=self.term))
             self.evaluator.close()
 
     def _wait_for_room(self, version: int) -> None:
-        """Wait on a disk that is full while versions wait: each that is evaluated makes room.
+        """Wait while the disk is full of versions: each that is evaluated makes room.
 
         waits for: the evaluator, no longer than one evaluation may take
         """
@@ -125,7 +125,7 @@ class EvaluatedVersions:
             time.sleep(ROOM_PAUSE_SECONDS)
 
     def _has_room(self) -> bool:
-        """Whether publishing makes sense now: it fits, or nothing is there that may leave."""
+        """Whether to publish now: the version fits, or no other one will make room."""
         if not self.world.is_first or not any(self.run_dir.weights.glob("version_*")):
             return True
         free = free_bytes(self.run_dir.weights)

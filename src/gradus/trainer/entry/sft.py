@@ -94,7 +94,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     logger.info("learns from %d conversations", len(conversations))
     first_step = _first_step(config, saver, stream)
     if versions is not None and config.resume_step is not None:
-        versions.go_on(first_step)
+        versions.resume_at(first_step)
     ladder.train(first_step, sft.max_steps)
     learner.save(run_dir, files)
     if versions is not None:
