@@ -4,7 +4,7 @@
     seal     make them durable, with a manifest of their sizes and SHA-256, then rename the folder
     verify   compare every byte with the manifest, which carries a digest of itself
 
-Nothing is written into a sealed folder, so a crash at any moment leaves the final name absent or
+What was sealed is never written again, so a crash at any moment leaves the final name absent or
 whole. Checkpoints, published weights and batches on their way to the trainer are sealed; a saved
 model is put in place the same way, without a manifest, since other programs read it.
 """

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
 from gradus.inference.policy_engine import AdapterControl
-from gradus.run.recording import model_digest
+from gradus.run.model_files import model_digest
 from gradus.testing.running import RunningInference, wait_until_ended
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
 from gradus.weights.published import BASE_FILE, Published

@@ -142,7 +142,7 @@ def _ask_hub(model: str) -> None:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
-    from gradus.run.recording import model_folder
+    from gradus.run.model_files import model_folder
 
     try:
         if model_folder(model) is None:

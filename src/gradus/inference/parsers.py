@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from gradus.run.recording import model_folder
+from gradus.run.model_files import model_folder
 
 _TEMPLATE_FILE = "chat_template.jinja"
 

@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
 
 from gradus.errors import CorruptStateError
-from gradus.run.recording import model_digest
+from gradus.run.model_files import model_digest
 from gradus.weights.broadcast import is_stream, read_stream
 from gradus.weights.published import BASE_FILE, verify_version
 

@@ -18,8 +18,8 @@ from gradus.launch.plan import LaunchPlan
 from gradus.launch.records import PhaseSeconds
 from gradus.launch.resume import IDENTITY_NAME, Entry, ResumePoint
 from gradus.run.lease import RunLease
+from gradus.run.model_files import MODEL_FILES, digest_files, model_folder
 from gradus.run.paths import RunDirectory
-from gradus.run.recording import MODEL_FILES, digest_files, model_folder
 
 PROGRESS_NAME, RESULTS_NAME = "progress.json", "results.json"
 

@@ -10,33 +10,25 @@ cut off at the end is no entry. The journal says what became of the episodes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from huggingface_hub import try_to_load_from_cache
-
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.files import file_digests, read_json, write_json
+from gradus.files import read_json, write_json
 from gradus.run.paths import RunDirectory
-from gradus.sealed import open_sealed
 
 FORMAT = 3
 """Raised when an older gradus could not replay what this one records."""
 
 LIBRARIES = ("numpy", "torch", "transformers", "verifiers")
 """What decides numbers beside gradus itself."""
-
-MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
-"""Everything in a model folder that decides what a server of it answers."""
 
 _HEADER = struct.Struct("<IIH")
 """Bytes of the body, CRC-32 of id and body, bytes of the id."""
@@ -135,45 +127,6 @@ def installed_libraries() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def model_folder(name: str, *, file: str = "config.json") -> Path | None:
-    """The folder of a model: the one named, or the copy in the hub's local cache that holds `file`;
-    None if absent. The network is never asked."""
-    if Path(name).is_dir():
-        return Path(name)
-    if name.count("/") > 1 or name.startswith((".", "/")):
-        return None
-    cached = try_to_load_from_cache(name, file)
-    return Path(cached).parent if isinstance(cached, str) else None
-
-
-def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of each file in `folder` that one of the patterns fits, by name."""
-    paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
-    return dict(zip([path.name for path in paths], file_digests(paths), strict=True))
-
-
-def model_digest(folder: Path) -> str:
-    """One digest for the files of a model that decide what it computes, whatever they are called
-    on the way there."""
-    files = digest_files(folder, ["*.safetensors", "*.bin", "config.json"])
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def weights_digest(directory: Path) -> str | None:
-    """One digest for the tensors of a published version, whatever run published it.
-
-    Read from the version's manifest; None when it has none, and for weights that were broadcast.
-    """
-    try:
-        files = open_sealed(directory, dict).files
-    except (ConfigError, CorruptStateError):
-        return None
-    tensors = {name: it.sha256 for name, it in files.items() if name.endswith(".safetensors")}
-    if not tensors:
-        return None
-    return hashlib.sha256(json.dumps(tensors, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradus.run.recording import model_folder
+from gradus.run.model_files import model_folder
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 

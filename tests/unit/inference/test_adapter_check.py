@@ -14,7 +14,7 @@ from gradus.errors import CorruptStateError
 from gradus.files import DurableFiles
 from gradus.inference.weight_worker import WeightWorker, served_tensors
 from gradus.inference.weights_check import AdapterCheck, WeightsCheck, build_check
-from gradus.run.recording import model_digest
+from gradus.run.model_files import model_digest
 from gradus.sealed import seal, stage
 from gradus.weights.published import BASE_FILE, VersionLabel
 

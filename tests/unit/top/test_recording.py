@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import DurableFiles, read_json, write_json
+from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import (
     FORMAT,
     EpisodeLog,
     LaunchRecord,
-    digest_files,
     iter_entries,
     note_launch,
     read_body,
     read_launch,
     recorded_terms,
-    weights_digest,
 )
 from gradus.sealed import seal, stage
 from gradus.weights.published import VersionLabel

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self
 import msgspec
 
 from gradus.errors import CorruptStateError
-from gradus.files import append_whole
+from gradus.files import append_whole, replacing
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation.results import EpisodeScore
 from gradus.orchestrator.records.episodes import encode_record
@@ -85,15 +85,8 @@ class EvaluationFile(AbstractContextManager["EvaluationFile"]):
         if not path.exists():
             return cls.create(path)
         asked = set(wanted)
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        try:
-            with temporary.open("wb") as new:
-                finished = _copy_kept(path, new, asked)
-                new.flush()
-                os.fsync(new.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as new:
+            finished = _copy_kept(path, new, asked)
         return cls(path, {key: score for key, score in finished.items() if key in asked})
 
     def append(self, ended: EvaluatedEpisode, state_columns: Collection[str]) -> None:

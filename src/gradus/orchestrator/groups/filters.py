@@ -26,7 +26,7 @@ from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.traces import is_truncated
 from gradus.orchestrator.types import Group, Verdict
 from gradus.plugins import building, find_plugin, refuse_async
-from gradus.run.recording import model_folder
+from gradus.run.model_files import model_folder
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import BoolArray
 

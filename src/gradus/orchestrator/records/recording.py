@@ -18,8 +18,9 @@ from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import write_json
 from gradus.log import get_logger
 from gradus.orchestrator.types import Failure, PlayedEpisode
+from gradus.run.model_files import digest_files, model_folder
 from gradus.run.paths import RunDirectory
-from gradus.run.recording import EpisodeLog, LaunchRecord, digest_files, model_folder
+from gradus.run.recording import EpisodeLog, LaunchRecord
 from gradus.wire.codec import encode
 from gradus.wire.versions import VersionSpan
 

@@ -32,8 +32,8 @@ from gradus.orchestrator.replay.recording import (
 )
 from gradus.processes.ready import write_ready
 from gradus.run.lease import check_term
+from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
-from gradus.run.recording import digest_files, weights_digest
 from gradus.transport.base import BatchSender
 from gradus.transport.spool import SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone

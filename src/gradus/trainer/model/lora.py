@@ -20,7 +20,7 @@ from transformers.utils.hub import cached_file
 
 from gradus.config import LoraConfig
 from gradus.errors import ConfigError
-from gradus.run.recording import model_digest
+from gradus.run.model_files import model_digest
 from gradus.trainer.distributed import whole_tensor
 from gradus.weights.published import BASE_FILE
 

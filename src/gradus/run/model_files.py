@@ -1,0 +1,57 @@
+"""The files of a model: where they lie, and digests that tell two models apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+
+from gradus.errors import ConfigError, CorruptStateError
+from gradus.files import file_digests
+from gradus.sealed import open_sealed
+
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
+"""Everything in a model folder that decides what a server of it answers."""
+
+
+def model_folder(name: str, *, file: str = "config.json") -> Path | None:
+    """The folder of a model: the one named, or the copy in the hub's local cache that holds `file`;
+    None if absent. The network is never asked."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") > 1 or name.startswith((".", "/")):
+        return None
+    cached = try_to_load_from_cache(name, file)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of each file in `folder` that one of the patterns fits, by name."""
+    paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    return dict(zip([path.name for path in paths], file_digests(paths), strict=True))
+
+
+def model_digest(folder: Path) -> str:
+    """One digest for the files of a model that decide what it computes, whatever they are called
+    on the way there."""
+    return _digest_of(digest_files(folder, ["*.safetensors", "*.bin", "config.json"]))
+
+
+def weights_digest(directory: Path) -> str | None:
+    """One digest for the tensors of a published version, whatever run published it.
+
+    Read from the version's manifest; None when it has none, and for weights that were broadcast.
+    """
+    try:
+        files = open_sealed(directory, dict).files
+    except (ConfigError, CorruptStateError):
+        return None
+    tensors = {name: it.sha256 for name, it in files.items() if name.endswith(".safetensors")}
+    return _digest_of(tensors) if tensors else None
+
+
+def _digest_of(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
