@@ -281,7 +281,14 @@ class GroupBuffer:
             error=group.failure.kind if group.failure else None,
         )
         with self._noting_the_end():
-            self._offer(group, is_frozen=self.sources[group.source].is_frozen)
+            if group.samples:
+                is_frozen = self.sources[group.source].is_frozen
+                ready = ReadyGroup(group.id, tuple(group.samples), is_frozen)
+                self._note_stale(self.batcher.add(ready))
+                return
+            self._drop(group)
+            last = next((failure.message for failure in group.failures.values()), "")
+            self.batcher.reject(group.reasons, last=last)
 
     @contextmanager
     def _noting_the_end(self) -> Iterator[None]:
@@ -291,15 +298,6 @@ class GroupBuffer:
         except (EmptyBatchError, EnvironmentFailure) as error:
             self.evict(f"{error}")
             raise
-
-    def _offer(self, group: Group, *, is_frozen: bool) -> None:
-        if group.samples:
-            ready = ReadyGroup(group.id, tuple(group.samples), is_frozen)
-            self._note_stale(self.batcher.add(ready))
-            return
-        self._drop(group)
-        failure = next(iter(group.failures.values()), None)
-        self.batcher.reject(group.reasons, last="" if failure is None else failure.message)
 
     def _drop(self, group: Group) -> None:
         """The group trains nothing: free its slot for a replacement."""

@@ -21,6 +21,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 
 from gradus.errors import CreditError
+from gradus.orchestrator.types import Group
 from gradus.wire.tokens import LARGEST_REFERENCE_LOGPROB, LOSS_NAMES, SAMPLED_ONLY
 
 LARGEST_REWARD = 1e18
@@ -205,7 +206,22 @@ def credit_by_node(trace: WireTrace) -> dict[int, TokenCredit]:
     return credit
 
 
-def settle_credit(episode: WireEpisode) -> dict[int, TokenCredit]:
+EpisodeCredit = Mapping[int, TokenCredit]
+"""The credit of every message that may train, by `id(node)`."""
+
+
+def settle_group(group: Group) -> dict[str, EpisodeCredit]:
+    """The credit of each finished episode by its id, checked; CreditError names the episode."""
+    credit: dict[str, EpisodeCredit] = {}
+    for played, episode in group.finished:
+        try:
+            credit[played.id] = settle_credit(episode)
+        except CreditError as error:
+            raise CreditError(f"episode {played.id}, {error}") from error
+    return credit
+
+
+def settle_credit(episode: WireEpisode) -> EpisodeCredit:
     """Check the credit of every trace that may train, and keep it as plain numbers.
 
     It comes back too, by `id(node)`. CreditError names the trace, its agent and the message.

@@ -23,13 +23,16 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.credit import tolerance
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
+from gradus.orchestrator.groups.samples import BuiltEpisode
 from gradus.orchestrator.traces import is_truncated
-from gradus.orchestrator.types import Group, Verdict
+from gradus.orchestrator.types import EpisodeFailed, Group, Verdict
 from gradus.plugins import building, find_plugin, refuse_async
 from gradus.run.model_files import model_folder
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import BoolArray
 
+NO_TOKENS = "no_trainable_tokens"
+"""Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
 log = get_logger(__name__)
 
 VOCABULARY_OPTION = "vocabulary_size"
@@ -233,32 +236,35 @@ def _vocab_size(config: object) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def filter_samples(
-    filters: Sequence[ActiveFilter],
-    samples: Sequence[Sample],
-    episode: WireEpisode,
-    group: Group,
+def filter_group(
+    filters: Sequence[ActiveFilter], group: Group, built: Sequence[BuiltEpisode]
 ) -> None:
-    """Add to `group` the samples of one of its episodes that every filter keeps, and all verdicts.
+    """Add to `group` the samples that every filter keeps, all verdicts, and why others are dropped.
 
-    EpisodeFailed names a filter that raises.
+    An episode on which a filter raises gives no sample.
     """
     failed = [p.episode for p in group.played if p.episode is not None and p.failure is not None]
-    for sample in samples:
-        trace = episode.traces[int(sample.id.split("/")[1])]
-        context = FilterContext(
-            trace,
-            is_truncated=is_truncated(trace),
-            task_key=group.task.key,
-            episodes=group.finished_episodes,
-            failed=failed,
-        )
-        verdicts = group.verdicts[sample.id] = judge(filters, sample, context)
-        reason = dropped_by(verdicts)
-        if reason is None:
-            group.samples.append(sample)
-        else:
-            group.dropped[sample.id] = reason
+    for it in built:
+        if not it.samples:
+            group.dropped[it.played.id] = NO_TOKENS
+        try:
+            for sample in it.samples:
+                trace = it.episode.traces[int(sample.id.split("/")[1])]
+                context = FilterContext(
+                    trace,
+                    is_truncated=is_truncated(trace),
+                    task_key=group.task.key,
+                    episodes=group.finished_episodes,
+                    failed=failed,
+                )
+                verdicts = group.verdicts[sample.id] = judge(filters, sample, context)
+                reason = dropped_by(verdicts)
+                if reason is None:
+                    group.samples.append(sample)
+                else:
+                    group.dropped[sample.id] = reason
+        except EpisodeFailed as failure:
+            group.drop_episode(it.played, failure.failure)
 
 
 def judge(

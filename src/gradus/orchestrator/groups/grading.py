@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import OrchestratorProcessConfig, SourceConfig
-from gradus.errors import ConfigError, CreditError
+from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import build_algorithm, compares_all_traces
 from gradus.orchestrator.algorithms.base import (
     Algorithm,
     CreditContext,
-    TokenCredit,
+    EpisodeCredit,
     keep_credit,
     settle_credit,
+    settle_group,
 )
 from gradus.orchestrator.algorithms.distill import TokenizesExternal
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
@@ -35,21 +36,15 @@ from gradus.orchestrator.failures import (
 from gradus.orchestrator.groups.filters import (
     ActiveFilter,
     build_filters,
-    filter_samples,
+    filter_group,
     read_vocabulary_size,
 )
-from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
+from gradus.orchestrator.groups.samples import build_group_samples
 from gradus.orchestrator.types import (
     ERROR_PREFIX,
     EpisodeFailed,
     Group,
-    PlayedEpisode,
 )
-
-EpisodeCredit = Mapping[int, TokenCredit]
-"""By the identity of its messages."""
-NO_TOKENS = "no_trainable_tokens"
-"""Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ class SourceGrader:
         if not self.awaits_groups:
             with self._keeping_failure(group):
                 _refuse_awaitable(self.algorithm.score_group(*_asked(group)))
-                credit = _settle(group)
+                credit = settle_group(group)
         self._fill(group, credit)
 
     async def grade_awaited(self, group: Group, errors: ErrorPolicy) -> None:
@@ -123,7 +118,7 @@ class SourceGrader:
                     scoring = self.algorithm.score_group(*_asked(group))
                     if scoring is not None:
                         await scoring
-                credit = _settle(group)
+                credit = settle_group(group)
             if group.failure is None:
                 break
             try:
@@ -148,24 +143,13 @@ class SourceGrader:
         if group.failure is not None:
             group.fail(group.failure)
             return
-        for played, episode in group.finished:
-            samples = build_samples(episode, self._origin(group, played), credit.get(played.id))
-            if not samples:
-                group.dropped[played.id] = NO_TOKENS
-            try:
-                filter_samples(self.filters, samples, episode, group)
-            except EpisodeFailed as failed:
-                group.drop_episode(played, failed.failure)
-
-    def _origin(self, group: Group, played: PlayedEpisode) -> SampleOrigin:
-        return SampleOrigin(
-            environment=group.source,
-            group_id=group.id,
-            episode_id=played.id,
-            versions=played.versions,
+        built = build_group_samples(
+            group,
+            credit,
             temperature=self.temperature,
             max_length_tokens=self.max_length_tokens,
         )
+        filter_group(self.filters, group, built)
 
     @contextmanager
     def _blaming(self, where: str) -> Iterator[None]:
@@ -227,17 +211,6 @@ def _asked(group: Group) -> tuple[list[WireEpisode], CreditContext]:
 def _place(group: Group, episode_id: str = "") -> str:
     place = f"source {group.source!r}, group {group.id}"
     return f"{place}, episode {episode_id}" if episode_id else place
-
-
-def _settle(group: Group) -> dict[str, EpisodeCredit]:
-    """The credit of each finished episode; CreditError names the episode."""
-    credit: dict[str, EpisodeCredit] = {}
-    for played, episode in group.finished:
-        try:
-            credit[played.id] = settle_credit(episode)
-        except CreditError as error:
-            raise CreditError(f"episode {played.id}, {error}") from error
-    return credit
 
 
 def _refuse_awaitable(result: object) -> None:

@@ -16,8 +16,9 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
-from gradus.orchestrator.algorithms.base import TokenCredit, settle_credit
+from gradus.orchestrator.algorithms.base import EpisodeCredit, TokenCredit, settle_credit
 from gradus.orchestrator.traces import QUARANTINED_TURNS
+from gradus.orchestrator.types import Group, PlayedEpisode
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import LOSS_NAMES, BoolArray, FloatArray, TokenArrays
 from gradus.wire.versions import VersionSpan
@@ -37,8 +38,46 @@ class SampleOrigin:
     """Longer branches are cut at their end."""
 
 
+@dataclass(frozen=True)
+class BuiltEpisode:
+    """A finished episode and its samples, before filters."""
+
+    played: PlayedEpisode
+    episode: WireEpisode
+    samples: list[Sample]
+
+
+def build_group_samples(
+    group: Group,
+    credit: Mapping[str, EpisodeCredit],
+    *,
+    temperature: float,
+    max_length_tokens: int,
+) -> list[BuiltEpisode]:
+    """The samples of every finished episode of a scored group, with its credit by episode."""
+    return [
+        BuiltEpisode(
+            played,
+            episode,
+            build_samples(
+                episode,
+                SampleOrigin(
+                    environment=group.source,
+                    group_id=group.id,
+                    episode_id=played.id,
+                    versions=played.versions,
+                    temperature=temperature,
+                    max_length_tokens=max_length_tokens,
+                ),
+                credit.get(played.id),
+            ),
+        )
+        for played, episode in group.finished
+    ]
+
+
 def build_samples(
-    episode: WireEpisode, origin: SampleOrigin, credit: Mapping[int, TokenCredit] | None = None
+    episode: WireEpisode, origin: SampleOrigin, credit: EpisodeCredit | None = None
 ) -> list[Sample]:
     """The samples of one scored episode; branches without a token to train give none.
 
@@ -53,7 +92,7 @@ def build_samples(
 
 
 def _trace_samples(
-    trace: WireTrace, index: int, origin: SampleOrigin, credit: Mapping[int, TokenCredit]
+    trace: WireTrace, index: int, origin: SampleOrigin, credit: EpisodeCredit
 ) -> list[Sample]:
     samples: list[Sample] = []
     # By identity: the same message node stands in every branch that holds it.
