@@ -1,4 +1,4 @@
-"""Checkpoints for tests: run directories, staged parts, and a disk that fails on order."""
+"""Checkpoints for tests: run directories, staged parts, and a disk that fails on request."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def start(
     program: tuple[str, ...] = GRADUS,
     variables: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """`gradus WORDS`, its output together in one pipe; `program` stands in for `gradus`."""
+    """`gradus WORDS`, stdout and stderr in one pipe; `program` replaces `gradus`."""
     return subprocess.Popen(
         [sys.executable, *program, *words],
         stdout=subprocess.PIPE,

@@ -85,7 +85,7 @@ class ScriptedEngine:
         self.check_weights: WeightsCheck | None = None if run_dir is None else verify_version
         """When set, `/gradus/apply` answers 422 if it raises."""
         self.reported_version: int | None = None
-        """When set, the version that status and apply tell, whatever was applied."""
+        """When set, the version that status and apply report instead of the applied one."""
         self.calls: list[GenerateCall] = []
         self.applied: list[ApplyRequest] = []
         self.max_length_tokens = max_length_tokens

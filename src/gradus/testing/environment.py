@@ -33,7 +33,7 @@ class EchoConfig(vf.TasksetConfig):
 
 
 class EchoData(vf.TaskData):
-    """A text that the model shall repeat."""
+    """A text for the model to repeat."""
 
     answer: str
     """The text to repeat."""

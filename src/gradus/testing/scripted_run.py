@@ -176,9 +176,9 @@ class ScriptedPolicy:
 
 
 class ScriptedTrainer:
-    """Both ends of a transport and the trainer behind it: trains step n after `wait(n)`.
+    """Both ends of a transport, and a trainer that trains step n after `wait(n)`.
 
-    Start `train` beside the orchestrator; it ends after `max_steps` batches.
+    Start `train` next to the orchestrator; it ends after `max_steps` batches.
     """
 
     def __init__(

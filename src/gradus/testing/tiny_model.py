@@ -151,7 +151,7 @@ def build_tiny_model(
 ) -> Path:
     """Write a randomly initialised Qwen3 model with its tokenizer; returns `directory`.
 
-    The defaults give 1.6 million parameters. The global random state stays as it was.
+    The defaults give 1.6 million parameters. The global random state does not change.
 
         >>> build_tiny_model(Path("tiny"), hidden_size=64, num_layers=2)
         PosixPath('tiny')

@@ -6,7 +6,7 @@ import msgspec
 
 
 class BatchReceived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Every rank holds batch `step`; the spool may forget it once it is also trained."""
+    """Every rank has received batch `step`; once it is trained, the spool may delete it."""
 
     step: int
     term: int
@@ -23,7 +23,7 @@ class StepFinished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=
 
 
 class PolicyPublished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Version `version` lies complete in `directory`; `digest` is that of its manifest."""
+    """`directory` holds version `version`, complete; `digest` is that of its manifest."""
 
     version: int
     term: int
@@ -32,14 +32,14 @@ class PolicyPublished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fiel
 
 
 class CheckpointStaged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The trainer's part of checkpoint `step` (= updates applied) lies complete in staging."""
+    """The trainer's part of checkpoint `step` (= batches trained) is complete in staging."""
 
     step: int
     term: int
 
 
 class TrainerDone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The trainer applied all its steps and leaves."""
+    """The trainer has trained its last step and exits."""
 
     step: int
     term: int

@@ -40,10 +40,10 @@ class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ApplyResult(msgspec.Struct, frozen=True):
-    """Answer of `POST /gradus/apply`: this version serves, and what the change cost."""
+    """Answer of `POST /gradus/apply`: this version is served, and what the change cost."""
 
     version: int
-    """As the engine reports it after the change, not as it was asked for."""
+    """What the engine reports after the change, not what was asked for."""
     pause_seconds: float
     load_seconds: float
     resume_seconds: float
@@ -63,7 +63,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
     generated_tokens: int
     is_paused: bool
     kv_capacity_tokens: int = 0
-    """Tokens that the KV cache holds; 0 means that the engine does not tell."""
+    """Tokens that the KV cache holds; 0 means that the engine does not say."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
@@ -80,7 +80,7 @@ class ApplyRefusal(Exception):
 
 
 class ServedPolicy(msgspec.Struct, frozen=True):
-    """What a server serves for whom; decides which change may follow. Pure.
+    """Which version a server serves, and for which run; decides what it may serve next (pure).
 
     >>> served = ServedPolicy(run_id="demo", term=1, version=0, digest=None)
     >>> served.is_current(ApplyRequest("demo", 1, 1, "weights/version_00000001", "ab"))
@@ -132,7 +132,7 @@ def decode_apply_request(body: bytes) -> ApplyRequest:
 
 
 def check_weights_directory(directory: str, weights_root: Path) -> Path:
-    """The resolved directory; ApplyRefusal(403) unless it lies inside `weights_root`."""
+    """The resolved directory; ApplyRefusal(403) unless it is inside `weights_root`."""
     root = weights_root.resolve()
     if "\0" not in directory:
         resolved = Path(directory).resolve()

@@ -1,7 +1,7 @@
-"""Packing lays samples end to end into micro batches, as many on every rank, of like cost.
+"""Samples become micro batches: the same number for every rank, of similar cost.
 
-Pure and deterministic: the same samples give the same micro batches, and no choice made here may
-change the loss or the gradient of a step.
+Pure and deterministic: the same samples give the same micro batches, and how they are packed does
+not change the loss or the gradient of a step.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def fill_bins(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def split_bins(
     bins: Sequence[Sequence[int]], costs: Sequence[float], num_ranks: int
 ) -> list[list[int]]:
-    """Halve the dearest bins until their count divides by `num_ranks`, or none can be halved."""
+    """Halve the costliest bins until their number is a multiple of `num_ranks`, if they can be."""
     result = [list(chosen) for chosen in bins]
     while len(result) % num_ranks:
         divisible = [b for b, chosen in enumerate(result) if len(chosen) > 1]
         if not divisible:
             return result
-        dearest = max(divisible, key=lambda b: (sum(costs[i] for i in result[b]), -b))
-        chosen = result.pop(dearest)
+        costliest = max(divisible, key=lambda b: (sum(costs[i] for i in result[b]), -b))
+        chosen = result.pop(costliest)
         halves = balance([costs[i] for i in chosen], 2)
         result.extend([chosen[i] for i in half] for half in halves)
     return result
@@ -80,7 +80,7 @@ def split_bins(
 
 @dataclass(frozen=True)
 class _Partial:
-    """Unfinished parts of a partition: (cost, indices), dearest first."""
+    """Unfinished parts of a partition: (cost, indices), costliest first."""
 
     parts: tuple[tuple[float, tuple[int, ...]], ...]
 
@@ -89,7 +89,7 @@ class _Partial:
         return self.parts[0][0] - self.parts[-1][0]
 
     def merge(self, other: _Partial) -> _Partial:
-        """Join the dearest part of one with the cheapest of the other, and so on."""
+        """Join the costliest part of one with the cheapest of the other, and so on."""
         joined = [
             (mine + theirs, indices + more)
             for (mine, indices), (theirs, more) in zip(
@@ -131,7 +131,7 @@ def build_dummy(sample: Sample) -> MicroBatch:
 
 
 def _share_out(micro_batches: Sequence[MicroBatch], num_ranks: int) -> list[list[MicroBatch]]:
-    """Deal micro batches to ranks, dearest first on each, so that ranks wait little."""
+    """Deal micro batches to ranks, costliest first on each, so that no rank waits long."""
     costs = [
         0.0 if m.is_dummy else sum(sample_cost(length) for length in m.sequence_lengths)
         for m in micro_batches

@@ -61,8 +61,8 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         advantages: NDArray[np.floating] | None = None,
         reference_logprobs: NDArray[np.floating] | None = None,
     ) -> TokenArrays:
-        """The arrays of these tokens; what is left out says nothing. Tokens with a weight make the
-        loss mask."""
+        """The arrays of these tokens, neutral where nothing is given; the loss mask marks those
+        with a weight."""
         length = len(token_ids)
 
         def filled(given: NDArray[np.floating] | None, otherwise: float) -> FloatArray:

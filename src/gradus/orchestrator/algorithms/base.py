@@ -1,7 +1,7 @@
 """An algorithm writes credit onto the traces of finished episodes.
 
-Credit has one value per token of a message. `write_credit` puts it there and `read_credit` gets it
-back; both check it. `advantages` feed the rl loss, `reference_logprobs` the reference loss, and
+Credit has one value per token of a message. `write_credit` writes it, `read_credit` reads it, and
+both check it. `advantages` feed the rl loss, `reference_logprobs` the reference loss, and
 `loss_weights[name]` weigh the components ("rl", "ce", "ce_batch", "ref_kl"). A message without
 credit trains nothing.
 """
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CreditContext:
-    """Where the episodes come from that an algorithm scores, and where it leaves its numbers.
+    """What an algorithm may know of the group that it scores, and where it records its numbers.
 
     >>> context = CreditContext("words", task_key="a1b2")
     >>> context.record("baseline", 0.5)
@@ -47,16 +47,15 @@ class CreditContext:
     task_key: str | int
     """Identity of the task; the same text or number in every pass and after a restart."""
     failed: Sequence[WireEpisode] = ()
-    """Episodes of the group that came back with an error. They train nothing, whatever an
-    algorithm writes on them; a baseline may count what was rewarded in them."""
+    """Episodes of the group that came back with an error. They never train; a baseline may still
+    count their rewards."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Averaged over groups and recorded as `group/<source>/<name>/mean`."""
     played: Sequence[WireEpisode] = ()
-    """All that came back, finished or failed, when a group is scored in the order of their
-    starts."""
+    """Finished and failed episodes together, in the order of their starts."""
 
     def record(self, name: str, value: float) -> None:
-        """Leave a number about this group; the last one of a name counts.
+        """Record a number about this group; the last one of a name counts.
 
         CreditError for what is no finite number, and for a name that is no text.
         """
@@ -71,16 +70,16 @@ class CreditContext:
 class Algorithm:
     """Turns outcomes into credit. Built with the `options` of its config as keyword arguments.
 
-    A class that names this one as its base needs to write only what it uses. Each source has its
-    own object. `score_episode` runs once for every finished episode, while other episodes still
-    play; `score_group` once for every group whose last episode ended.
+    A subclass overrides what it needs. Each source has its own object. `score_episode` runs once
+    per finished episode, while others still play; `score_group` once per group, after its last
+    episode.
     """
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
         """Credit that needs one episode only; may wait for a frozen model.
 
-        A resume plays the groups again that were open, so what is counted here across episodes
-        counts those twice; count in `score_group`, whose state a checkpoint matches.
+        A resume plays open groups again, so what is counted here is counted twice for them; count
+        in `score_group`, whose state matches the checkpoint.
         """
 
     def score_group(
@@ -88,9 +87,9 @@ class Algorithm:
     ) -> Awaitable[None] | None:
         """Credit that compares the finished episodes of one task; there may be one or none.
 
-        May be `async def`, for a judge that sees the whole group: then groups of a source are
-        scored side by side, other work goes on, and a replay takes the recorded credit. What
-        `state()` holds must change after the last `await`, in one go.
+        May be `async def`, for a judge that sees the whole group: then several groups are scored at
+        once while others play, and a replay takes the recorded credit. Change what `state()` holds
+        only after the last `await`.
         """
 
     def state(self) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def write_credit(
     reference_logprobs: Values | None = None,
     loss_weights: Mapping[str, Values] | None = None,
 ) -> None:
-    """Write credit onto one message; what is left out stays as it was.
+    """Write credit onto one message; what is left out does not change.
 
     Each argument has one value per token of the message, so `len(node.token_ids)` in all; one
     number as `advantages` goes to every sampled token. `advantages` must be 0, and
@@ -241,7 +240,7 @@ def settle_credit(episode: WireEpisode) -> EpisodeCredit:
 
 
 def keep_credit(episodes: Iterable[WireEpisode]) -> Callable[[], None]:
-    """A function that puts the credit back that the episodes have now."""
+    """A function that restores the credit that the episodes have now."""
     nodes = [node for e in episodes for trace in e.traces for node in trace.nodes]
     kept = [
         copy.deepcopy((node.advantages, node.reference_logprobs, node.loss_weights))

@@ -76,8 +76,8 @@ def demonstration_refusal(task_data: Mapping[str, Any], name: str) -> str | None
 class SelfDistillation(Algorithm):
     """`opsd`: the live policy, shown a demonstration first, is its own teacher.
 
-    The demonstration stands in a system message before the conversation; its tokens are cut off
-    before the logprobs are laid on the branch.
+    The demonstration is a system message before the conversation; the logprobs of its own tokens
+    are dropped.
 
     >>> algorithm = SelfDistillation(reference=policy, demonstration="answer")  # doctest: +SKIP
     """
@@ -114,8 +114,8 @@ class SelfDistillation(Algorithm):
 class FrozenSampler(Algorithm):
     """`sft`: cross-entropy on what a frozen model sampled.
 
-    The source's seats (`agents.<role>.base_url`) are played by a frozen model behind a plain chat
-    API; the policy's own template gives its turns tokens, and the policy learns them.
+    A frozen model behind a plain chat API plays the source's agents (`agents.<role>.base_url`). The
+    policy's own template turns its replies into tokens, and the policy learns them.
 
     >>> algorithm = FrozenSampler(reference=policy, min_reward=1.0)  # doctest: +SKIP
     """
@@ -145,15 +145,15 @@ class FrozenSampler(Algorithm):
 
 
 async def score_branches(trace: WireTrace, scorer: Scorer, *, hint: Sequence[int]) -> None:
-    """Lay the scorer's logprobs on the sampled tokens of a trace, and weigh them `ref_kl`.
+    """Write the scorer's logprobs on the sampled tokens of a trace, with weight 1 in `ref_kl`.
 
-    A turn that branches share is scored once, with the first branch, the one that trains it.
+    A turn that branches share is scored once, in the first branch, which trains it.
     """
     for branch in trace.branches:
         if not branch.trainable or all(n.reference_logprobs is not None for n in _sampled(branch)):
             continue
         scores = (await scorer.score([*hint, *branch.token_ids]))[len(hint) :]
-        _lay_out(branch, scores)
+        _write_scores(branch, scores)
 
 
 def weigh_sampled(node: MessageNode, component: str) -> None:
@@ -170,7 +170,7 @@ def _sampled(branch: Branch) -> list[MessageNode]:
     return sampled_nodes(branch.nodes)
 
 
-def _lay_out(branch: Branch, scores: Sequence[float]) -> None:
+def _write_scores(branch: Branch, scores: Sequence[float]) -> None:
     start = 0
     for node in branch.nodes:
         end = start + len(node.token_ids)

@@ -44,9 +44,9 @@ class GroupRelative(Algorithm):
         overlong_cache_tokens: int | None = None,
     ) -> None:
         """`scale_by_std` divides by the group's standard deviation; `leave_one_out` compares with
-        the others only; `length_penalty` makes long traces pay, `length_weights` says how much for
-        `output`, `input` and `turns` (a name that is left out weighs 0). With
-        `overlong_limit_tokens` a trace pays up to 1 as its sampled tokens come within
+        the others only; `length_penalty` lowers the rewards of long traces, `length_weights` says
+        how much for `output`, `input` and `turns` (a name that is left out weighs 0). With
+        `overlong_limit_tokens` a trace loses up to 1 as its sampled tokens come within
         `overlong_cache_tokens` (a fifth of the limit) of it."""
         self._scale_by_std = scale_by_std
         self._leave_one_out = leave_one_out

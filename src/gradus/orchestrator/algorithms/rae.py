@@ -42,7 +42,7 @@ class RoleAdvantageEstimation(Algorithm):
         key: Key = "environment/task/agent",
     ) -> None:
         """`momentum` m is the share of the past; `order` says whether R enters the baseline before
-        or after it is compared with it; `key` says what has a baseline of its own."""
+        or after it is compared with it; `key` says what gets a baseline."""
         if not 0 <= momentum < 1:
             raise ConfigError(f"rae: momentum = {momentum} must lie in [0, 1)")
         if order not in get_args(Order):

@@ -1,11 +1,10 @@
-"""Turns without tokens, from a model behind a plain chat API, in the tokens of the student.
+"""Gives tokens to turns that came without, from a model behind a plain chat API.
 
-The conversation is rendered twice by the student's own template: up to the turn, with the mark that
-a reply follows, and with the turn. What the two have in common is the prompt, the rest is the turn,
-up to the token at which the student itself would stop; what the template writes behind it is
-context of the next turn. A reply that was cut off at a length limit did not stop, so its end is the
-template's too. Nothing was sampled by the policy: logprobs are 0.0, and the mask comes
-from the turn's `sampled` flag.
+The student's own template renders the conversation twice: up to the turn, with the header of a
+reply, and with the turn. What both share is the prompt. The rest is the turn, up to the token at
+which the student itself would stop; what the template writes after it is context of the next turn.
+A reply that was cut off at a length limit did not stop, so its end token is context too. The policy
+sampled none of this: logprobs are 0.0, and the mask comes from the turn's `sampled` flag.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ async def _tokenize_branch(
             end = find_end(answered, split, template.stop_token_ids)
             between = branch.nodes[first:position]
             _fill(between, answered[len(written) : split])
-            # A turn right behind another has no message before it that could hold the header.
+            # A turn right after another has no message between them to hold its header.
             header = [] if between else answered[len(written) : split]
             _set_tokens(node, header, answered[split:end])
             written = answered[:end]
@@ -99,7 +98,7 @@ async def _tokenize_branch(
 
 
 def _fill(nodes: Sequence[MessageNode], token_ids: Sequence[int]) -> None:
-    """All tokens before a turn stand on the last message before it; the others stay empty."""
+    """The last message before a turn gets all tokens before it; the others get none."""
     for node in nodes[:-1]:
         _set_tokens(node, [], [])
     if nodes:

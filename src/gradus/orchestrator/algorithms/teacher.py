@@ -25,9 +25,9 @@ from gradus.wire.turns import common_prefix
 log = get_logger(__name__)
 
 UNAVAILABLE = "reference_unavailable"
-"""Kind of failure of an episode whose reference model gave no answer, also not after retries."""
+"""Kind of failure of an episode whose reference model gave no answer, even after retries."""
 REFUSED = "reference_refused"
-"""Kind of failure of an episode that the reference model cannot read, e.g. a too long one."""
+"""Kind of failure of an episode that the reference model refuses, e.g. for its length."""
 
 PROBE = (
     "The quick brown fox jumps over 13 lazy dogs.\n\n\tdef f(x):\n        return x**2 # 3.14e-10\n"
@@ -43,7 +43,7 @@ _LEAST_LOGPROB = -100.0
 
 
 class ReferenceModel:
-    """Owns the connections to one server, and lets only so many requests through at once.
+    """Owns the connections to one server, and limits how many requests run at once.
 
     >>> async with ReferenceModel(config, token=None) as teacher:  # doctest: +SKIP
     ...     await teacher.score([5, 6, 7])
@@ -170,8 +170,8 @@ class _Unavailable(Exception):
 async def compare_tokenizers(teacher: ReferenceModel, policy: ReferenceModel, source: str) -> None:
     """ConfigError when a teacher reads other tokens than the policy writes.
 
-    One text of many kinds of characters is compared; a server that cannot tell how it writes it
-    gets a warning, because the teacher may be none of vLLM's.
+    One text of many kinds of characters is compared; a server that cannot say how it writes
+    it gets a warning, because it may not be vLLM.
     """
     try:
         theirs, ours = await teacher.encode(PROBE), await policy.encode(PROBE)
@@ -221,7 +221,7 @@ def _chosen_logprobs(
     chosen = [math.nan]
     for token, entry in zip(token_ids[1:], entries[1:], strict=True):
         if entry is None:
-            raise ValueError("an entry behind the first is null")
+            raise ValueError("an entry after the first is null")
         logprob = entry[str(token)]["logprob"]
         if isinstance(logprob, bool) or not isinstance(logprob, int | float):
             raise ValueError(f"a logprob is {logprob!r}, which is no number")

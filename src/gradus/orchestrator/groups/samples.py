@@ -1,8 +1,8 @@
 """An episode becomes samples: one per branch of every trace that may train (pure).
 
 A sampled turn that several branches share trains in the first of them only; the others carry it as
-context, with weight 0. So does a quarantined turn, one whose text the environment could not read:
-its text had no effect, so the reward says nothing about it. Next page: `trainer/ladder.py`.
+context, with weight 0. A quarantined turn is context too: the environment could not read its text,
+so the reward says nothing about it. Next page: `trainer/ladder.py`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _trace_samples(
     trace: WireTrace, index: int, origin: SampleOrigin, credit: EpisodeCredit
 ) -> list[Sample]:
     samples: list[Sample] = []
-    # By identity: the same message node stands in every branch that holds it.
+    # By identity: branches share their messages.
     trained = {id(node) for node in _quarantined_nodes(trace)}
     for branch in trace.branches:
         if not branch.trainable:
