@@ -6,7 +6,7 @@ and count and divide with rl: (Σ rl + Σ ce_batch) / (N_rl + N_ce_batch). Packi
 splitting over ranks therefore change neither the loss nor the gradient. With the aggregation
 `sequence_mean`, rl and ce_batch are first averaged over their members in each sample, and N is the
 number of samples that have any: Σ_samples (Σ rl + Σ ce_batch) / n_sample / N. Shapes: T tokens of a
-micro batch.
+micro batch. Next page: `losses.py`.
 """
 
 from __future__ import annotations
