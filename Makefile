@@ -30,11 +30,11 @@ setup: $(VENV)/installed
 demo: setup
 	@$(RUN) examples/reverse_text/demo.py
 
-# Both parts run in any case. What starts vLLM or whole runs shares what it starts by groups.
+# Both parts run in any case. tests/end_to_end/conftest.py says which of its tests go together.
 test: setup
 	@status=0; \
 	$(RUN) -m pytest -q -n 2 --dist worksteal -m "not end_to_end" || status=1; \
-	$(RUN) -m pytest -q -n 2 --dist loadgroup tests/end_to_end || status=1; \
+	$(RUN) -m pytest -q -n 2 --no-loadscope-reorder tests/end_to_end || status=1; \
 	exit $$status
 
 try-wheel: setup

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
@@ -14,18 +16,31 @@ from gradus.testing.commands import wait_until
 from gradus.testing.running import RunningInference
 from gradus.testing.tiny_model import build_tiny_model
 
+ROOT = Path(__file__).parents[2]
+LONGEST = (
+    "test_resume.py",
+    "test_resume_with_vllm.py",
+    "test_silent_processes.py",
+    "test_environment_process.py",
+)
+"""Files that take minutes; started first, so that no worker ends long after the other."""
 
-@pytest.hookimpl(tryfirst=True)
+
+class ByWhatIsShared(LoadScopeScheduling):
+    """One worker takes all tests of a file, and one all files of the one inference server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        asks_server = "inference_server:" in (ROOT / path).read_text()
+        return "inference_server" if asks_server else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:
+    return ByWhatIsShared(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, the tests of a file stay together, for they share what they started.
-
-    So do all that talk to the one inference server.
-    """
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            uses_server = "inference_server" in getattr(item, "fixturenames", ())
-            group = "inference_server" if uses_server else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")
