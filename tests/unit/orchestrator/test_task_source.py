@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus.config import CurriculumConfig
@@ -61,6 +61,7 @@ def test_sources_are_mixed_by_their_ratio() -> None:
     ratios=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5),
     number=st.integers(1, 200),
 )
+@settings(deadline=None)
 def test_at_every_moment_each_source_has_about_its_share(ratios: list[float], number: int) -> None:
     shares = [SourceShare(f"s{i}", ratio, None) for i, ratio in enumerate(ratios)]
     tasks = TaskSource(shares, seed=0)
