@@ -51,7 +51,7 @@ from gradus.processes.supervisor import Supervisor, become_subreaper
 
 KINDS: dict[str, type[LaunchedConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 SUMMARY = (
-    "Loads what a run would load, each part in a process of its own, says what works here, and "
+    "Loads what a run would load, each part in a separate process, says what works here, and "
     "prints the plan; starts no run and writes nothing. 'gradus check rl', 'check sft' or 'check "
     "eval' if the config alone does not say which it is. 'gradus check --replay RUN' says whether "
     "a recorded run is whole. The exit code is 0 only when nothing was refused."

@@ -39,7 +39,7 @@ def run(words: Sequence[str]) -> int:
 
     from gradus.trainer.export import export, open_repository, push
 
-    # A name or a token that no hub would take is told before the minutes that an export may take.
+    # A name or a token that no hub accepts is refused before an export that may take minutes.
     repository = None if name is None else open_repository(name, private=PRIVATE in taken)
     step = export(source, directory)
     print(f"{directory} holds the weights after {step} steps", flush=True)

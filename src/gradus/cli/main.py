@@ -30,7 +30,7 @@ class Command:
     """One subcommand."""
 
     entry: str
-    """`module:function` that takes the words behind the command and returns the exit code."""
+    """`module:function` that takes the words after the command and returns the exit code."""
     summary: str
     """One line for the list of commands."""
 

@@ -22,9 +22,9 @@ def take_options(words: Sequence[str], known: Mapping[str, str]) -> tuple[set[st
 def take_value(
     words: Sequence[str], option: str, *, wants: str = "the folder of a run"
 ) -> tuple[str | None, list[str]]:
-    """The value behind `option`, or attached as `option=value`, and the other words.
+    """The value after `option`, or attached as `option=value`, and the other words.
 
-    ConfigError, which says what it `wants`, when the option stands there without a value, or twice.
+    ConfigError, which says what it `wants`, when the option has no value or is given twice.
     """
     rest: list[str] = []
     found: list[str] = []
@@ -36,10 +36,10 @@ def take_value(
             continue
         value = attached if equals else next(waiting, "")
         if not value or value.startswith("--"):
-            raise ConfigError(f"{option} needs {wants} behind it")
+            raise ConfigError(f"{option} needs {wants} after it")
         found.append(value)
     if len(found) > 1:
-        raise ConfigError(f"{option} stands there twice: {', '.join(found)}")
+        raise ConfigError(f"{option} is given twice: {', '.join(found)}")
     return (found[0] if found else None), rest
 
 

@@ -194,7 +194,7 @@ def _replay(run: str, words: Sequence[str]) -> int:
     """Replay a run; ReplayError when it came out otherwise although nothing was changed."""
     options, rest = _take_options(RL, words)
     if RESUME in options:
-        raise ConfigError("a replay starts from the first step; leave --resume away")
+        raise ConfigError("a replay starts from the first step; omit --resume")
     target, rest = take_value(rest, RUN_DIR)
 
     from gradus.launch.launch import launch

@@ -24,7 +24,7 @@ from gradus.run.paths import RunDirectory
 NO_TOKEN, TOKEN_FILE = "--no-token", "--token-file"
 OPTIONS = {
     f"{TOKEN_FILE} FILE": "the token that clients send; FILE is made when there is none",
-    NO_TOKEN: "let everybody on this machine in; only on a loopback address",
+    NO_TOKEN: "let anyone on this machine in; only on a loopback address",
 }
 SUMMARY = (
     "Serves MODEL_OR_RUN, a model directory, a name on the hub, a run, or a checkpoint, to any "
@@ -213,7 +213,7 @@ def model_directory(source: ServedSource) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="gradus-serve-") as folder:
         target = str(Path(folder) / "model")
-        # A process of its own: torch must not be loaded here before vLLM's variables are set.
+        # A separate process: torch must not be loaded here before vLLM's variables are set.
         command = [sys.executable, "-m", "gradus.cli.main", "export", source.place, target]
         if subprocess.run(command, check=False).returncode != 0:
             raise ProcessError(f"{source.place} cannot be written as a model; see the lines above")

@@ -56,7 +56,7 @@ def _identity(plan: LaunchPlan) -> dict[str, Any]:
     """What the episodes depend on, with digests of the model's files when gradus serves it."""
     (evaluator,) = [it for it in plan.configs.values() if isinstance(it, EvaluatorProcessConfig)]
     folder = model_folder(evaluator.model.name) if evaluator.base_url is None else None
-    # Every byte is read once more than the engine needs, and lies in memory when it loads them.
+    # The engine reads the same files soon after, from the page cache.
     digests = {} if folder is None else digest_files(folder, MODEL_FILES)
     return evaluator.identity | {"files": digests}
 
@@ -108,7 +108,7 @@ class TableView(View):
 
 
 class LiveTable:
-    """The table while the evaluation runs: redrawn on a terminal, now and then a line elsewhere."""
+    """The table while the evaluation runs: redrawn on a terminal, one line every 5 s elsewhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -118,7 +118,7 @@ class LiveTable:
         self._last = ""
 
     def show(self, path: Path) -> None:
-        """Show what `path` holds, unless that was done a moment ago."""
+        """Show what `path` holds, unless it was just shown."""
         pause = _TABLE_SECONDS if self._is_terminal else _LINE_SECONDS
         if time.monotonic() - self._shown_at < pause:
             return

@@ -46,7 +46,7 @@ class Work(Protocol):
         """Where it goes on; refuses what cannot go on."""
 
     def enter(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Entry:
-        """Compare what lies in the run directory with this launch; changes nothing."""
+        """Compare the run directory with this launch; changes nothing."""
 
     def view(self, stream: TextIO, lease: RunLease) -> View:
         """What shows it to a person."""

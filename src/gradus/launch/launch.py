@@ -306,7 +306,7 @@ class Interrupts:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a second signal came: no more waiting for anybody."""
+        """Whether a second signal came, after which nothing is waited for."""
         return len(self._received) > 1
 
     def _note(self, number: int, _: FrameType | None) -> None:

@@ -98,7 +98,7 @@ def plan_processes(
     """How the processes of `configs` start; `own` holds the variables that the user sets for each.
 
     What serves starts first, what works then. `environment_restarts` says how often an environment
-    that ends is started anew, `roles` which process takes another role than its config has.
+    that ends is restarted, `roles` which processes take another role than their config has.
     """
     stages: tuple[list[ProcessSpec], ...] = ([], [])
     for name, config in configs.items():
@@ -180,7 +180,7 @@ def role_command(
     launcher: tuple[str, ...] = ()
     if num_processes > 1:
         ranks = f"--nproc-per-node={num_processes}"
-        # The ranks write to the log of the group; torchrun would make folders that stay behind.
+        # The ranks write to the log of the group; torchrun would leave folders behind.
         no_folders = f"--log-dir={os.devnull}"
         options = ("--standalone", "--local-addr=127.0.0.1", no_folders, ranks)
         launcher = ("-m", "torch.distributed.run", *options)

@@ -173,7 +173,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record; null stands for one that was not finite."""
+    """The numbers of a record; a null was not finite."""
     numbers = {k: math.nan if v is None else v for k, v in row.items() if k != "non_finite"}
     return {k: v for k, v in numbers.items() if isinstance(v, int | float)}
 

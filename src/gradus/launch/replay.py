@@ -45,8 +45,8 @@ def replay_folder(recorded: Path, given: str | None) -> Path:
         folder, run = Path(given).resolve(), recorded.resolve()
         if folder.is_relative_to(run) or run.is_relative_to(folder):
             raise ConfigError(
-                f"--run-dir {given} is, holds or lies in the recorded run {run}; choose a folder "
-                "beside the recorded run, or leave --run-dir away"
+                f"--run-dir {given} is, contains or is inside the recorded run {run}; "
+                "choose a folder beside the recorded run, or omit --run-dir"
             )
         return Path(given).absolute()
     return recorded.with_name(f"{recorded.name[:_NAME_LENGTH]}--replay-{secrets.token_hex(4)}")

@@ -50,7 +50,7 @@ def trainer_variables(
     """The ranks share the cores evenly and talk over loopback."""
     threads = {
         "OMP_NUM_THREADS": str(max(1, num_cores // num_processes)),
-        # Threads that spin while they wait lose most of their time as soon as the engine wants a
+        # Threads that spin while they wait lose most of their time once the engine wants a
         # core: 1,700 instead of 10,700 trained tokens/s were measured on two busy cores.
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -76,8 +76,8 @@ def source_variables(
 ) -> dict[str, str]:
     """No secret but the hub's token, for data and tokenizer, and what the config itself names.
 
-    `passed` are names that the config passes from the caller. The password of a proxy stays behind
-    unless the proxy's variable is one of them.
+    `passed` are names that the config passes from the caller. The password of a proxy is
+    removed unless the proxy's variable is one of them.
     """
     names = variables_named_in(verifiers) | set(passed) | _SANDBOXES | _HUB
     readable = {

@@ -1,8 +1,8 @@
-"""Who of a run's processes says nothing: heartbeats, and the watch of the launcher over them.
+"""Which processes of a run are silent: heartbeats, and the launcher's watch over them.
 
 Each process whose event loop matters writes `alive/<process>.json` every few seconds, with what it
 knows of others that are silent. The launcher reads these files and asks the kernel which processes
-are stopped, so that a person hears of a silent process within a minute.
+are stopped, and tells a person about a silent process within a minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_STEP_SECONDS = 10.0
 
 
 async def beat(folder: Path, process: str, tell: Callable[[], Mapping[str, str]] = dict) -> None:
-    """Say every few seconds that this event loop runs, for ever.
+    """Say every few seconds that this event loop runs, until cancelled.
 
     `tell` names who is silent as far as this process knows, and what that one does.
     """
@@ -79,7 +79,7 @@ class _Silence:
     sign: _Sign
     since: float
     tell_after: float
-    is_told: bool = False
+    is_shown: bool = False
 
 
 class SilenceWatch:
@@ -120,7 +120,7 @@ class SilenceWatch:
         self._looked_at = now
         found = self._stopped(processes)
         for watched in processes:
-            found |= self._told_by(watched, is_stopped=f"{watched.pid}" in found)
+            found |= self._reported_by(watched, is_stopped=f"{watched.pid}" in found)
         lines = self._forget_all_but(found)
         for key, sign in found.items():
             tell_after = max(TELL_SECONDS, 2 * self._usual_seconds.get(key, 0.0))
@@ -138,7 +138,7 @@ class SilenceWatch:
         if seconds < silence.tell_after:
             return []
         silence.tell_after *= 3
-        silence.is_told = True
+        silence.is_shown = True
         end = f"; the run ends after {self._limit_seconds:g} s" if sign.is_fatal else ""
         return [f"{text}{sign.advice}{end}"]
 
@@ -147,13 +147,13 @@ class SilenceWatch:
         for key in [key for key in self._silences if key not in found]:
             silence = self._silences.pop(key)
             seconds = self._watched_seconds - silence.since
-            if silence.is_told:
+            if silence.is_shown:
                 lines.append(f"{silence.sign.who} goes on after {seconds:.0f} s")
                 self._usual_seconds[key] = max(seconds, self._usual_seconds.get(key, 0.0))
         return lines
 
     def _stopped(self, processes: Sequence[Watched]) -> dict[str, _Sign]:
-        """Stopped processes by pid; programs with sessions of their own do not count."""
+        """Stopped processes by pid; programs in other sessions do not count."""
         sessions = {watched.pid: watched for watched in processes}
         signs = {}
         for entry in stopped_processes():
@@ -171,8 +171,8 @@ class SilenceWatch:
             )
         return signs
 
-    def _told_by(self, watched: Watched, *, is_stopped: bool) -> dict[str, _Sign]:
-        """That a heart stands still, or what its process says of others."""
+    def _reported_by(self, watched: Watched, *, is_stopped: bool) -> dict[str, _Sign]:
+        """That its heartbeat stopped, or what it reports of others."""
         content = _read(self._folder / f"{watched.name}.json")
         if content is None or content.get("pid") != watched.pid or is_stopped:
             return {}
@@ -186,8 +186,8 @@ class SilenceWatch:
                 watched.name: _Sign(_title(watched.name), "does nothing", is_fatal=watched.is_vital)
             }
         silent = content.get("silent")
-        told = silent.items() if isinstance(silent, dict) else ()
-        return {f"{watched.name}: {who}": _Sign(str(who), str(what)) for who, what in told}
+        reported = silent.items() if isinstance(silent, dict) else ()
+        return {f"{watched.name}: {who}": _Sign(str(who), str(what)) for who, what in reported}
 
 
 def _title(process: str) -> str:

@@ -35,8 +35,7 @@ class ProcessSpec:
     finishes: bool = False
     """Whether it may end by itself, with exit code 0, once it was ready."""
     restarts: int = 0
-    """How often within the supervisor's window it is started anew when it ends although it was
-    ready."""
+    """How often within the supervisor's window it is restarted when it ends after it was ready."""
     has_own_temporary_folder: bool = False
     """Whether its TMPDIR is a folder that goes away with the launch."""
 

@@ -1,6 +1,6 @@
 """Child processes that start, become ready, and end together, whoever is killed first.
 
-Parent side: `Supervisor` starts each child in a session of its own, keeps pid and start time in a
+Parent side: `Supervisor` starts each child in its own session, keeps pid and start time in a
 registry, and ends every process that descends from its children. Child side: `watch_death_pipe`
 (of `child.py`) ends a child whose parent is gone, also after kill -9 of the parent.
 """
@@ -45,12 +45,12 @@ NUM_NAME_CHARACTERS = 16
 RESTART_WAIT_SECONDS = 1.0
 """Before the first restart of a child; doubled with each further one."""
 RESTART_WINDOW_SECONDS = 3600.0
-"""An earlier restart does not count any more: a run of weeks may lose a process now and then."""
+"""Older restarts do not count: a run of weeks may lose a process now and then."""
 
 
 @dataclass(frozen=True)
 class _Restart:
-    """A child to start anew, at a monotonic time and a position among the children."""
+    """A child to start again, at a monotonic time and a position among the children."""
 
     at: float
     position: int
@@ -146,7 +146,7 @@ class Supervisor:
     def check(self, *, not_ready: Sequence[Child] = ()) -> None:
         """Raise ChildFailed for a child that ended although it may not, or while `not_ready`.
 
-        A child with restarts left is started anew, after a wait that doubles each time. When
+        A child with restarts left is restarted, after a wait that doubles each time. When
         several ended at once, the one started first is the cause: later ones depend on it.
         """
         self._start_due()
@@ -196,7 +196,7 @@ class Supervisor:
     def _adopted(self) -> list[ProcessEntry]:
         """Orphans below our children that were given to us, see `become_subreaper`.
 
-        Each child has a session of its own, so what comes from below it is never in ours, where
+        Each child has its own session, so what comes from below it is never in ours, where
         whatever else this process started is.
         """
         own = {child.pid for child in self.children}
@@ -223,7 +223,7 @@ class Supervisor:
                     os.waitpid(entry.pid, os.WNOHANG)
 
     def _plan_restart(self, child: Child, error: ChildFailed) -> None:
-        """Bury a dead child with what it left in its session, and note when it starts anew."""
+        """Reap a dead child, kill what it left in its session, and note when to restart it."""
         spec = child.spec
         for entry in self._left_behind(child):
             signal_process(entry.pid, signal.SIGKILL)

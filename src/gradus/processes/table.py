@@ -23,7 +23,7 @@ class ProcessEntry:
     parent: int
     session: int
     start_time: int
-    """Clock ticks after boot; with the pid it names one process for ever."""
+    """Clock ticks after boot; pid and start time together never name another process."""
 
 
 def read_process(pid: int) -> ProcessEntry | None:
@@ -45,7 +45,7 @@ def living_processes() -> list[ProcessEntry]:
 
 
 def zombie_children(parent: int) -> list[ProcessEntry]:
-    """Dead children of `parent` that nobody has waited for."""
+    """Dead children of `parent` that were not waited for."""
     pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
     found = (_read_stat(pid) for pid in pids)
     return [item[0] for item in found if item and item[1] == "Z" and item[0].parent == parent]

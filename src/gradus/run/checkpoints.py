@@ -187,7 +187,7 @@ class CheckpointStore:
             self._delete(committed.folder)
 
     def newest_step(self) -> int | None:
-        """Step of the newest committed checkpoint, which nobody verified here; None without one."""
+        """Step of the newest committed checkpoint, not verified here; None without one."""
         return max((committed.step for committed in self._committed()), default=None)
 
     def discard(self, step: int) -> None:
@@ -248,7 +248,7 @@ class CheckpointStore:
             )
 
     def _free_name(self, step: int) -> Path:
-        """`step_N`, or with the term behind it when an older term committed that step."""
+        """`step_N`, or with the term after it when an older term committed that step."""
         for name in (f"step_{step:08d}", f"step_{step:08d}.term_{self._term:08d}"):
             if not (self._root / name).exists():
                 return self._root / name

@@ -2,7 +2,7 @@
 
 `metrics.jsonl` and the files of `episodes/` hold records of steps that a resumed run does again.
 A checkpoint notes how long each of them was; before the run goes on, what came later is cut off,
-so that no step and no episode stands there twice. The journal is never cut.
+so that no step and no episode appears twice. The journal is never cut.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class RunLease:
 
 
 def read_term(run_dir: RunDirectory) -> int:
-    """The term of the run's lease; 0 when nobody ever took it."""
+    """The term of the run's lease; 0 when it was never taken."""
     return _read_lease(run_dir)[0]
 
 
@@ -344,7 +344,7 @@ def _refuse_nesting(root: Path) -> None:
 
 
 def _refuse_far_owner(run_dir: RunDirectory) -> None:
-    """Refuse to delete a run that nobody released and that may live where we cannot look."""
+    """Refuse to delete a run that was not released and that may run where we cannot look."""
     owner = _read_lease(run_dir)[1]
     if owner is not None and owner.host != socket.gethostname():
         raise RunDirectoryError(

@@ -147,7 +147,7 @@ class EpisodeLog:
     """
 
     def __init__(self, path: Path) -> None:
-        """Cuts off what a kill left behind the last whole entry."""
+        """Cuts off what a kill left after the last whole entry."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         entries = list(iter_entries(path))

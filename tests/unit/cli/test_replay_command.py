@@ -134,7 +134,7 @@ def test_a_dry_replay_has_no_verdict(run: Path, launches: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--resume"], "leave --resume away"),
+        (["--resume"], "omit --resume"),
         (["--orchestrator.max-lag", "0"], "decided what the run played"),
         (["--max-steps", "2"], "recorded 1 batches"),
         (["--trainer.optimizer.lr", "0"], "trainer.optimizer.lr"),
@@ -182,7 +182,7 @@ def test_an_option_without_its_value_is_refused(words: list[str]) -> None:
 
 
 def test_an_option_that_stands_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="stands there twice: a, b"):
+    with pytest.raises(ConfigError, match="given twice: a, b"):
         take_value(["--replay", "a", "--replay", "b"], "--replay")
 
 

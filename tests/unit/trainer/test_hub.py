@@ -286,7 +286,7 @@ def test_the_command_pushes_what_it_exported(
     ("words", "told"),
     [
         (["--push", "model"], "must be owner/name"),
-        (["--push"], "--push needs owner/name behind it"),
+        (["--push"], "--push needs owner/name after it"),
         (["--private"], "give --push owner/name too"),
     ],
 )
