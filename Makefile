@@ -4,7 +4,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-PIP := $(RUN) -m pip install -qq --disable-pip-version-check
+# Python compiles what it imports; compiling every file of every package takes a minute more.
+PIP := $(RUN) -m pip install -qq --no-compile --disable-pip-version-check
 
 .PHONY: help demo test check setup try-wheel clean
 help:
