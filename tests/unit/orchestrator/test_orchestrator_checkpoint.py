@@ -42,6 +42,7 @@ from gradus.testing.checkpoints import FaultyFiles, new_run
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedPolicy
 from gradus.wire.codec import decode, encode
+from gradus.wire.events import PolicyPublished
 from gradus.wire.versions import VersionSpan
 
 
@@ -352,6 +353,23 @@ async def test_a_record_that_was_complete_is_not_written_again() -> None:
     assert resumed.state()["open"] == {}
 
 
+async def test_a_resumed_trainer_must_publish_its_checkpoint_first(build_rig: Any) -> None:
+    rig = build_rig()
+    first, journal = rig.build()
+    with journal:
+        snapshot = first.snapshotter.snapshot(1)
+    resumed, journal = rig.build(saved_from(snapshot))
+    rig.trainer.say(PolicyPublished(2, 1, "version_2", "digest"))
+    with journal, pytest.raises(ProtocolError, match="must publish version 1 first"):
+        await resumed.trainer.serve_first()
+
+
+def saved_from(snapshot: Snapshot) -> SavedOrchestrator:
+    """What a resume reads of a snapshot."""
+    state = msgspec.json.decode(snapshot.state, type=OrchestratorState)
+    return SavedOrchestrator(state, decode(snapshot.pending, PendingSamples))
+
+
 async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> None:
     """A resumed run does not flood the engine that had just been found to be full."""
     rig = build_rig(max_in_flight_episodes=100)
@@ -361,11 +379,7 @@ async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> Non
         full = Load(40, num_ended=0, running=40, waiting=0, kv_usage=0.875, preemptions=0)
         assert first.engine._controller.observe(full) == 32
         snapshot = first.snapshotter.snapshot(1)
-    saved = SavedOrchestrator(
-        msgspec.json.decode(snapshot.state, type=OrchestratorState),
-        decode(snapshot.pending, PendingSamples),
-    )
-    resumed, journal = rig.build(saved)
+    resumed, journal = rig.build(saved_from(snapshot))
     with journal:
         assert resumed.scheduler.max_in_flight == 32
 
