@@ -20,6 +20,7 @@ from gradus.config import (
     resolve,
 )
 from gradus.errors import ExitCode
+from gradus.launch.plan import KINDS
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 EVAL_TOML = """
@@ -278,6 +279,11 @@ ENTRIES = {
     "sft-evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
     "replayer": ("gradus.orchestrator.replay.replayer", "run", "replayer"),
 }
+
+
+def test_a_role_loads_the_config_that_the_launcher_plans_it_for() -> None:
+    planned = {kind.role: config.__name__ for config, kind in KINDS.items()}
+    assert planned.items() <= {name: role.config for name, role in ROLES.items()}.items()
 
 
 @pytest.mark.parametrize("command", list(ROLES))

@@ -1,4 +1,4 @@
-"""A teacher that is not there ends the run before it starts anything."""
+"""A model that others serve and that is not there ends a launch before it starts anything."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from gradus.config import RunConfig
+from gradus.config import EvalConfig, RunConfig
 from gradus.errors import ConfigError, ProcessError
-from gradus.launch.endpoints import check_external_models, external_models
+from gradus.launch.endpoints import check_endpoint, check_external_models, external_models
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
 from gradus.testing.configs import build_run_config
 from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Status
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 KEY = {"TEACHER_KEY": "data-token"}
+SERVICE = {"SERVICE_KEY": "data-token"}
 
 
 def taught(base_url: str, model: str = SERVED_MODEL_NAME) -> RunConfig:
@@ -72,6 +74,16 @@ def test_players_of_evaluated_environments_are_asked_too() -> None:
     assert [it.where for it in external_models(config)] == ["source 'poker', agents.second"]
 
 
+def test_an_evaluation_asks_for_its_model_and_for_who_else_plays() -> None:
+    played_by_two = played("http://127.0.0.1:1")
+    values = {"model": {"name": "big"}, "base_url": "http://127.0.0.1:2", "env": [played_by_two]}
+    found = external_models(EvalConfig.model_validate(values))
+    assert [(it.where, it.model, it.base_url) for it in found] == [
+        ("", "big", "http://127.0.0.1:2"),
+        ("source 'poker', agents.second", SERVED_MODEL_NAME, "http://127.0.0.1:1"),
+    ]
+
+
 def test_a_run_of_the_policy_alone_asks_nobody() -> None:
     check_external_models(build_run_config(), {})
 
@@ -90,3 +102,53 @@ async def test_gradus_rl_starts_nothing_without_its_teacher(
 def test_a_dry_run_asks_nobody(tmp_path: Path) -> None:
     config = taught("http://127.0.0.1:1").model_copy(update={"output_dir": str(tmp_path)})
     assert launch(job_of(config), io.StringIO(), dry_run=True) == 0
+
+
+async def ask(engine: ScriptedEngine, model: str = SERVED_MODEL_NAME, **changes: Any) -> None:
+    values = {"api_key_var": "SERVICE_KEY", "environment": SERVICE} | changes
+    await asyncio.to_thread(check_endpoint, f"{engine.base_url}/v1", model, **values)
+
+
+async def test_an_endpoint_that_serves_the_model_is_accepted() -> None:
+    async with ScriptedEngine() as engine:
+        await ask(engine)
+
+
+async def test_a_wrong_model_name_is_refused_with_the_nearest() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="does not serve 'polic'; did you mean 'policy'"):
+            await ask(engine, "polic")
+
+
+async def test_a_wrong_key_is_refused_by_the_name_of_its_variable() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="refuses the key in SERVICE_KEY") as caught:
+            await ask(engine, environment={"SERVICE_KEY": "canary"})
+        assert "canary" not in str(caught.value)
+
+
+async def test_a_key_that_is_not_set_is_named() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="SERVICE_KEY is not set"):
+            await ask(engine, environment={})
+
+
+async def test_a_request_without_a_key_where_one_is_needed_is_named() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(ConfigError, match="refuses a request without a key"):
+            await ask(engine, api_key_var=None)
+
+
+async def test_an_endpoint_that_is_broken_or_gone_is_named() -> None:
+    async with ScriptedEngine() as engine:
+        engine.inject(Status(503), path="/v1/models")
+        with pytest.raises(ProcessError, match="answered 503"):
+            await ask(engine)
+    with pytest.raises(ProcessError, match="cannot be reached"):
+        await ask(engine)
+
+
+async def test_an_endpoint_without_a_list_of_models_is_believed() -> None:
+    async with ScriptedEngine() as engine:
+        engine.inject(Status(404), path="/v1/models")
+        await ask(engine, "anything")

@@ -1,23 +1,22 @@
-"""`gradus eval` as a user meets it: the endpoint's check and the table."""
+"""The numbers of an evaluation as a table, while it runs and in the end."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from pathlib import Path
 from typing import Any
 
-import pytest
+from gradus.launch.episodes import (
+    LiveTable,
+    TableView,
+    error_lines,
+    is_complete,
+    progress_line,
+    table,
+)
+from gradus.run.paths import RunDirectory
 
-from gradus.errors import ConfigError, ProcessError
-from gradus.launch.endpoints import check_endpoint
-from gradus.launch.episodes import LiveTable, error_lines, is_complete, progress_line, table
-from gradus.testing.engine import ScriptedEngine
-from gradus.testing.engine_script import Status
-from gradus.wire.inference import SERVED_MODEL_NAME
-
-KEY = {"SERVICE_KEY": "data-token"}
 ROW: dict[str, Any] = {
     "name": "words",
     "planned_episodes": 8,
@@ -35,56 +34,6 @@ PROGRESS = {
     "overall": ROW | {"name": "overall"},
     "error_messages": {"ProviderError": "upstream 500:\x1b[2J scripted"},
 }
-
-
-async def check(engine: ScriptedEngine, model: str = SERVED_MODEL_NAME, **changes: Any) -> None:
-    values = {"api_key_var": "SERVICE_KEY", "environment": KEY} | changes
-    await asyncio.to_thread(check_endpoint, f"{engine.base_url}/v1", model, **values)
-
-
-async def test_an_endpoint_that_serves_the_model_is_accepted() -> None:
-    async with ScriptedEngine() as engine:
-        await check(engine)
-
-
-async def test_a_wrong_model_name_is_refused_with_the_nearest() -> None:
-    async with ScriptedEngine() as engine:
-        with pytest.raises(ConfigError, match="does not serve 'polic'; did you mean 'policy'"):
-            await check(engine, "polic")
-
-
-async def test_a_wrong_key_is_refused_by_the_name_of_its_variable() -> None:
-    async with ScriptedEngine() as engine:
-        with pytest.raises(ConfigError, match="refuses the key in SERVICE_KEY") as caught:
-            await check(engine, environment={"SERVICE_KEY": "canary"})
-        assert "canary" not in str(caught.value)
-
-
-async def test_a_key_that_is_not_set_is_named() -> None:
-    async with ScriptedEngine() as engine:
-        with pytest.raises(ConfigError, match="SERVICE_KEY is not set"):
-            await check(engine, environment={})
-
-
-async def test_a_request_without_a_key_where_one_is_needed_is_named() -> None:
-    async with ScriptedEngine() as engine:
-        with pytest.raises(ConfigError, match="refuses a request without a key"):
-            await check(engine, api_key_var=None)
-
-
-async def test_an_endpoint_that_is_broken_or_gone_is_named() -> None:
-    async with ScriptedEngine() as engine:
-        engine.inject(Status(503), path="/v1/models")
-        with pytest.raises(ProcessError, match="answered 503"):
-            await check(engine)
-    with pytest.raises(ProcessError, match="cannot be reached"):
-        await check(engine)
-
-
-async def test_an_endpoint_without_a_list_of_models_is_believed() -> None:
-    async with ScriptedEngine() as engine:
-        engine.inject(Status(404), path="/v1/models")
-        await check(engine, "anything")
 
 
 def test_the_table_has_a_column_for_each_number() -> None:
@@ -136,3 +85,15 @@ def test_a_terminal_shows_the_table_and_a_file_gets_lines(tmp_path: Path) -> Non
     assert terminal.getvalue().startswith(table(PROGRESS)[0])
     assert "\x1b[2A" in terminal.getvalue()
     assert file.getvalue() == f"{progress_line(PROGRESS)}\n"
+
+
+def test_a_notice_is_not_written_into_the_table(tmp_path: Path) -> None:
+    terminal = Terminal()
+    view = TableView(terminal, RunDirectory(tmp_path))
+    (tmp_path / "progress.json").write_text(json.dumps(PROGRESS))
+    view.show()
+    (tmp_path / "notices.log").write_text("first TaskError\n")
+    view.show()
+    head, two_lines_up, notice = table(PROGRESS)[0], "\x1b[2A", "first TaskError"
+    shown = terminal.getvalue()
+    assert shown.index(head) < shown.index(two_lines_up) < shown.index(notice)
