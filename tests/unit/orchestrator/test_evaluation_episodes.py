@@ -20,7 +20,7 @@ from gradus.orchestrator.evaluation.episodes import (
     may_pass,
     play_episodes,
 )
-from gradus.orchestrator.evaluation.evaluator import Scores, warn_of_graded_rewards
+from gradus.orchestrator.evaluation.evaluator import Measurement, warn_of_graded_rewards
 from gradus.orchestrator.evaluation.results import EpisodeScore, result_metrics
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.task_socket import TaskRefused
@@ -229,9 +229,9 @@ def test_tasks_that_are_not_there_are_refused(asked: int | None, there: int | No
 
 def test_graded_rewards_are_said_once_per_environment(caplog: pytest.LogCaptureFixture) -> None:
     sources = [build_source(ScriptedEnvironment(), group_size=1)]
-    scores = Scores(0, sources)
-    scores.by_source["words"].append(EpisodeScore(0, 0.5))
-    found = scores.measured().results
+    measurement = Measurement(0, sources)
+    measurement.scores["words"].append(EpisodeScore(0, 0.5))
+    found = measurement.results()
     already: set[str] = set()
     with caplog.at_level(logging.WARNING):
         warn_of_graded_rewards(found, already)
@@ -244,7 +244,7 @@ def test_graded_rewards_are_said_once_per_environment(caplog: pytest.LogCaptureF
 
 
 def test_an_environment_without_an_ended_episode_has_its_row() -> None:
-    found = Scores(0, [build_source(ScriptedEnvironment())]).measured().results
+    found = Measurement(0, [build_source(ScriptedEnvironment())]).results()
     assert found["words"].num_episodes == 0
     assert found["words"].group_size == 2
 

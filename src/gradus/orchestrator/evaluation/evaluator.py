@@ -55,23 +55,45 @@ PROGRESS_SECONDS = 0.5
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What the episodes of one version came to, so far or at the end."""
+@dataclass
+class Measurement:
+    """Owns the scores of one version, while its episodes end and afterwards.
+
+    >>> Measurement(20, sources=[]).metrics()["eval/version"]
+    20.0
+    """
 
     version: int
-    results: Mapping[str, EnvironmentResult]
-    """The numbers of every environment by its name."""
-    planned: Mapping[str, int]
-    """Episodes of every environment when all have ended."""
-    messages: Mapping[str, str]
+    sources: Sequence[EvaluationSource]
+    scores: defaultdict[str, list[EpisodeScore]] = field(default_factory=lambda: defaultdict(list))
+    """By the name of their source."""
+    messages: dict[str, str] = field(default_factory=dict)
     """Kind of error → what the first one said."""
-    seconds: float
+    seconds: float = 0.0
+    """What it took, once all episodes have ended."""
+
+    @property
+    def num_planned(self) -> int:
+        """Episodes, when all have ended."""
+        return sum(source.num_episodes for source in self.sources)
+
+    def add(self, ended: EvaluatedEpisode) -> None:
+        """An episode ended."""
+        self.scores[ended.key.source].append(ended.score())
+        if ended.failure is not None:
+            self.messages.setdefault(ended.failure.kind, ended.failure.message)
+
+    def results(self) -> dict[str, EnvironmentResult]:
+        """The numbers so far by environment; one without an episode has its row too."""
+        return {
+            source.name: evaluate(self.scores[source.name], group_size=source.group_size)
+            for source in self.sources
+        }
 
     def metrics(self) -> dict[str, float]:
         """What a record of the version holds."""
         numbers = {"eval/version": float(self.version), "eval/seconds": self.seconds}
-        return result_metrics(self.results) | numbers
+        return result_metrics(self.results()) | numbers
 
     def table(self) -> dict[str, Any]:
         """What `progress.json` and `results.json` hold."""
@@ -79,44 +101,12 @@ class Measured:
         def row(name: str, planned: int, result: EnvironmentResult) -> dict[str, Any]:
             return {"name": name, "planned_episodes": planned, **asdict(result)}
 
-        together = combine(list(self.results.values()))
+        found = self.results()
         return {
-            "environments": [row(n, self.planned[n], found) for n, found in self.results.items()],
-            "overall": row("overall", sum(self.planned.values()), together),
+            "environments": [row(s.name, s.num_episodes, found[s.name]) for s in self.sources],
+            "overall": row("overall", self.num_planned, combine(list(found.values()))),
             "error_messages": dict(self.messages),
         }
-
-
-@dataclass
-class Scores:
-    """Owns the scores of one version, while its episodes end."""
-
-    version: int
-    sources: Sequence[EvaluationSource]
-    begun: float = field(default_factory=time.monotonic)
-    by_source: defaultdict[str, list[EpisodeScore]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    messages: dict[str, str] = field(default_factory=dict)
-
-    def add(self, ended: EvaluatedEpisode) -> None:
-        """An episode ended."""
-        self.by_source[ended.key.source].append(ended.score())
-        if ended.failure is not None:
-            self.messages.setdefault(ended.failure.kind, ended.failure.message)
-
-    def measured(self) -> Measured:
-        """The numbers so far; an environment without an episode has its row too."""
-        return Measured(
-            version=self.version,
-            results={
-                source.name: evaluate(self.by_source[source.name], group_size=source.group_size)
-                for source in self.sources
-            },
-            planned={source.name: source.num_episodes for source in self.sources},
-            messages=dict(self.messages),
-            seconds=time.monotonic() - self.begun,
-        )
 
 
 class Evaluator:
@@ -156,30 +146,31 @@ class Evaluator:
         self._failures = FirstFailures(run_dir, "eval")
         self._columns = {source.name: source.state_columns for source in sources}
 
-    async def measure(self, version: int, *, is_continued: bool = False) -> Measured:
+    async def measure(self, version: int, *, is_continued: bool = False) -> Measurement:
         """Play every episode on `version`, which must be served now and at the end.
 
         With `is_continued`, episodes that an earlier process played without error count and are
         not played again. ProtocolError when the engine serves another version.
         """
+        begun = time.monotonic()
         await self._check_version(version)
         keys = [key for source in self._sources for key in source.episode_keys()]
         path = self._run_dir.episodes / f"step_{version}" / "eval.jsonl"
-        scores = Scores(version, self._sources)
+        measurement = Measurement(version, self._sources)
         opened = EvaluationFile.reopen(path, keys) if is_continued else EvaluationFile.create(path)
         with opened as file:
 
             def note(ended: EvaluatedEpisode) -> None:
-                scores.add(ended)
+                measurement.add(ended)
                 ended.tell(self._failures)
                 self._write(file, ended)
-                self._show_progress(scores)
+                self._show_progress(measurement)
 
             for key, score in file.finished.items():
-                scores.by_source[key.source].append(score)
+                measurement.scores[key.source].append(score)
             missing = [key for key in keys if key not in file.finished]
             log.info("version %d: %d of %d episodes to play", version, len(missing), len(keys))
-            self._show_progress(scores)
+            self._show_progress(measurement)
             await play_episodes(
                 self._sources,
                 missing,
@@ -190,9 +181,9 @@ class Evaluator:
                 timeout_seconds=self._timeout_seconds,
             )
         await self._check_version(version)
-        measured = scores.measured()
-        warn_of_graded_rewards(measured.results, self.graded)
-        return measured
+        warn_of_graded_rewards(measurement.results(), self.graded)
+        measurement.seconds = time.monotonic() - begun
+        return measurement
 
     def _write(self, file: EvaluationFile, ended: EvaluatedEpisode) -> None:
         try:
@@ -202,12 +193,12 @@ class Evaluator:
                 raise
             log.warning("episode %s of the evaluation is not recorded: %s", ended.key, error)
 
-    def _show_progress(self, scores: Scores) -> None:
+    def _show_progress(self, measurement: Measurement) -> None:
         """Put the numbers so far on disk, now and then."""
         if self._progress is None or time.monotonic() < self._progress_at + PROGRESS_SECONDS:
             return
         self._progress_at = time.monotonic()
-        write_json(self._progress, scores.measured().table())
+        write_json(self._progress, measurement.table())
 
     async def _check_version(self, version: int) -> None:
         """The engine itself must say that it serves what is measured, before and after."""
@@ -332,9 +323,7 @@ class EvaluationInRun:
             self._recorder.add_metrics(measured.metrics(), step=version)
             self._measured = version
             self._journal.write(
-                JournalEvent.EVALUATION_ENDED,
-                version=version,
-                episodes=sum(measured.planned.values()),
+                JournalEvent.EVALUATION_ENDED, version=version, episodes=measured.num_planned
             )
             self._idle.set()
 
