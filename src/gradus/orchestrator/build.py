@@ -32,7 +32,7 @@ from gradus.orchestrator.algorithms.teacher import (
 )
 from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
-from gradus.orchestrator.evaluation.evaluator import EvaluationInRun
+from gradus.orchestrator.evaluation.evaluator import RlEvaluation
 from gradus.orchestrator.failures import FirstFailures, build_error_policy, run_loops
 from gradus.orchestrator.groups.batcher import build_batcher
 from gradus.orchestrator.groups.grading import build_grader
@@ -333,8 +333,8 @@ def _build_player(
 
 def _build_evaluation(
     config: OrchestratorProcessConfig, components: Components, records: RecordWriter
-) -> EvaluationInRun:
-    return EvaluationInRun(
+) -> RlEvaluation:
+    return RlEvaluation(
         config.orchestrator.eval,
         components.evaluated,
         policy=components.policy,
@@ -407,7 +407,7 @@ def _build_snapshotter(
     config: OrchestratorProcessConfig,
     groups: GroupBuffer,
     trainer: TrainerLink,
-    evaluation: EvaluationInRun,
+    evaluation: RlEvaluation,
     controller: InFlightController,
 ) -> Snapshotter:
     algorithms = {f"algorithm {name}": s.grader.algorithm for name, s in groups.sources.items()}

@@ -22,7 +22,7 @@ from typing import Any
 
 from gradus.errors import ProtocolError
 from gradus.orchestrator.buffer import GroupBuffer
-from gradus.orchestrator.evaluation.evaluator import EvaluationInRun
+from gradus.orchestrator.evaluation.evaluator import RlEvaluation
 from gradus.orchestrator.play.concurrency import EngineWatch, Scheduler
 from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.records.journal import Journal, JournalEvent
@@ -46,7 +46,7 @@ class Orchestrator:
     scheduler: Scheduler
     player: EpisodePlayer
     trainer: TrainerLink
-    evaluation: EvaluationInRun
+    evaluation: RlEvaluation
     engine: EngineWatch
     snapshotter: Snapshotter
     records: RecordWriter

@@ -17,7 +17,7 @@ from gradus.errors import ConfigError, FencedError, ProcessError, ProtocolError
 from gradus.files import read_json, write_json
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.evaluation.evaluator import SftEvaluator, build_evaluator
+from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
 from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.orchestrator.evaluation.process import run
 from gradus.orchestrator.types import EpisodeFailed, Failure
@@ -92,7 +92,7 @@ class Rig:
         config = self.config()
         sources = [EvaluationSource("words", 2, 2, self.environment)]
         monitor = JsonlMonitor(self.run_dir.metrics)
-        evaluator = SftEvaluator(
+        evaluator = SftEvaluation(
             config=config,
             evaluator=build_evaluator(config.eval, sources, self.run_dir, self.policy),
             policy=self.policy,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.evaluation.evaluator import SftEvaluator, build_evaluator
+from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
 from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
@@ -154,7 +154,7 @@ class Run:
         )
         policy = ScriptedPolicy()
         sources = [EvaluationSource("words", 2, GROUP_SIZE, environment)]
-        evaluator = SftEvaluator(
+        evaluator = SftEvaluation(
             config=config,
             evaluator=build_evaluator(config.eval, sources, self.run_dir, policy),
             policy=policy,

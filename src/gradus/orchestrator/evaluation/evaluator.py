@@ -240,7 +240,7 @@ def warn_of_graded_rewards(found: Mapping[str, EnvironmentResult], already: set[
             )
 
 
-class EvaluationInRun:
+class RlEvaluation:
     """Owns which version of an RL run is measured, and holds the weights meanwhile.
 
         loop      consumes           waits for               produces           unblocked by
@@ -329,13 +329,13 @@ class EvaluationInRun:
 
 
 @dataclass
-class SftEvaluator:
+class SftEvaluation:
     """Owns which versions of a supervised run are measured, and their records.
 
     `episodes/step_<version>/eval.json` says that a version is measured, so a resumed run measures
     only what is missing. A version leaves the disk when its numbers are there.
 
-    >>> await SftEvaluator(config, evaluator, policy, events, monitor).run()  # doctest: +SKIP
+    >>> await SftEvaluation(config, evaluator, policy, events, monitor).run()  # doctest: +SKIP
     """
 
     config: SftEvaluatorProcessConfig

@@ -17,7 +17,7 @@ from gradus.files import read_json, write_json
 from gradus.monitor.base import MonitorGroup
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import open_evaluated, watched
-from gradus.orchestrator.evaluation.evaluator import Evaluator, SftEvaluator, build_evaluator
+from gradus.orchestrator.evaluation.evaluator import Evaluator, SftEvaluation, build_evaluator
 from gradus.orchestrator.failures import run_loops
 from gradus.orchestrator.play.environment import (
     EpisodeSettings,
@@ -118,7 +118,7 @@ async def _follow_trainer(config: SftEvaluatorProcessConfig) -> None:
         evaluator = build_evaluator(config.eval, sources, run_dir, policy)
         write_ready(run_dir, "evaluator", config.term)
         async with watched(sources):
-            await SftEvaluator(config, evaluator, policy, events, monitor).run()
+            await SftEvaluation(config, evaluator, policy, events, monitor).run()
 
 
 def keep_identity(path: Path, identity: dict[str, Any]) -> None:
