@@ -79,7 +79,7 @@ class SealedFolder(Generic[Label]):
     label: Label
     files: Entries
     digest: str
-    """Of label and files; stands for every byte of the folder."""
+    """Of label and files, so of every byte of the folder."""
 
     def verify(self) -> None:
         """CorruptStateError for a file that is missing, changed, not listed or not regular."""

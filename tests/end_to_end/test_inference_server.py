@@ -250,7 +250,7 @@ async def test_weights_that_were_broadcast_are_served_without_a_file(client: Cli
     version = (await client.status())["version"]
     for newer in (version + 1, version + 2):
         tensors = changed_weights(server, seed=newer)
-        published = await asyncio.to_thread(sender.publish, newer, tensors.items())
+        published = await asyncio.to_thread(sender.publish_version, newer, tensors.items())
         assert not list(published.directory.glob("*.safetensors"))
         assert (await client.apply(published))[0] == 200
         await check_served(client, newer, tensors)

@@ -1,4 +1,4 @@
-"""The chat harness: a chat loop inside the worker, without a program of its own.
+"""The chat harness: a chat loop that runs inside the worker.
 
 verifiers starts a program per episode; this loop is the same conversation as coroutines. It keeps
 verifiers' contract: every model call goes through the rollout's interception endpoint with its
@@ -105,7 +105,7 @@ class ChatSession(vf.HarnessSession):
         return cls(harness, *args, model=model, tools=tools, stack=stack, **kwargs)
 
     async def close(self) -> None:
-        """Let go of the connections. Idempotent."""
+        """Close the connections; twice is harmless."""
         await super().close()
         await self._stack.aclose()
 

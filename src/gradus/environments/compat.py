@@ -99,7 +99,7 @@ def use_engine_client(seeds: RequestSeeds) -> None:
 
 
 def seed_each_request(seeds: RequestSeeds) -> None:
-    """Give what other models are asked a seed of its own, as the engine client does."""
+    """Give each request to another model its own seed, as the engine client does."""
     send = eval_client.EvalClient._request
     if hasattr(send, "__wrapped__"):
         return
@@ -225,7 +225,7 @@ def _exit_as_error() -> Iterator[None]:
     except SystemExit as error:
         raise RuntimeError(
             f"the code asked the interpreter to exit (SystemExit: {error.code}); run code that "
-            "may do so in a process of its own"
+            "may do so in a separate process"
         ) from error
 
 

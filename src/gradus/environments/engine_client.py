@@ -38,7 +38,7 @@ class EngineClient:
     """Owns the connections of one worker to one engine."""
 
     def __init__(self, config: BaseClientConfig, *, seeds: RequestSeeds | None = None) -> None:
-        """`seeds` is shared by all clients of a worker; None means that nobody else asks."""
+        """All clients of a worker share `seeds`; None means that this client is the only one."""
         self.base_url = config.base_url
         self._seeds = RequestSeeds() if seeds is None else seeds
         self._config = config
@@ -123,10 +123,10 @@ class RequestSeeds:
 
     An engine that gets the same seed twice draws the same random numbers twice. If all calls of an
     episode shared one seed, a move would depend on the luck of the move before: in a game, whoever
-    answers a bet would bet more often, whatever the policy says.
+    answers a bet would bet more often than the policy says.
 
     The same episode with the same prompts gets the same seeds, in whatever order requests come.
-    Who asks the same prompt again, such as several solvers of one problem, gets another seed.
+    A prompt that is asked again, by several solvers of one problem, gets another seed.
 
     >>> seeds = RequestSeeds()
     >>> first, again = (seeds.renewed({"seed": 1, "messages": []})["seed"] for _ in range(2))
@@ -139,8 +139,7 @@ class RequestSeeds:
         self._asked: OrderedDict[bytes, int] = OrderedDict()
 
     def renewed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The body of a generate or a chat request with its own seed; one without a seed as it
-        is."""
+        """The body of a request with its own seed; a body without a seed stays as it is."""
         sampling = body.get("sampling_params")
         if isinstance(sampling, Mapping) and sampling.get("seed") is not None:
             seed = self._seed_of(sampling["seed"], body.get("token_ids"))

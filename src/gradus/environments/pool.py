@@ -3,7 +3,7 @@
 An environment is code of others, and its worker answers requests that may name any variable as a
 key. So a worker starts with the few variables that programs need and what the source's `env_vars`
 and `pass_env` name; nothing else of the caller's shell. Keys and tokens that the worker itself
-needs reach it beside its environment, so that the programs that it starts do not inherit them.
+needs reach it outside its environment, so that programs that it starts do not inherit them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def describe_exit(exit_code: int) -> str:
 
 
 async def _probe(address: str, num_workers: int) -> None:
-    """Return when as many workers answered.
+    """Return when `num_workers` workers have answered.
 
     A method that verifiers does not know is passed on to the least busy worker, which refuses it:
     the broker itself answers `health`, and so would be ready before any worker.
@@ -282,7 +282,7 @@ def child_environment(caller: Mapping[str, str], *, named: Iterable[str]) -> dic
         for name, value in caller.items()
         if name in wanted or name.startswith(_ALLOWED_PREFIXES)
     }
-    # Telemetry of libraries stays off, whatever the caller's shell says.
+    # Telemetry of libraries stays off, even if the caller's shell turns it on.
     chosen.update(HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1", PYTHONUNBUFFERED="1")
     for name in (INFERENCE_TOKEN_VAR, HUB_TOKEN_VAR):
         chosen.pop(name, None)
@@ -295,7 +295,7 @@ def worker_secrets(
     """What a worker may read, and no program that it starts: see `hide_variables`.
 
     The token of the run's data routes, that of the hub for the tokenizer, and the `keys` of other
-    endpoints. None as inference token sets none: the model is then asked without one.
+    endpoints. Without an inference token none is set, and the model is asked without one.
     """
     names = {*keys, HUB_TOKEN_VAR} - {INFERENCE_TOKEN_VAR}
     secrets = {name: caller[name] for name in names if name in caller}

@@ -7,9 +7,9 @@ parent dies, which ends the pool. On the report pipe it writes one JSON object p
 {"num_workers": n} when that changed, {"silent": [pid, ...]} when that changed, and
 {"lost": pid, "exit_code": n} for a worker that ended.
 
-verifiers sends each request to the worker with the fewest, and never looks whether it lives: one
-whose event loop is blocked, or that is stopped, goes on getting episodes and keeps them all. Here
-the broker asks every worker once a second, and one that owes an answer for too long looks busy.
+verifiers sends each request to the worker with the fewest and never checks that it is alive: one
+whose event loop is blocked, or that is stopped, gets more episodes and finishes none. Here the
+broker asks every worker once a second, and one that does not answer in time looks busy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _QUESTION = [b"gradus_alive", b"health", b"\xc0"]
 
 
 class WatchedWorker(dict[str, Any]):
-    """The pool's entry of one worker; `active` is beyond measure while the worker is silent."""
+    """The pool's entry of one worker; `active` is huge while the worker is silent."""
 
     def __init__(self, entry: dict[str, Any], clock: Callable[[], float]) -> None:
         super().__init__(entry)
@@ -68,14 +68,14 @@ class WatchedWorker(dict[str, Any]):
         self._patience_seconds = SILENT_SECONDS
 
     async def ask(self) -> None:
-        """Ask for a sign of life, unless an answer is owed already."""
+        """Ask for a sign of life, unless an answer is due already."""
         if self._asked_at is None:
             self._asked_at = self._clock()
             await self["dealer"].send_multipart(_QUESTION)
 
     @property
     def is_silent(self) -> bool:
-        """Whether it owes an answer for too long."""
+        """Whether an answer is overdue."""
         asked_at = self._asked_at
         return asked_at is not None and self._clock() - asked_at > self._patience_seconds
 
@@ -100,7 +100,7 @@ class WatchedPool(pool.EnvServerPool):
         return [w["process"].pid for w in list(self.workers) if w.is_silent]
 
     async def run(self) -> None:
-        """Serve, and ask the workers meanwhile."""
+        """Serve, and ask the workers in the background."""
         asking = asyncio.create_task(self._ask())
         try:
             await super().run()
@@ -118,7 +118,7 @@ class WatchedPool(pool.EnvServerPool):
         self.workers[-1] = WatchedWorker(self.workers[-1], time.monotonic)
 
     def _maybe_scale_up(self, in_flight: int) -> None:
-        """With nobody left to play, one more worker starts, however few episodes there are."""
+        """When every worker is silent, one more starts, however few episodes there are."""
         has_room = self.max_workers is None or len(self.workers) < self.max_workers
         if has_room and all(worker.is_silent for worker in self.workers):
             self._spawn_worker()

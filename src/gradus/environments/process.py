@@ -81,7 +81,7 @@ def _leave(*_: object) -> None:
 def private_directory(run: str) -> Iterator[Path]:
     """A new directory for sockets that only this user can enter; removed at the end.
 
-    Its name carries the run, unless it lies in the folder of a launch, whose name does.
+    Its name holds the run's name, unless the folder of the launch around it does already.
     """
     is_launched = LAUNCH_VARIABLE in os.environ
     prefix = "env-" if is_launched else f"gradus-env-{run[:NUM_NAME_CHARACTERS]}-"

@@ -157,7 +157,7 @@ def load_tasks(
 
 
 def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with a seat for every role of the environment; only its code knows them.
+    """The config with a seat for every role; only the environment's code knows its roles.
 
     A role that the user does not name gets the source's own settings. Where there are several, what
     the environment's author set for one of them stays. Refuses a role under another name.
@@ -302,7 +302,7 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
 def offers_tools(environment: vf.Env[Any]) -> bool:
     """Whether a model that plays here is offered tools, by the taskset or by its harness.
 
-    A harness that runs code and speaks to tool servers brings tools of its own; those that only run
+    A harness that runs code and speaks to tool servers brings its own tools; those that only run
     code read it from the text. Seats of other models do not count: their endpoint reads the calls.
     """
     taskset = environment.taskset

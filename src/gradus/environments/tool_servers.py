@@ -60,8 +60,8 @@ class ToolServerSlots:
     async def hold(self, count: int) -> AsyncIterator[None]:
         """Room for the servers of one agent's attempt; waits while too many run.
 
-        Not for ever: an episode may hold servers of one agent while another agent waits here, and
-        all of them together would wait for each other.
+        Not forever: episodes that hold the servers of one agent while another agent waits here
+        could all wait for each other.
         """
         if not count:
             yield
@@ -95,7 +95,7 @@ class ToolServerSlots:
             return
         self._is_warned = True
         log.warning(
-            "each episode starts tool servers of its own (Task.toolsets), at most %d at once in "
+            "each episode starts its own tool servers (Task.toolsets), at most %d at once in "
             "this worker (pool.max_tool_servers). Servers that know no task are cheaper in "
             "Taskset.toolsets: one for all episodes",
             self._limits.max_at_once,
@@ -122,7 +122,7 @@ def start_in_time(
     """`serve_in_runtime` of verifiers, with a deadline and the cause in its error's first line."""
 
     async def serve_in_time(server: Any, runtime: Any, **options: Any) -> int:
-        # A sandbox may have to install packages first, which has deadlines of its own.
+        # A sandbox may have to install packages first, which has its own deadlines.
         seconds = limits.start_seconds if runtime.type == LOCAL else None
         name = server.server_name
         try:
@@ -233,7 +233,7 @@ class ToolServers:
         return cls(schemas, dispatch, servers)
 
     async def call(self, call: ToolCall) -> dict[str, Any]:
-        """The tool message for one call. What the model got wrong is told to the model."""
+        """The tool message for one call; it tells the model what it got wrong."""
         if call.name not in self._dispatch:
             return call.result(f"error: unknown tool {call.name!r}")
         arguments = call.arguments

@@ -42,10 +42,10 @@ def prepare_worker(name: str, tool_servers: ToolServerLimits, secrets: Mapping[s
 
 
 def leave_soon(seconds: float = LEAVE_SECONDS) -> None:
-    """End this process in a few seconds, whatever the environment has left running in it.
+    """End this process in a few seconds, even if the environment left something running in it.
 
-    A process whose event loop has ended plays no more, but the interpreter would wait for its
-    threads and children for ever, and the watch would take it for one that lives.
+    A process whose event loop has ended plays no more, but the interpreter would wait forever for
+    its threads and children, and the watch would count it as alive.
     """
     timer = threading.Timer(seconds, os._exit, (0,))
     timer.daemon = True

@@ -114,7 +114,7 @@ class ServedToken:
     """The one token of a served model."""
 
     digest: bytes | None
-    """None lets everybody in."""
+    """None lets everyone in."""
 
     @classmethod
     def of(cls, token: str | None) -> ServedToken:

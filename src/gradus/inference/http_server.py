@@ -1,4 +1,4 @@
-"""One HTTP server on a socket that is bound already, until somebody says why it must end."""
+"""One HTTP server on a bound socket, until there is a reason to stop."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Stop:
 class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol that closes a connection whose request does not arrive.
 
-    uvicorn itself waits for ever for the end of a head or a body, so a client that sends half of
-    them holds one of the connections of the server.
+    uvicorn itself waits forever for the end of a head or a body, so a client that sends only half
+    of it keeps a connection of the server.
     """
 
     _deadline: asyncio.TimerHandle | None = None

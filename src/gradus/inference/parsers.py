@@ -1,6 +1,6 @@
 """Which of vLLM's parsers read what a model writes: tool calls and reasoning. Pure but for reading.
 
-The kind of a model decides where it has a format of its own; else the chat template does, because
+The kind of a model decides where that kind has its own format; else the chat template does, because
 fine-tuned models keep the kind of their base and bring another template.
 """
 

@@ -134,7 +134,7 @@ class VllmControl:
             raise RuntimeError(f"workers loaded {counts} tensors from {directory}")
 
     async def set_version(self, version: int) -> None:
-        """Stored in the engine's own process, beside the weights."""
+        """Stored in the engine's process, with the weights."""
         await self._engine.update_weight_version(str(version))
         self._engine.served_version = version
 
@@ -144,11 +144,11 @@ class VllmControl:
 
 
 ADAPTER_ID = 1
-"""Of the one adapter slot; a version replaces what is in it, under a name of its own."""
+"""Of the only adapter slot; each version replaces what is in it, under a new name."""
 
 
 class AdapterControl(VllmControl):
-    """`EngineControl` whose versions are adapters beside the base model, which never changes.
+    """`EngineControl` whose versions are adapters on the base model, which never changes.
 
     Each version has a new name and the same slot: vLLM's prefix cache is keyed by the name, and
     running requests go on with the new adapter, as they do with whole weights.

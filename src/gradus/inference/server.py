@@ -111,8 +111,8 @@ def check_model(model: ModelConfig) -> None:
 def bind(host: str, port: int, *, allow_public_bind: bool) -> socket.socket:
     """A socket that listens; ConfigError when that cannot be.
 
-    Port 0 lets the system choose. Listening at once keeps everybody else off the port while vLLM
-    loads; who connects meanwhile waits.
+    Port 0 lets the system choose. Listening at once reserves the port while vLLM loads;
+    clients that connect already wait.
     """
     address = _resolve(host)
     if not address.is_loopback and not allow_public_bind:
@@ -161,6 +161,6 @@ def start_engine_forkserver() -> None:
 
 
 def _end_process(pid: int) -> None:
-    """It owns nothing; ending by itself, it would list what its libraries did not free."""
+    """It holds nothing. Left to end by itself, it would print what its libraries did not free."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -67,7 +67,7 @@ def serve_policy(config: InferenceProcessConfig, listener: socket.socket, tokens
 def serve_model(
     model: ServedModel, listener: socket.socket, on_listening: Callable[[str], None]
 ) -> None:
-    """As `serve_policy`, a model that stays as it is."""
+    """As `serve_policy`, for a model whose weights never change."""
     signal.signal(signal.SIGTERM, interrupt)
     uvloop.run(_serve_model(model, listener, on_listening))
 
@@ -209,7 +209,7 @@ async def build_vllm_app(engine: AsyncLLM, args: Namespace) -> FastAPI:
 
 
 def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop) -> WeightAdmin:
-    """The one that changes weights, at version 0."""
+    """What changes the weights; it starts at version 0."""
     run_dir = RunDirectory(Path(config.run_dir))
     initial = find_initial_weights(config.model.name)
     served = ServedPolicy(

@@ -119,8 +119,8 @@ class CheckpointStore:
     def latest(self) -> Checkpoint | None:
         """The newest committed checkpoint that verifies; None when there is none at all.
 
-        One that does not verify is reported and the one before is used; when a run that is alive
-        deletes one meanwhile, the newest is looked for again. CorruptStateError when there are some
+        One that does not verify is reported and the one before it is used. When a live run deletes
+        the one that is being read, the search starts again. CorruptStateError when there are some
         and none verifies; ConfigError when a newer gradus wrote one.
         """
         for _ in range(_MAX_LOOKS):
@@ -159,7 +159,7 @@ class CheckpointStore:
         raise ConfigError(f"{folder} is no committed checkpoint of {self.run_dir.root}")
 
     def locate(self, step: int) -> Checkpoint:
-        """Checkpoint `step` unchecked, for a rank beside one that has loaded it."""
+        """Checkpoint `step`, not verified, for ranks that load after the one that verified it."""
         folder = self._find(step).folder
         return Checkpoint(folder, open_sealed(folder, CheckpointLabel).label)
 

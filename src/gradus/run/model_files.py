@@ -35,13 +35,12 @@ def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
 
 
 def model_digest(folder: Path) -> str:
-    """One digest for the files of a model that decide what it computes, whatever they are called
-    on the way there."""
+    """One digest of the files that decide what a model computes."""
     return _digest_of(digest_files(folder, ["*.safetensors", "*.bin", "config.json"]))
 
 
 def weights_digest(directory: Path) -> str | None:
-    """One digest for the tensors of a published version, whatever run published it.
+    """One digest of the tensors of a published version, the same in every run.
 
     Read from the version's manifest; None when it has none, and for weights that were broadcast.
     """

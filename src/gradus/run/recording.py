@@ -28,7 +28,7 @@ FORMAT = 3
 """Raised when an older gradus could not replay what this one records."""
 
 LIBRARIES = ("numpy", "torch", "transformers", "verifiers")
-"""What decides numbers beside gradus itself."""
+"""What decides numbers, apart from gradus itself."""
 
 _HEADER = struct.Struct("<IIH")
 """Bytes of the body, CRC-32 of id and body, bytes of the id."""

@@ -8,10 +8,9 @@ Layout below `run_dir.spool`:
     events/0000000007.msgpack       the trainer's eighth event
     events/0000000006.done          the orchestrator asked for more after this one
 
-A reader is woken by `watch.py` and looks with `listdir`, which a network file system answers
-freshly.
-An orchestrator that starts again in the same term gets the last event that it may not have
-handled once more; everything before it stays handled.
+`watch.py` wakes a reader, which looks with `listdir`: a network file system does not cache it.
+An orchestrator that starts again in the same term gets the last event once more, since it may not
+have handled it; everything before it stays handled.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class SendLedger:
         return known is not None or batch.step <= self.last_finished
 
     def note_sent(self, step: int, digest: str, *, acknowledged: bool = False) -> None:
-        """Batch `step` lies durable in the transport.
+        """Batch `step` is durable in the spool.
 
         The trainer may have acknowledged it before: it reads a batch as soon as it has its name.
         """

@@ -3,8 +3,8 @@
 The collective runs over nccl when trainer and workers all have GPUs, else over gloo through main
 memory; the sender decides, once it knows the workers' devices. A version is a directory as with
 files, but in the place of tensors it holds `stream.json`: what will be sent, in which order, with a
-checksum of each tensor. Its manifest stands for it in messages, so that publishing, refusing and
-applying stay as they are.
+checksum of each tensor. It has a manifest and a digest like any other, so publishing, refusing and
+applying need no second way.
 
     trainer, rank 0     publish v: copy the tensors, write stream.json, go on training
     orchestrator        POST /gradus/apply with the directory and the digest
@@ -227,7 +227,7 @@ class BroadcastWeights:
     def _next_asked(self, store: Any) -> int | None:
         """The oldest copy, once all workers are ready for it; None when closed.
 
-        ProcessError when a worker ended meanwhile.
+        ProcessError when a worker ended during the wait.
         """
         looked_at = time.monotonic()
         while True:
@@ -378,7 +378,7 @@ def group_device_type(device_types: Sequence[str]) -> str:
 
 
 def build_group(store: Any, rank: int, size: int, device: torch.device, *, seconds: float) -> Any:
-    """A process group of its own beside torch's default one, which these processes do not share."""
+    """A process group apart from torch's default one, which these processes do not share."""
     timeout = timedelta(seconds=seconds)
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()

@@ -64,7 +64,7 @@ class FilesystemWeights:
             self._delete_void()
 
     def wait_for_room(self) -> None:
-        """A disk that is full is waited for while a version is written."""
+        """Returns at once; writing a version waits for room on a full disk."""
 
     def publish_version(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Write `version` and forget old ones.
@@ -89,7 +89,7 @@ class FilesystemWeights:
         return Published(version, target, sealed.digest)
 
     def drain(self) -> None:
-        """Files need nobody to send them."""
+        """A version is complete once it is published."""
 
     def close(self) -> None:
         """Nothing is held open."""

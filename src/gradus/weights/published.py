@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BASE_FILE = "gradus_base.json"
-"""Beside an adapter: the digest of the model that it was trained beside."""
+"""In the folder of an adapter: the digest of the base model that it was trained with."""
 
 
 class VersionLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +35,7 @@ class Published:
     directory: Path
     """Where its files lie."""
     digest: str
-    """Of its manifest; stands for every byte of the version."""
+    """Of its manifest, so of every byte of the version."""
 
 
 class WeightPublisher(Protocol):

@@ -177,7 +177,7 @@ def test_a_version_waits_on_a_full_disk_until_there_is_room(
     ballast.write_bytes(bytes(3 << 20))
     tensors = [("w", torch.ones(1 << 19))]
     with ThreadPoolExecutor(1) as pool:
-        publishing = pool.submit(weights.publish, 1, iter(tensors))
+        publishing = pool.submit(weights.publish_version, 1, iter(tensors))
         wait_until(lambda: "waiting for room" in caplog.text)
         assert not publishing.done()
         ballast.unlink()
