@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import math
 import threading
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from gradus.config import (
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
+from gradus.monitor.jsonl import read_objects
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory
@@ -72,7 +72,7 @@ class LoadedRun:
         `step` and `time` (seconds since 1970) stand beside the metrics; a value that was not finite
         is NaN. With `frame` a pandas DataFrame with one column for each key.
         """
-        rows = [_numbers(row) for row in _rows(RunDirectory(self.path).metrics)]
+        rows = [_numbers(row) for row in read_objects(RunDirectory(self.path).metrics)]
         return _frame(rows) if frame else rows
 
     @overload
@@ -93,7 +93,7 @@ class LoadedRun:
     def _episodes(self, purpose: str) -> Iterator[dict[str, Any]]:
         files = RunDirectory(self.path).episodes.glob(f"step_*/{purpose}.jsonl")
         for file in sorted(files, key=lambda file: int(file.parent.name.removeprefix("step_"))):
-            yield from _rows(file)
+            yield from read_objects(file)
 
     def checkpoints(self) -> list[RunCheckpoint]:
         """The committed checkpoints, oldest first; their files are not checked here."""
@@ -156,20 +156,6 @@ def _checked(
     raise ConfigError(
         f"a run has a section 'orchestrator' (rl) or 'data' (sft); there are {sorted(keys)}"
     )
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file; one that is still being written, or that a crash cut, is none."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                yield value
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

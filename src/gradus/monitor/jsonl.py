@@ -79,14 +79,21 @@ class JsonlMonitor:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a run so far; none without a file, and none for a line that a kill cut off."""
+    """The records of a run so far."""
+    for record in read_objects(path):
+        if isinstance(record.get("step"), int):
+            yield record
+
+
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one per line; a line that a kill cut off gives none."""
     if not path.is_file():
         return
     with path.open("rb") as file:
         for line in file:
             try:
-                record = json.loads(line)
+                value = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield record
+            if isinstance(value, dict):
+                yield value
