@@ -84,7 +84,7 @@ class Ladder:
                 published = self.publish_version(version)
         metrics |= self.learner.meter.measure(batch.micro_batches, watch)
         metrics |= self._learning_metrics(loss, update, watch)
-        is_saved = self.saver is not None and self.saver.decides(version)
+        is_saved = self.saver is not None and self.saver.is_due(version)
         self.record(StepReport(step, metrics, published, is_saved))
         if self.saver is not None:
             self.saver.after_step(version, is_due=is_saved)

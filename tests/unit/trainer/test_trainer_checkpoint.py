@@ -110,6 +110,10 @@ def run_dir(tmp_path: Path) -> RunDirectory:
     return new_run(tmp_path)
 
 
+def end_step(saver: CheckpointSaver, version: int) -> None:
+    saver.after_step(version, is_due=saver.is_due(version))
+
+
 @pytest.fixture
 def build_saver(
     build_policy: BuildPolicy, world: World, run_dir: RunDirectory
@@ -173,7 +177,7 @@ def test_saves_come_at_multiples_and_at_the_last_step(
     saver = build_saver()
     for version in range(1, 6):
         train(saver.state, range(version - 1, version))
-        saver.after_step(version)
+        end_step(saver, version)
     assert committed_steps(run_dir) == [2, 4, 5]
 
 
@@ -184,7 +188,7 @@ def test_minutes_decide_too_at_the_end_of_the_step_in_which_they_are_over(
     minutes = iter([0.0, 4.0, 11.0, 11.0, 20.0])
     saver.clock = lambda: 60.0 * next(minutes)
     for version in range(1, 5):
-        saver.after_step(version)
+        end_step(saver, version)
     assert committed_steps(run_dir) == [3]
 
 
@@ -192,13 +196,13 @@ def test_a_stop_is_saved_at_once_and_once(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
     saver = build_saver(interval_steps=None)
-    saver.after_step(1)
+    end_step(saver, 1)
     run_dir.save_request.parent.mkdir()
     run_dir.save_request.touch()
-    saver.after_step(2)
+    end_step(saver, 2)
     assert committed_steps(run_dir) == [2]
     assert not run_dir.save_request.exists()
-    saver.after_step(3)
+    end_step(saver, 3)
     assert committed_steps(run_dir) == [2]
 
 
@@ -207,7 +211,7 @@ def test_without_an_interval_nothing_is_saved(
 ) -> None:
     saver = build_saver(interval_steps=None, interval_minutes=None)
     for version in range(1, 6):
-        saver.after_step(version)
+        end_step(saver, version)
     assert not run_dir.checkpoints.exists()
 
 
@@ -217,13 +221,13 @@ def test_training_goes_on_while_a_save_is_written(
     files = SlowFiles()
     saver = build_saver(files)
     before = contents(saver.state)
-    saver.after_step(2)
+    end_step(saver, 2)
     train(saver.state, range(2, 3))
-    saver.after_step(3)
+    end_step(saver, 3)
     assert committed_steps(run_dir) == []
     files.go.set()
-    saver.after_step(4)
-    saver.after_step(5)
+    end_step(saver, 4)
+    end_step(saver, 5)
     assert committed_steps(run_dir) == [2, 4, 5]
     resume(saver.state, CheckpointStore(run_dir, 2), 2)
     after = contents(saver.state)
@@ -233,7 +237,7 @@ def test_training_goes_on_while_a_save_is_written(
 def test_a_synchronous_save_is_complete_at_once(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
-    build_saver(asynchronous=False).after_step(2)
+    end_step(build_saver(asynchronous=False), 2)
     assert committed_steps(run_dir) == [2]
 
 
@@ -243,11 +247,11 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     saver = build_saver(FullFiles(1), asynchronous=False)
-    saver.after_step(2)
+    end_step(saver, 2)
     assert saver.num_failed == 1
     assert "checkpoint 2 is not saved (1 of at most 3 in a row)" in caplog.text
     assert list(run_dir.checkpoints.iterdir()) == []
-    saver.after_step(4)
+    end_step(saver, 4)
     assert saver.num_failed == 0
     assert committed_steps(run_dir) == [4]
 
@@ -256,9 +260,9 @@ def test_a_disk_that_stays_full_ends_the_run_as_to_be_tried_again(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
     saver = build_saver(FullFiles(9), asynchronous=False, max_failed_saves=2)
-    saver.after_step(2)
+    end_step(saver, 2)
     with pytest.raises(StorageError, match="2 checkpoints in a row") as failure:
-        saver.after_step(4)
+        end_step(saver, 4)
     assert failure.value.exit_code is ExitCode.TRY_AGAIN
     assert list(run_dir.checkpoints.iterdir()) == []
 
@@ -267,13 +271,13 @@ def test_a_seal_that_finds_the_disk_full_leaves_the_checkpoints_before(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
     saver = build_saver(asynchronous=False)
-    saver.after_step(2)
+    end_step(saver, 2)
     rename = FaultyFiles()
     saver.checkpoints._files = rename
-    saver.after_step(4)
+    end_step(saver, 4)
     assert committed_steps(run_dir) == [2, 4]
     saver.checkpoints._files = FaultyFiles(rename.operations.index("rename"), full=True)
-    saver.after_step(5)
+    end_step(saver, 5)
     assert saver.num_failed == 1
     assert committed_steps(run_dir) == [2, 4]
 
@@ -284,7 +288,7 @@ def test_an_error_that_is_not_the_disks_ends_the_run(
     saver = build_saver(asynchronous=False)
     (saver.checkpoints.staging(2) / "stray").mkdir()
     with pytest.raises(ProtocolError, match="stray"):
-        saver.after_step(2)
+        end_step(saver, 2)
 
 
 def test_a_state_of_another_step_than_its_checkpoint_is_refused(

@@ -49,7 +49,7 @@ class _Save:
 class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     """Owns the saves of one rank; every method but `__exit__` is called by all ranks together.
 
-    >>> saver.after_step(10)  # doctest: +SKIP
+    >>> saver.after_step(10, is_due=saver.is_due(10))  # doctest: +SKIP
     """
 
     state: TrainingState
@@ -76,7 +76,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     def world(self) -> World:
         return self.state.world
 
-    def decides(self, version: int) -> bool:
+    def is_due(self, version: int) -> bool:
         """Whether `version` is saved: by its number, by time, or because the run is to stop.
 
         Time and requests are read by rank 0 alone.
@@ -87,14 +87,14 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         is_due = version == self.max_steps or (interval is not None and version % interval == 0)
         return is_due or self._first_rank_says(self._is_overdue() or self._request.exists())
 
-    def after_step(self, version: int, *, is_due: bool | None = None) -> None:
-        """Look after the save in progress, and start one when `version` is due.
+    def after_step(self, version: int, *, is_due: bool) -> None:
+        """Look after the save in progress, and start one when this version is due.
 
         A save waits for the one before. The last one, and one that a stop asked for, is complete
-        when this returns. `is_due` is what `decides` said of this version; None asks it.
+        when this returns.
         """
         self._look(wait_for_it=False)
-        if not (self.decides(version) if is_due is None else is_due):
+        if not is_due:
             return
         self._look(wait_for_it=True)
         self._saved_at = self.clock()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -50,14 +49,13 @@ def run(config: TrainerProcessConfig) -> None:
 def _train(
     config: TrainerProcessConfig, world: World, run_dir: RunDirectory, receiver: BatchReceiver
 ) -> None:
-    trainer, first_step = config.trainer, config.resume_step or 0
+    trainer = config.trainer
     learner = Learner.build(
         config.model, trainer, trainer.loss, max_steps=config.max_steps, world=world
     )
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, run_dir, files)
     saver = _build_saver(config, learner, run_dir, receiver)
-    reports = _Reports(receiver, config.term)
     ladder = Ladder(
         learner,
         SpooledBatches(
@@ -67,7 +65,7 @@ def _train(
             vocabulary=learner.vocabulary,
             timeout_seconds=trainer.receive_timeout_seconds,
         ),
-        record=reports.send,
+        record=partial(_send_report, receiver, config.term),
         publish_version=publisher.publish_version,
         saver=saver,
     )
@@ -77,34 +75,26 @@ def _train(
         published = publisher.publish_version(config.resume_step)
         if published is not None:
             receiver.send_event(announcement(published, config.term))
-    ladder.train(first_step, config.end_step)
+    ladder.train(config.resume_step or 0, config.end_step)
     learner.save(run_dir, files)
     publisher.finish()
     if world.is_first:
         receiver.send_event(TrainerDone(step=config.end_step - 1, term=config.term))
 
 
-@dataclass(frozen=True)
-class _Reports:
-    """Tells the orchestrator of each step; only rank 0 has something published to tell."""
-
-    receiver: BatchReceiver
-    term: int
-
-    def send(self, report: StepReport) -> None:
-        published = report.published
-        if published is None:
-            return
-        metrics = dict(report.metrics) | {
-            "weights/version": float(published.version),
-            "weights/publish_seconds": report.metrics["time/publish_seconds"],
-        }
-        self.receiver.send_event(announcement(published, self.term))
-        self.receiver.send_event(
-            StepFinished(
-                step=report.step, term=self.term, metrics=metrics, is_saved=report.is_saved
-            )
-        )
+def _send_report(receiver: BatchReceiver, term: int, report: StepReport) -> None:
+    """Tell the orchestrator of a step; only rank 0 has something published to tell."""
+    published = report.published
+    if published is None:
+        return
+    metrics = dict(report.metrics) | {
+        "weights/version": float(published.version),
+        "weights/publish_seconds": report.metrics["time/publish_seconds"],
+    }
+    receiver.send_event(announcement(published, term))
+    receiver.send_event(
+        StepFinished(step=report.step, term=term, metrics=metrics, is_saved=report.is_saved)
+    )
 
 
 def _build_saver(
