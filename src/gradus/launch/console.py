@@ -15,7 +15,7 @@ from gradus.run.paths import RunDirectory
 
 _REDRAW_SECONDS = 0.2
 _PACE_STEPS = 20
-"""Steps whose pace tells how long the rest takes."""
+"""Recent steps whose pace predicts the rest."""
 _CLEAR_LINE = "\x1b[2K"
 
 
@@ -88,14 +88,14 @@ class ConsoleProgress:
         if not self._is_terminal:
             return
         if self._bar is None:
-            tqdm.monitor_interval = 0  # No thread of its own: the launcher moves the bar.
+            tqdm.monitor_interval = 0  # Without tqdm's thread: the launcher moves the bar.
             self._bar = tqdm(
                 total=self._max_steps, unit="step", file=self._stream, leave=False, ncols=80
             )
         self._bar.update(record.step + 1 - self._bar.n)
 
     def _seconds_left(self, step: int) -> float | None:
-        """Until the last step, from the pace of the last steps; None without two, and at the end.
+        """Seconds until the last step, by the pace of recent steps; None before there are two.
 
         By the clock and not by the steps' own seconds: evaluations and checkpoints take time too.
         """

@@ -35,7 +35,7 @@ class Episodes:
     title = "evaluation"
 
     def resume_point(self, _: RunLease) -> ResumePoint:
-        """Episodes need no checkpoint: those that lie in the folder are not played again."""
+        """Episodes need no checkpoint: those in the folder are not played again."""
         return ResumePoint(None)
 
     def enter(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Entry:

@@ -63,7 +63,7 @@ class Job:
     plan: Planner
     work: Work
     check: Callable[[], None] = lambda: None
-    """Asks what others serve for it; not in a dry run."""
+    """Asks the endpoints of others that it needs; not called in a dry run."""
     saves: bool = False
     """Whether a stop from outside waits for a checkpoint."""
     evaluation_seconds: float = 0.0

@@ -40,7 +40,7 @@ def launch(
     clean: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Do a job to its end; with `dry_run` only say what would happen. Returns the exit code.
+    """Run a job to its end; with `dry_run` only say what would happen. Returns the exit code.
 
     0 when done, 130 after Ctrl-C, 75 after SIGTERM or when episodes of an evaluation failed. A
     process that fails ends all others and is raised as a GradusError whose message names it, its
@@ -207,7 +207,7 @@ class _Launch:
         self._supervisor.check()
 
     def _note_first_end(self, running: list[Child]) -> None:
-        """An evaluation at the end may take long, and shows nothing until it is complete."""
+        """An evaluation at the end may take long and shows nothing until it is complete."""
         if self._job.evaluation_seconds:
             names = ", ".join(child.spec.name for child in running)
             self._view.line(f"training is done; {names} still evaluates")
@@ -233,7 +233,7 @@ class _Launch:
             self._supervisor.reap_orphans()
 
     def _note_full_disk(self) -> None:
-        """Roles wait for room and say so in their logs alone."""
+        """The processes wait for room and say so only in their logs."""
         root = self._lease.run_dir.root
         free = free_bytes(root)
         is_full = free is not None and free < _LEAST_FREE_BYTES

@@ -118,7 +118,7 @@ def train(
     resume: bool = False,
     clean: bool = False,
 ) -> LoadedRun:
-    """Do the run of a config to its end, as `gradus rl` or `gradus sft` does, and load it.
+    """Run a config to its end, as `gradus rl` or `gradus sft` does, and load it.
 
     `config` is a TOML or JSON file, its content as a dict, or a config object. Call it from the
     main thread: Ctrl-C and SIGTERM end the run. Whatever ends it early is raised as a GradusError

@@ -135,7 +135,7 @@ class Summary:
 
     @property
     def headline(self) -> tuple[str, str]:
-        """Name and metric of the number that tells whether the run learned."""
+        """Name and metric of the number that shows whether the run learned."""
         if self.kind in ("sft", "replay"):
             return "loss", "loss/total/mean"
         if self.kind == "bench":

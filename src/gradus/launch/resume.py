@@ -47,7 +47,7 @@ _SILENT = re.compile(
     r"run_dir|term|resume_step|(sft\.)?max_steps|(sft\.)?checkpoint\..+|.*\.env_vars(\..+)?"
     r"|sft\.(name|output_dir)|orchestrator\.train\..+"
 )
-"""Keys that may change unsaid; what matters of `orchestrator.train` stands in `sources`, too."""
+"""Keys whose change is not shown; what matters of `orchestrator.train` is in `sources` too."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def refuse_other_evaluation(run_dir: RunDirectory, configs: Mapping[str, StrictC
 
 
 def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: bool = False) -> None:
-    """Take away what belongs to dead processes and to steps that will be done again.
+    """Remove what belongs to dead processes and to steps that will be done again.
 
     Committed checkpoints, the journal, logs and the records of surviving steps stay, and with
     `keeps_versions` the published versions of those steps.
@@ -170,7 +170,7 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
 
 
 def _void_versions(run_dir: RunDirectory, point: ResumePoint, keeps_versions: bool) -> list[Path]:
-    """What goes of the published versions: all of them, or those that training makes again."""
+    """The published versions to remove: all, or those that training will publish again."""
     if not keeps_versions or not run_dir.weights.is_dir():
         return [run_dir.weights]
     newest = run_dir.version(point.step or 0).name

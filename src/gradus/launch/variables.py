@@ -74,7 +74,7 @@ def source_variables(
     verifiers: Mapping[str, Any],
     passed: Iterable[str] = (),
 ) -> dict[str, str]:
-    """No secret but the hub's token, for data and tokenizer, and what the config itself names.
+    """Of all secrets only the hub's token, for data and tokenizer, and those that the config names.
 
     `passed` are names that the config passes from the caller. The password of a proxy is
     removed unless the proxy's variable is one of them.

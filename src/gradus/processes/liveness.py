@@ -24,10 +24,10 @@ from gradus.processes.table import stopped_processes
 BEAT_SECONDS = 5.0
 """Between two heartbeats."""
 TELL_SECONDS = 20.0
-"""How long a process is silent before a person hears of it; then after twice the time again."""
+"""How long a process may be silent before a person is told."""
 _LOOK_SECONDS = 2.0
 _MAX_STEP_SECONDS = 10.0
-"""A longer time between two looks means that the launcher itself was stopped, not the others."""
+"""After a longer pause between two looks, it was the launcher that was stopped."""
 
 
 async def beat(folder: Path, process: str, tell: Callable[[], Mapping[str, str]] = dict) -> None:
@@ -58,7 +58,7 @@ class Watched:
     name: str
     pid: int
     is_vital: bool
-    """Whether the run ends when it is silent for too long; others have someone who follows them."""
+    """Whether the run ends when it is silent for too long; the launcher restarts the others."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Sign:
 
     who: str
     what: str
-    """Goes on with "for 20 s"."""
+    """Is followed by "for 20 s"."""
     advice: str = ""
     is_fatal: bool = False
 
@@ -109,7 +109,7 @@ class SilenceWatch:
         self._usual_seconds: dict[str, float] = {}
 
     def look(self, processes: Sequence[Watched]) -> list[str]:
-        """Lines for a person, each silence again after three times the time.
+        """Lines for a person; a silence is repeated once it has lasted three times as long.
 
         Raises StallError when a vital process is silent for too long.
         """

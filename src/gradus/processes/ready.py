@@ -1,4 +1,4 @@
-"""Where the run's other processes are found, and how their end is noticed."""
+"""How the processes of a run find one another, and notice that one has ended."""
 
 from __future__ import annotations
 

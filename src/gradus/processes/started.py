@@ -130,7 +130,7 @@ def _signal_name(number: int) -> str:
 
 
 def _cause_of_signal(child: Child, number: int) -> str:
-    """Its log cannot tell why a process was killed, only why it crashed."""
+    """A log can say why a process crashed, not why it was killed."""
     if number == signal.SIGKILL:
         return "out of memory (see `dmesg`), or killed by a person or a scheduler"
     if number in SIGNALS_FROM_OUTSIDE:
@@ -140,7 +140,7 @@ def _cause_of_signal(child: Child, number: int) -> str:
 
 
 def _class_of(code: int) -> ExitCode:
-    """What the launcher ends with; a process that others killed may be tried again as it was."""
+    """The launcher's exit code; after a kill from outside, the same run may be tried again."""
     if -code in SIGNALS_FROM_OUTSIDE:
         return ExitCode.TRY_AGAIN
     known = {int(known) for known in ExitCode} - {0}

@@ -194,7 +194,7 @@ class Supervisor:
         return _belonging_to(roots, self._mark)
 
     def _adopted(self) -> list[ProcessEntry]:
-        """Orphans below our children that were given to us, see `become_subreaper`.
+        """Orphans of our children, which the kernel gave to us; see `become_subreaper`.
 
         Each child has its own session, so what comes from below it is never in ours, where
         whatever else this process started is.
@@ -215,7 +215,7 @@ class Supervisor:
         return {"TMPDIR": str(self._temporary)}
 
     def reap_orphans(self) -> None:
-        """Wait for dead processes that were orphaned and given to us, see `become_subreaper`."""
+        """Reap dead orphans that the kernel gave to us; see `become_subreaper`."""
         own = {child.pid for child in self.children}
         for entry in zombie_children(os.getpid()):
             if entry.pid not in own:
