@@ -79,7 +79,7 @@ class SpooledBatches:
             check_trainable(micro_batch, self.vocabulary)
 
     def _check_alike(self, step: int, sizes: Sequence[int]) -> None:
-        """Every rank runs the same number of collectives, or all of them would wait for ever."""
+        """Every rank runs the same number of collectives, or some would wait in vain."""
         mine = zlib.crc32(repr(list(sizes)).encode())
         total = self.world.sums({"sizes": mine})["sizes"]
         if not self.world.all_agree(total == mine * self.world.data_size):

@@ -42,7 +42,7 @@ class _Trained:
 
 
 def export(source: Path, directory: Path) -> int:
-    """Write the newest checkpoint of a run, or one that is named, to `directory`; gives its step.
+    """Write the newest checkpoint of a run, or the one given, to `directory`; returns its step.
 
     Every byte of the checkpoint is verified first. Adapters are added into the weights. Refuses
     (ConfigError) a source that is neither a run nor a checkpoint, and a directory that exists.
@@ -144,7 +144,7 @@ class HubRepository:
 def open_repository(
     name: str, *, private: bool = False, endpoint: str | None = None
 ) -> HubRepository:
-    """The repository `owner/name` with the user's token; asks nobody.
+    """The repository `owner/name` with the user's token; contacts no server.
 
     ConfigError for what no hub would take: a name without owner, no token, a machine that is set
     to stay offline.

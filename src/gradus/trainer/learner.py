@@ -131,7 +131,7 @@ class Learner:
         return merge_losses(losses), merge_updates(done)
 
     def adapter_files(self) -> dict[str, bytes]:
-        """What stands beside the tensors of the adapters; nothing without adapters."""
+        """The files of the adapter directory except its tensors; none without adapters."""
         lora = self.settings.lora
         if lora is None:
             return {}

@@ -82,7 +82,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class Limit:
-    """Which tokens a loss lets go of; [T], without gradient."""
+    """Which tokens a loss drops; [T], without gradient."""
 
     is_dropped: Tensor
     """Bool: the token adds no gradient."""

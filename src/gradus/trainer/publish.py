@@ -46,8 +46,8 @@ def serving_tensors(
     """Every parameter and saved buffer, whole and on the CPU, as `save_pretrained` names them.
 
     A collective: all ranks must exhaust it. Ranks with `keep` false take part and yield nothing.
-    Tied parameters come once, under the name that Hugging Face keeps; adapters are added to the
-    weights that they stand beside.
+    Tied parameters come once, under the name that Hugging Face keeps; adapters are added to their
+    weights.
     """
     gathered = _whole_tensors(model, dtype, keep=keep)
     if not getattr(model, "_weight_conversions", None):
@@ -197,7 +197,7 @@ def announcement(published: Published, term: int) -> PolicyPublished:
 
 
 def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> dict[str, bytes]:
-    """Config, generation config and tokenizer files that stand beside the weights."""
+    """Every file of a model directory except the weights: configs and tokenizer."""
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     with tempfile.TemporaryDirectory() as folder:

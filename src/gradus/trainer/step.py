@@ -43,7 +43,7 @@ SEQUENCES = "sequences"
 """Among the counts: samples with a member of one of those."""
 Aggregation = Literal["token_mean", "sequence_mean"]
 _OBSERVED = ("ce", "ce_batch")
-"""Components whose members the policy shall predict."""
+"""Components whose members the policy learns to predict."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class GradientStep:
         """Add the gradients of one update to the parameters.
 
         Every rank must bring the same number of micro batches; each takes part in backward, with
-        or without members, so that ranks stay in step. Without `is_whole_batch` the caller sees
-        to `refuse_unscored`.
+        or without members, so that ranks stay in step. Without `is_whole_batch` the caller calls
+        `refuse_unscored`.
         """
         members = self.count(micro_batches)
         if is_whole_batch:
@@ -208,7 +208,7 @@ def _denominator(name: str, members: Mapping[str, int]) -> int:
 
 
 def _refuse_wrong_shapes(output: LossOutput, tensors: TrainTensors) -> None:
-    """A loss that averaged would be spread over the tokens again, without a word."""
+    """An averaged loss would silently be broadcast over the tokens again."""
     expected = tensors.token_ids.shape
     for name, values in {"per_token": output.per_token, **output.metrics}.items():
         if values.shape != expected:

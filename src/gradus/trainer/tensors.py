@@ -39,7 +39,7 @@ class TrainTensors:
 
     @classmethod
     def build(cls, micro_batch: MicroBatch, device: torch.device) -> TrainTensors:
-        """The tensors of a micro batch that `check_trainable` let through."""
+        """The tensors of a micro batch that passed `check_trainable`."""
         weights = _member_weights(micro_batch)
         is_target = np.any([weight != 0 for weight in weights.values()], axis=0)
         lengths = micro_batch.sequence_lengths

@@ -1,8 +1,8 @@
-"""Saving while training goes on: copy, write in the background, agree, hand over.
+"""Saving while training continues: copy, write in the background, agree, announce.
 
 The copy is taken between two steps, so a checkpoint is of exactly one step. Each rank then writes
-its own file without a word to the others; that all of them succeeded is agreed at the end of a
-later step. A save that fails is reported, what it wrote is deleted, and training goes on, until
+its own file without waiting for the others; at the end of a later step they agree whether all of
+them succeeded. A save that fails is reported, its files are deleted, and training continues, until
 `max_failed_saves` in a row have failed.
 """
 
@@ -107,7 +107,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
             self._request.unlink(missing_ok=True)
 
     def __exit__(self, *_: object) -> None:
-        """End the background thread; a save that is not agreed on stays hidden for ever."""
+        """End the background thread; a save that the ranks have not agreed on stays hidden."""
         self._background.shutdown(wait=True, cancel_futures=True)
 
     @property
@@ -191,7 +191,7 @@ def resume(state: TrainingState, checkpoints: CheckpointStore, step: int) -> Tra
     progress = state.load(checkpoints.locate(step).part(PART))
     if progress.step != step:
         raise CorruptStateError(f"checkpoint {step} holds the trainer's state of {progress.step}")
-    logger.info("goes on with step %d, saved by %d ranks", step, progress.num_ranks)
+    logger.info("continues with step %d, saved by %d ranks", step, progress.num_ranks)
     return progress
 
 

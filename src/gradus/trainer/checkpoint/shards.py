@@ -1,8 +1,8 @@
 """Tensors that are split over ranks, as one safetensors file per rank, for any number of readers.
 
-A file holds boxes of tensors; its header says of each how large the whole tensor is and where the
-box lies in it. Every rank writes what it owns, without a word to the others, and a reader fills the
-boxes it needs from those that were written, however many ranks there were. No pickle is involved.
+A file holds boxes of tensors; its header says how large each whole tensor is and where the box lies
+in it. Every rank writes what it owns without waiting for the others. A reader fills the boxes that
+it needs from those that were written, however many ranks there were. No pickle is involved.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def own_pieces(
 
     `shared` tensors are the same objects on all ranks: of a split one each rank writes its part, a
     copy on other ranks is written once, and a whole one by the first rank. `own` tensors exist on
-    this rank alone, under names of its own.
+    this rank alone, under names that no other rank uses.
     """
     pieces = {name: Piece(box_of(tensor), _copied(tensor)) for name, tensor in own.items()}
     for name, tensor in shared.items():
@@ -198,7 +198,7 @@ class ShardReader:
 
 @contextmanager
 def open_shards(folder: Path) -> Iterator[ShardReader]:
-    """All files of a saved state; CorruptStateError when one is none of ours."""
+    """All files of a saved state; CorruptStateError when gradus did not write one of them."""
     stored: dict[str, list[_Stored]] = {}
     with ExitStack() as stack:
         for path in sorted(folder.glob(_FILE_PATTERN)):

@@ -71,7 +71,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where training stands."""
 
     step: int
-    """Updates applied; training goes on with this step."""
+    """Updates applied; training continues with this step."""
     num_ranks: int
     """Ranks that wrote the state; any other number can read it."""
     counters: dict[str, int]
@@ -172,7 +172,7 @@ class TrainingState:
         return {it.name: it.parameter.detach() for it in trained_parameters(self.policy)}
 
     def _random(self) -> dict[str, Tensor]:
-        """The states of torch's generators on this rank, under names of its own."""
+        """The states of torch's generators on this rank, under names that no other rank uses."""
         states = {self._name_of_random("cpu"): torch.get_rng_state()}
         if self.world.device.type == "cuda":
             states[self._name_of_random("cuda")] = torch.cuda.get_rng_state(self.world.device)
@@ -198,7 +198,7 @@ def load_weights(policy: torch.nn.Module, part: Path) -> TrainingProgress:
 
 
 def refuse_other_base(saved: Origin, base_sha256: str | None) -> None:
-    """ConfigError when the adapters of a checkpoint were trained beside another frozen model."""
+    """ConfigError when the adapters of a checkpoint were trained with another frozen model."""
     if saved.base_sha256 != base_sha256:
         raise ConfigError(
             f"model {saved.model.get('name')!r} is not the one that the adapters of the checkpoint "
@@ -214,7 +214,7 @@ def _short(digest: str | None) -> str:
 def _refuse_left_over(
     part: Path, reader: ShardReader, prefix: str, wanted: Mapping[str, Tensor]
 ) -> None:
-    """Trained state that nothing reads would be lost without a word."""
+    """Trained state that nothing reads would be silently lost."""
     saved = {it.removeprefix(prefix) for it in reader.names if it.startswith(prefix)}
     if left := sorted(saved - wanted.keys()):
         raise ConfigError(

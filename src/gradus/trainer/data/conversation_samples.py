@@ -1,8 +1,8 @@
 """From conversations to samples whose learned tokens are exactly those of the chosen messages.
 
-The template needs no generation tags: a message's tokens are those that rendering it adds behind
+The template needs no generation tags: a message's tokens are those that rendering it adds after
 its header. Templates may rewrite earlier turns (Qwen3 removes old reasoning); a turn that does not
-continue what was rendered before starts a sample of its own, so each message is learned once, in
+continue what was rendered before starts a new sample, so each message is learned once, in
 the context in which it would be sampled.
 """
 
@@ -133,7 +133,7 @@ class ConversationEncoder:
 
     def _as_expected(self, message: Message) -> Message:
         """The message with its content, and the arguments of its calls, in the form that the
-        template writes; in another it would leave the text out without a word."""
+        template writes; in another form it would silently leave the text out."""
         changed = dict(message)
         content, role = message.get("content"), message["role"]
         if isinstance(content, list) and not self._shows(role, as_parts=True):
@@ -207,7 +207,7 @@ class _Branch:
         self._token_ids = list(token_ids)
 
     def sample(self, id: str) -> Sample:
-        """The sample, cut behind its last learned token."""
+        """The sample, cut after its last learned token."""
         learned = np.array(self._is_learned, np.bool_)
         length = int(np.flatnonzero(learned)[-1]) + 1 if learned.any() else len(learned)
         learned = learned[:length]
@@ -249,7 +249,7 @@ class ConversationStream:
         self._shuffle = shuffle
         self._order = self._passes(0)
         self.num_read = 0
-        """Conversations drawn so far, over all passes; the place where a resumed run goes on."""
+        """Conversations drawn so far, over all passes; where a resumed run continues."""
         self.num_skipped = 0
         """Conversations that are too long or hold nothing to learn, seen since the start."""
 
@@ -332,7 +332,7 @@ def _text_of(content: Any) -> str:
 
 
 def _with_objects(call: Any) -> Any:
-    """A call with its arguments parsed; as it is when they are no JSON text."""
+    """A call with its arguments parsed; unchanged when they are not JSON."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

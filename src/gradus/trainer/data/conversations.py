@@ -36,7 +36,7 @@ class PlainText:
     id: str
     prompt: str
     completion: str
-    """Learned, with the end-of-text token behind it."""
+    """Learned, with the end-of-text token after it."""
 
 
 def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | PlainText:
@@ -96,7 +96,7 @@ def _message(place: str, message: Any) -> Message:
 
 
 def message_content(place: str, content: Any) -> str | list[dict[str, str]] | None:
-    """Text, or parts of text; a template would leave a picture out without a word."""
+    """Text, or parts of text; a template would silently leave a picture out."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -115,7 +115,7 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention)
 def _refuse_hidden_window(module: torch.nn.Module, layout: PackedLayout) -> None:
     """Some models keep their window to the mask, which packed rows do not have."""
     window = getattr(getattr(module, "config", None), "sliding_window", None)
-    # 0 in a config stands for none.
+    # Some configs write 0 for no window.
     if window and window < layout.longest:
         raise ConfigError(
             f"{type(module).__name__} keeps a sliding window of {window} tokens to its mask, so a "

@@ -73,7 +73,7 @@ def gather_heads(tokens: Tensor, group: ContextGroup) -> Tensor:
 
 
 def copy_key_heads(tokens: Tensor, group: ContextGroup) -> Tensor:
-    """[P, K, D] with each key head as often as needed for every rank to get one."""
+    """[P, K, D], with key heads repeated until every rank gets one."""
     copies = max(1, group.size // tokens.shape[1])
     return tokens if copies == 1 else tokens.repeat_interleave(copies, dim=1)
 

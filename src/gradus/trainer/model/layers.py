@@ -36,13 +36,13 @@ _KEPT = (
     # Context parallelism: a transfer costs more than keeping what it brought.
     "_c10d_functional::all_to_all_single",
 )
-"""Results that are dear to compute and small to keep."""
+"""Results that take long to compute and little memory to keep."""
 
 
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The modules that transformers never splits; they run one after the other."""
     names = set(model._no_split_modules or ())
-    # FSDP puts a class of its own before the module's.
+    # FSDP derives a class from the module's; the original follows in the method resolution order.
     return [
         module
         for module in model.modules()
@@ -67,7 +67,7 @@ def recompute_layers(layers: Sequence[torch.nn.Module], mode: Recompute) -> None
 
 
 def compile_layers(layers: Sequence[torch.nn.Module], *, backend: str = "inductor") -> None:
-    """Compile what stands before and after attention in each layer, for any number of tokens.
+    """Compile what comes before and after attention in each layer, for any number of tokens.
 
     Goes before `recompute_layers`, which then runs compiled code again in backward. ConfigError
     when this machine has no C compiler, which torch needs for CPUs and GPUs alike.

@@ -121,7 +121,7 @@ def base_digest(model: PreTrainedModel) -> str:
 def adapter_files(
     model: PreTrainedModel, config: LoraConfig, base_model: str, base_sha256: str | None
 ) -> dict[str, bytes]:
-    """PEFT's config, which stands beside the adapter's tensors, and the digest of its base.
+    """The files of an adapter's directory except its tensors: PEFT's config and the base's digest.
 
     `base_model` is the base's name or path; ranks that write nothing know no digest. vLLM
     fuses q, k, v and gate, up itself: it wants PEFT's separate names.

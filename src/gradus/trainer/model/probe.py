@@ -1,9 +1,9 @@
 """A loaded model reads a few tokens twice: packed as in training, and by its own forward.
 
 Training takes a model apart: attention runs packed, and logprobs come from the last hidden states
-without the model's own head code. What an architecture does beside that (caps on logits, state
-between tokens, masks of its own, layers behind the last hidden state) would be left out without a
-word; here it shows as another logprob.
+without the model's own head code. Anything else that an architecture does (caps on logits, state
+between tokens, special masks, layers after the last hidden state) would be silently left out; here
+it shows as a different logprob.
 """
 
 from __future__ import annotations

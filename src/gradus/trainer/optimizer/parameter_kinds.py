@@ -43,7 +43,7 @@ class TrainedParameter:
 
 
 def trained_parameters(model: torch.nn.Module) -> list[TrainedParameter]:
-    """Every parameter of `model` that wants a gradient, in the model's order, shared ones once."""
+    """Every parameter of `model` that is trained, in the model's order, shared ones once."""
     kinds = dict(_special_kinds(model))
     return [
         TrainedParameter(name, p, kinds.get(id(p)) or _kind_by_shape(p))

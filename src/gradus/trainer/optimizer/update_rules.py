@@ -4,7 +4,7 @@ Muon is momentum whose singular values are all set to about one, for matrices of
 Keller Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024); the step's scale
 0.2 √max(M, N) is that of Liu et al., "Muon is scalable for LLM training" (arXiv:2502.16982): the
 update then has the size of AdamW's, so both rules share one learning rate.
-Shapes: a parameter is [M, N], or [E, M, N] for E experts, each a matrix of its own.
+Shapes: a parameter is [M, N], or [E, M, N] for E experts, each a matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TINY = 1e-7
 def build_update_rules(
     config: OptimizerConfig, parameters: Sequence[TrainedParameter]
 ) -> tuple[Optimizer, ...]:
-    """The optimizers that together own every parameter once; Muon needs AdamW beside it.
+    """The optimizers that together own every parameter once; Muon leaves some to AdamW.
 
     Their state exists from the start, all zero, so that a checkpoint has the same entries before
     the first step and after it, and can be read into them in place.

@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a layer, in few passes over memory; for CPUs.
+"""The operations between the matrix products of a layer, in few passes over memory; for CPUs.
 
 transformers writes norms, rotations and gated products as five to ten operations each, every one of
 which reads and writes whole tensors and keeps some for backward. The forms here compute the same
@@ -189,7 +189,7 @@ def _with_fused_rotation(module: torch.nn.Module) -> Forward | None:
     """The module's own forward, which finds `_rotate` where it looks for transformers' function.
 
     The function is looked up in the model file, which all models of a kind share; a forward with
-    globals of its own leaves the other models of this process alone.
+    its own globals leaves the other models of this process alone.
     """
     forward = type(module).forward
     if not isinstance(forward, types.FunctionType) or _ROTATION not in forward.__code__.co_names:
@@ -220,7 +220,7 @@ def _rotate(
     original: Forward, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Queries [1, H, T, D] and keys, turned by the angles [1, T, D] of their positions."""
-    # With angles in float32 a model computes in it too, and rounds behind.
+    # With float32 angles the model also rotates in float32, and rounds afterwards.
     if options or cos.shape[-1] != query.shape[-1] or cos.dtype != query.dtype:
         rotated: tuple[Tensor, Tensor] = original(query, key, cos, sin, **options)
         return rotated

@@ -1,7 +1,7 @@
 """Flash attention on a GPU: the one inside torch, or version 3 where it is installed.
 
 torch brings version 2 and needs no other package for it. Version 3 (package `flash-attn-3`, Hopper
-GPUs) replaces torch's kernels in place, so that whoever calls torch's attention gets it.
+GPUs) replaces torch's kernels in place, so that every call of torch's attention uses it.
 """
 
 from __future__ import annotations
