@@ -39,7 +39,7 @@ from simulation import SOURCE, JumpingLoop, Simulation, build_config, run_simula
 
 from gradus.config import ModelConfig
 from gradus.log import configure_logging
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.build import Components
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.play.player import Source
@@ -52,8 +52,7 @@ from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
-from gradus.transport.base import BatchReceiver, BatchSender
-from gradus.transport.spool import SpoolReceiver, SpoolSender
+from gradus.transport import BatchReceiver, BatchSender, SpoolReceiver, SpoolSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 

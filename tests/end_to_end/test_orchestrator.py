@@ -39,7 +39,7 @@ from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
-from gradus.transport.spool import SpoolReceiver
+from gradus.transport import SpoolReceiver
 from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import RankBatch
 from gradus.wire.versions import staleness

@@ -17,7 +17,7 @@ from gradus.cli import main as command_line
 from gradus.cli.main import main
 from gradus.errors import ExitCode, StorageError
 from gradus.files import append_whole
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation.file import EvaluationFile, read_gradus_fields
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
@@ -26,8 +26,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.configs import RUN_TOML
 from gradus.testing.episodes import build_episode
-from gradus.transport import spool
-from gradus.transport.spool import SpoolReceiver, SpoolSender
+from gradus.transport import SpoolReceiver, SpoolSender, spool
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from gradus.launch.records import LineTail, PhaseSeconds, Record
-from gradus.monitor.console import RL_COLUMNS, Column, format_seconds, format_step
+from gradus.monitor import RL_COLUMNS, Column, format_seconds, format_step
 from gradus.run.paths import RunDirectory
 
 _REDRAW_SECONDS = 0.2

@@ -26,7 +26,7 @@ from gradus.launch.episodes import Episodes
 from gradus.launch.plan import LaunchPlan, Machine, plan_config, plan_processes
 from gradus.launch.resume import Entry, ResumePoint
 from gradus.launch.steps import Steps
-from gradus.monitor.console import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
+from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
 from gradus.run.lease import RunKind, RunLease
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch

@@ -25,7 +25,7 @@ from gradus.config import (
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
-from gradus.monitor.jsonl import read_objects
+from gradus.monitor import read_objects
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory

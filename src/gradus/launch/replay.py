@@ -14,7 +14,7 @@ from gradus.files import read_json
 from gradus.launch.job import Job
 from gradus.launch.plan import Machine, plan_config
 from gradus.launch.steps import Steps
-from gradus.monitor.console import SFT_COLUMNS
+from gradus.monitor import SFT_COLUMNS
 from gradus.run.paths import RunDirectory
 
 _NAME_LENGTH = 44

@@ -20,7 +20,7 @@ from gradus.launch.resume import (
     find_resume_point,
     refuse_other_evaluation,
 )
-from gradus.monitor.console import Column
+from gradus.monitor import Column
 from gradus.run.lease import RunKind, RunLease
 
 

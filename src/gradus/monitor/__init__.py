@@ -1,1 +1,30 @@
 """Numbers and traces out of a run."""
+
+from __future__ import annotations
+
+from gradus.monitor.base import Monitor, MonitorGroup
+from gradus.monitor.console import (
+    BENCH_COLUMNS,
+    RL_COLUMNS,
+    SFT_COLUMNS,
+    Column,
+    ConsoleMonitor,
+    format_seconds,
+    format_step,
+)
+from gradus.monitor.jsonl import JsonlMonitor, read_objects, read_records
+
+__all__ = [
+    "BENCH_COLUMNS",
+    "RL_COLUMNS",
+    "SFT_COLUMNS",
+    "Column",
+    "ConsoleMonitor",
+    "JsonlMonitor",
+    "Monitor",
+    "MonitorGroup",
+    "format_seconds",
+    "format_step",
+    "read_objects",
+    "read_records",
+]

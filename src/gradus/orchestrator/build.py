@@ -19,8 +19,7 @@ from gradus.config import (
 from gradus.errors import ProtocolError
 from gradus.files import write_atomically
 from gradus.log import get_logger
-from gradus.monitor.base import Monitor, MonitorGroup
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
 from gradus.orchestrator.algorithms import (
     needs_reference,
     reads_policy_tokens,
@@ -72,8 +71,7 @@ from gradus.processes.liveness import beat
 from gradus.processes.ready import read_token, write_ready
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.transport.base import BatchSender
-from gradus.transport.spool import SpoolSender
+from gradus.transport import BatchSender, SpoolSender
 from gradus.wire.inference import SERVED_MODEL_NAME
 from gradus.wire.turns import read_stop_token_ids
 

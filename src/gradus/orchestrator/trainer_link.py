@@ -24,7 +24,7 @@ from gradus.orchestrator.records.metrics import Metrics, PendingStepMetrics
 from gradus.orchestrator.records.watchdog import WaitBoard, WaitFor
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.model_files import weights_digest
-from gradus.transport.base import BatchSender
+from gradus.transport import BatchSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from gradus.errors import ProtocolError
 from gradus.trainer.distributed import World
 from gradus.trainer.tensors import check_trainable
-from gradus.transport.base import BatchReceiver
+from gradus.transport import BatchReceiver
 from gradus.wire.events import BatchReceived
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.packing import pack

@@ -16,9 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from gradus.log import get_logger
-from gradus.monitor.base import MonitorGroup
-from gradus.monitor.console import Column, ConsoleMonitor
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import Column, ConsoleMonitor, JsonlMonitor, MonitorGroup
 from gradus.processes.ready import write_ready
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import BatchSource

@@ -1,1 +1,8 @@
-"""Batches one way, events back."""
+"""The spool: batches one way, events back."""
+
+from __future__ import annotations
+
+from gradus.transport.base import BatchReceiver, BatchSender
+from gradus.transport.spool import SpoolReceiver, SpoolSender
+
+__all__ = ["BatchReceiver", "BatchSender", "SpoolReceiver", "SpoolSender"]

@@ -22,7 +22,7 @@ from gradus.launch.job import Job
 from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, config_file, log_file
 from gradus.launch.steps import Steps
-from gradus.monitor.console import RL_COLUMNS
+from gradus.monitor import RL_COLUMNS
 from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import read_process
 from gradus.run.lease import open_run

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradus.launch.records import LineTail, MetricsTail, Record
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor
 
 
 def test_a_file_that_is_not_there_yet_has_no_records(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from gradus.launch.resume import (
     find_resume_point,
 )
 from gradus.launch.steps import Steps
-from gradus.monitor.console import RL_COLUMNS
+from gradus.monitor import RL_COLUMNS
 from gradus.processes.started import ProcessSpec
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, open_run, reopen_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from gradus.monitor.console import SFT_COLUMNS, ConsoleMonitor, format_step
+from gradus.monitor import SFT_COLUMNS, ConsoleMonitor, format_step
 
 RL_STEP = {
     "episode/reward/mean": 0.5124,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.monitor.jsonl import JsonlMonitor, read_records
+from gradus.monitor import JsonlMonitor, read_records
 
 
 def read(path: Path) -> list[dict[str, object]]:

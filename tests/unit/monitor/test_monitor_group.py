@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gradus.monitor.base import MonitorGroup
+from gradus.monitor import MonitorGroup
 
 
 class Recorder:

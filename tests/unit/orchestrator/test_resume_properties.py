@@ -19,7 +19,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.config import AlgorithmConfig, CheckpointConfig, CurriculumConfig
 from gradus.files import read_json, write_json
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.build import Components, build_orchestrator
 from gradus.orchestrator.failures import ListedErrors

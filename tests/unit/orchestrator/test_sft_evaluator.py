@@ -15,7 +15,7 @@ import pytest
 from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.errors import ConfigError, FencedError, ProcessError, ProtocolError
 from gradus.files import read_json, write_json
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
 from gradus.orchestrator.evaluation.file import read_gradus_fields

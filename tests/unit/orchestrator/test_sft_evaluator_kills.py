@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
 from gradus.orchestrator.evaluation.file import read_gradus_fields

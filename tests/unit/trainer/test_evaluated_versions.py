@@ -25,7 +25,7 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.entry import evaluated_versions
 from gradus.trainer.entry.sft import run
-from gradus.transport.spool import SpoolSender
+from gradus.transport import SpoolSender
 from gradus.weights.filesystem import published_versions
 from gradus.weights.published import verify_version
 from gradus.wire.events import Event, PolicyPublished, TrainerDone

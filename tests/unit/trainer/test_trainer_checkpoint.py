@@ -47,7 +47,7 @@ from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
-from gradus.transport.spool import SpoolSender
+from gradus.transport import SpoolSender
 from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
 
 pytestmark = pytest.mark.torch

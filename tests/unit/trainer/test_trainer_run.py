@@ -25,7 +25,7 @@ from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_gro
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.trainer.entry.rl import run
-from gradus.transport.spool import SpoolSender
+from gradus.transport import SpoolSender
 from gradus.weights.published import BASE_FILE, verify_version
 from gradus.wire.events import (
     BatchReceived,

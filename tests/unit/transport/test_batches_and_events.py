@@ -11,7 +11,7 @@ import pytest
 from gradus.errors import DeadlineError, FencedError, ProtocolError
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.transport.spool import SpoolReceiver, SpoolSender
+from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch

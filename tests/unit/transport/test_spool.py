@@ -16,7 +16,7 @@ from gradus.errors import CorruptStateError, FencedError, ProtocolError
 from gradus.files import DurableFiles, write_json
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.transport.spool import SpoolReceiver, SpoolSender
+from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch

@@ -24,8 +24,7 @@ from gradus.config import EvalSourcesConfig, SftEvaluatorProcessConfig
 from gradus.errors import ProtocolError
 from gradus.files import read_json, write_json
 from gradus.log import get_logger
-from gradus.monitor.base import Monitor
-from gradus.monitor.jsonl import read_records
+from gradus.monitor import Monitor, read_records
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
     EvaluationSource,
@@ -46,7 +45,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.transport.base import BatchSender
+from gradus.transport import BatchSender
 from gradus.wire.events import PolicyPublished, TrainerDone
 
 PROGRESS_SECONDS = 0.5

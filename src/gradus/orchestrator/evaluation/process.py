@@ -14,8 +14,7 @@ from gradus.config import (
     continued_identity,
 )
 from gradus.files import read_json, write_json
-from gradus.monitor.base import MonitorGroup
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor, MonitorGroup
 from gradus.orchestrator.evaluation.episodes import open_evaluated, watched
 from gradus.orchestrator.evaluation.evaluator import Evaluator, SftEvaluation, build_evaluator
 from gradus.orchestrator.failures import run_loops
@@ -29,7 +28,7 @@ from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.processes.ready import InferenceReady, read_ready, write_ready
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.transport.spool import SpoolSender
+from gradus.transport import SpoolSender
 
 
 def run(config: EvaluatorProcessConfig | SftEvaluatorProcessConfig) -> None:

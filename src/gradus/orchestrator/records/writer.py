@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradus.monitor.base import Monitor
+from gradus.monitor import Monitor
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.metrics import Metrics
 from gradus.orchestrator.types import Group

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.monitor.jsonl import read_records
+from gradus.monitor import read_records
 from gradus.orchestrator.records.journal import read_journal
 from gradus.orchestrator.records.recording import PlayedState, digest_model, load_played
 from gradus.orchestrator.replay.journal_reader import (

@@ -18,8 +18,7 @@ from typing import Any
 from gradus.config import ReplayProcessConfig
 from gradus.errors import DeadlineError
 from gradus.files import write_json
-from gradus.monitor.base import Monitor
-from gradus.monitor.jsonl import JsonlMonitor
+from gradus.monitor import JsonlMonitor, Monitor
 from gradus.orchestrator.failures import run_loops
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.replay.batches import BatchMaker
@@ -34,8 +33,7 @@ from gradus.processes.ready import write_ready
 from gradus.run.lease import check_term
 from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
-from gradus.transport.base import BatchSender
-from gradus.transport.spool import SpoolSender
+from gradus.transport import BatchSender, SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
 
 BATCHES_AHEAD = 2

@@ -17,8 +17,7 @@ import torch
 
 from gradus.config import BenchConfig, TrainerProcessConfig
 from gradus.files import write_json
-from gradus.monitor.base import Monitor
-from gradus.monitor.console import BENCH_COLUMNS
+from gradus.monitor import BENCH_COLUMNS, Monitor
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import StepBatch, pack_own_share
 from gradus.trainer.distributed import World, join_world

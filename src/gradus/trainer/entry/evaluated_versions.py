@@ -14,8 +14,7 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
 from gradus.trainer.learner import Learner
 from gradus.trainer.publish import PolicyPublisher, announcement
-from gradus.transport.base import BatchReceiver
-from gradus.transport.spool import SpoolReceiver
+from gradus.transport import BatchReceiver, SpoolReceiver
 from gradus.weights.filesystem import FilesystemWeights, published_versions
 from gradus.weights.published import Published
 from gradus.wire.events import TrainerDone

@@ -27,8 +27,7 @@ from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
 from gradus.trainer.publish import PolicyPublisher, announcement, model_files, serving_tensors
-from gradus.transport.base import BatchReceiver
-from gradus.transport.spool import SpoolReceiver
+from gradus.transport import BatchReceiver, SpoolReceiver
 from gradus.weights.broadcast import BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights, write_tensors
 from gradus.weights.published import WeightPublisher

@@ -16,8 +16,7 @@ import torch
 from gradus.config import LossConfig, SftConfig, SftProcessConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
-from gradus.monitor.base import Monitor
-from gradus.monitor.console import SFT_COLUMNS
+from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import StepBatch, pack_own_share
