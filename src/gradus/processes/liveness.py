@@ -24,7 +24,7 @@ from gradus.processes.table import stopped_processes
 BEAT_SECONDS = 5.0
 """Between two heartbeats."""
 TELL_SECONDS = 20.0
-"""How long a process may be silent before a person is told."""
+"""Silence after which a person gets a line about it."""
 _LOOK_SECONDS = 2.0
 _MAX_STEP_SECONDS = 10.0
 """After a longer pause between two looks, it was the launcher that was stopped."""
@@ -58,7 +58,7 @@ class Watched:
     name: str
     pid: int
     is_vital: bool
-    """Whether the run ends when it is silent for too long; the launcher restarts the others."""
+    """Whether the run ends when it is silent for too long; the orchestrator watches the others."""
 
 
 @dataclass(frozen=True)
