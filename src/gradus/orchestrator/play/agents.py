@@ -19,7 +19,7 @@ def mark_trainable(
 
     An environment may have marked some already; they stay so. `has_one_baseline` says that all
     traces of a group are compared, so that a task of several agents must name the one that learns.
-    An episode that failed by itself keeps its own error.
+    An episode that failed already keeps its error.
     """
     extra = episode.task.data.model_extra or {}
     learner = extra.get(LEARNER_SEAT)

@@ -31,10 +31,10 @@ class Ending(StrEnum):
     """How a drawn task ended."""
 
     PLAYED = "played"
-    """Every episode of its group ended by itself."""
+    """Every episode of its group ended; none was given up."""
     TOO_OLD = "too_old"
     """Its group was abandoned, or its samples became too old in the queue. The task comes back to
-    the source by itself, at most `MAX_RETURNS` times."""
+    the source, at most `MAX_RETURNS` times."""
     SET_ASIDE = "set_aside"
     """It cannot be loaded, or ends its environment; the source skips it from now on."""
 

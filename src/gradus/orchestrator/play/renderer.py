@@ -34,7 +34,7 @@ from gradus.log import get_logger
 
 AUTO = "auto"
 CHAT_TEMPLATE = "default"
-"""The renderer that asks the model's own chat template, and reads no tool calls by itself."""
+"""The renderer that uses the model's own chat template, and parses no tool calls."""
 FIND_SECONDS = 180.0
 """Loading a tokenizer takes seconds; one that comes from the hub may take longer."""
 
@@ -190,7 +190,7 @@ def _tell(model: ModelConfig, settings: Mapping[str, Any]) -> None:
         log.info("renderer %r was found from the chat template of %r", dict(settings), model.name)
         return
     log.warning(
-        "model %r has no renderer of its own, so its chat template is used: tool calls and "
+        "no renderer is known for model %r, so its chat template is used: tool calls and "
         "reasoning are not parsed, and a conversation whose template rewrites earlier turns splits "
         "into several samples. Set model.renderer to the renderer of its family, e.g. 'qwen3'",
         model.tokenizer or model.name,

@@ -116,7 +116,7 @@ class RestartedEnvironment:
         self._num_lost += 1
         log.warning("%s; waiting for a new process of %r", reason, self._name)
         lost = self._client
-        # The number tells `Blame` one loss from the next.
+        # `Blame` tells losses apart by this number.
         lost.lose(f"{reason} (loss {self._num_lost} of this launch)")
         self._address = await self._next_address(reason)
         self._client = self._connect(self._address)

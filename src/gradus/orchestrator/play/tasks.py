@@ -92,12 +92,12 @@ class TaskSource:
         if num_tasks is None or num_aside < num_tasks:
             return EnvironmentFailure(
                 f"{describe('curriculum', self._curricula[name])}, source {name!r}: next_task "
-                f"draws nothing but the {num_aside} tasks that were put aside; it hears of each "
-                "in `record` as Ending.SET_ASIDE, and must draw others then"
+                f"draws nothing but the {num_aside} tasks that were put aside; each is reported "
+                "to its `record` as Ending.SET_ASIDE, and it must draw others then"
             )
         return EnvironmentFailure(
             f"source {name!r} has no task left to play: {num_aside} of {num_tasks} tasks were put "
-            "aside, see task_set_aside in journal.jsonl; mend its data, or leave the source out"
+            "aside, see task_set_aside in journal.jsonl; fix its data, or leave the source out"
         )
 
     def _draw(self, name: str) -> TaskDraw:

@@ -141,7 +141,7 @@ class RecordedRun:
             recorded = read_json(path)
         except FileNotFoundError:
             raise CorruptStateError(
-                f"{path} is missing, so nobody can tell whether {name!r} still holds the initial "
+                f"{path} is missing, so it is not known whether {name!r} still holds the initial "
                 "weights; the run stopped before it was written, or it was deleted"
             ) from None
         if not isinstance(recorded, dict):
