@@ -1,8 +1,8 @@
 """Whether a loss gives every token the same gradient however the samples are laid out.
 
-The loss runs through the trainer's own gradient step over a table of logprobs in the place of a
-model: each token of each sample has a logprob and an entropy of its own, so that the gradient is
-known token by token. The truth is the same loss in float64, called with one sample at a time.
+The loss runs through the trainer's own gradient step over a table of logprobs instead of a
+model: each token of each sample has its own logprob and entropy, so that the gradient is known
+token by token. The truth is the same loss in float64, called with one sample at a time.
 Shapes: T tokens of a micro batch, K tokens of the table.
 """
 
@@ -46,7 +46,7 @@ _DIVIDES = (
     "micro batch. Return nats per token; the trainer divides by the members of the whole batch"
 )
 _MIXES = (
-    "changes tokens by what lies beside them: it computes across samples. Use inputs.sample_sums, "
+    "lets a token depend on its neighbours: it computes across samples. Use inputs.sample_sums, "
     "inputs.sample_means or inputs.sample_index for anything across tokens"
 )
 _READS_OUTSIDE = (
