@@ -133,13 +133,13 @@ def seal(
     label: Label,
     *,
     entries: Entries | None = None,
-    check: Callable[[], None] = lambda: None,
+    before_rename: Callable[[], None] = lambda: None,
     files: DurableFiles,
 ) -> SealedFolder[Label]:
     """Turn what was staged into `target`, whole or not at all.
 
-    `entries` spares reading the files when the caller knows them; `check` may refuse with an error
-    at the last moment.
+    `entries` spares reading the files when the caller knows them; `before_rename` may refuse at the
+    last moment.
     """
     # Left by an attempt that failed after it.
     (staging / MANIFEST_NAME).unlink(missing_ok=True)
@@ -148,12 +148,16 @@ def seal(
     digest = hashlib.sha256(body).hexdigest()
     manifest = msgspec.json.encode(_Signed(digest, msgspec.Raw(body)))
     files.stage(staging / MANIFEST_NAME, manifest)
-    put_in_place(staging, target, files, check=check)
+    put_in_place(staging, target, files, before_rename=before_rename)
     return SealedFolder(target, label, entries, digest)
 
 
 def put_in_place(
-    staging: Path, target: Path, files: DurableFiles, *, check: Callable[[], None] = lambda: None
+    staging: Path,
+    target: Path,
+    files: DurableFiles,
+    *,
+    before_rename: Callable[[], None] = lambda: None,
 ) -> None:
     """Make everything in `staging` durable and give it the name `target`."""
     # In threads: the disk joins syncs that wait at the same time.
@@ -162,7 +166,7 @@ def put_in_place(
     for folder in sorted((p for p in staging.rglob("*") if p.is_dir()), reverse=True):
         files.sync(folder)
     files.sync(staging)
-    check()
+    before_rename()
     files.rename(staging, target)
     files.sync(target.parent)
 

@@ -154,7 +154,7 @@ def test_a_refusal_at_the_last_moment_leaves_no_folder(tmp_path: Path) -> None:
 
     files = DurableFiles()
     with pytest.raises(StorageError, match="not now"), stage(tmp_path / "x", files) as staging:
-        seal(staging, tmp_path / "x", LABEL, check=refuse, files=files)
+        seal(staging, tmp_path / "x", LABEL, before_rename=refuse, files=files)
     assert list(tmp_path.iterdir()) == []
 
 

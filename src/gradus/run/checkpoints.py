@@ -112,7 +112,7 @@ class CheckpointStore:
         self._refuse_incomplete(staging, parts)
         target = self._free_name(step)
         label = CheckpointLabel(self._run_id(), step, self._term, list(parts))
-        seal(staging, target, label, check=self._check_term, files=self._files)
+        seal(staging, target, label, before_rename=self._check_term, files=self._files)
         self._verified.add(target)
         return Checkpoint(target, label)
 

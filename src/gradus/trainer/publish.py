@@ -182,8 +182,7 @@ def _replace_directory(
         write_tensors(staging, tensors, disk, stem=stem)
         for name, content in files.items():
             disk.stage(staging / name, content)
-        disk.delete(directory)
-        put_in_place(staging, directory, disk)
+        put_in_place(staging, directory, disk, before_rename=partial(disk.delete, directory))
 
 
 def announcement(published: Published, term: int) -> PolicyPublished:

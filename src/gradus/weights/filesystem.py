@@ -84,7 +84,7 @@ class FilesystemWeights:
                 self._files.stage(staging / name, content)
             check = partial(check_term, self._run_dir, self._term)
             label = VersionLabel(version, self._term)
-            sealed = seal(staging, target, label, check=check, files=self._files)
+            sealed = seal(staging, target, label, before_rename=check, files=self._files)
         self._forget_old(version)
         return Published(version, target, sealed.digest)
 
