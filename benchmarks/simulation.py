@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradus.config import (
-    AlgorithmConfig,
     ModelConfig,
     OrchestratorProcessConfig,
     SamplingConfig,
@@ -32,6 +31,7 @@ from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal
+from gradus.testing.configs import build_algorithm_config
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ def build_config(simulation: Simulation, root: Path) -> OrchestratorProcessConfi
         ratio=1.0,
         group_size=simulation.group_size,
         sampling=SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=16),
-        algo=AlgorithmConfig(),
+        algo=build_algorithm_config("grpo"),
         timeout=EnvironmentTimeoutConfig(),
         address=None,
         state_columns=[],

@@ -31,7 +31,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from gradus.config import AdamWConfig, LossConfig, ModelConfig
+from gradus.config import AdamWConfig, ModelConfig
+from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
@@ -114,7 +115,7 @@ def build_parts(case: dict[str, Any], world: World) -> tuple[GradientStep, Polic
         max_skipped_steps=1,
         world=world,
     )
-    return GradientStep(policy, build_loss(LossConfig()), world), optimizer
+    return GradientStep(policy, build_loss(build_loss_config()), world), optimizer
 
 
 def gradus_side(case: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def algo(kind: str, **options: str) -> tuple[str, ...]:
     """The flags that choose an algorithm and its options."""
     flags = ["--orchestrator.train.algo.type", kind]
     for name, value in options.items():
-        flags += [f"--orchestrator.train.algo.options.{name}", value]
+        flags += [f"--orchestrator.train.algo.{name}", value]
     return tuple(flags)
 
 

@@ -15,27 +15,17 @@ from gradus.errors import ConfigError, CorruptStateError, GradusError
 T = TypeVar("T")
 
 
-def find_plugin(kind: str, name: str, registry: Mapping[str, str | type]) -> type:
-    """The class that `name` stands for; refuses unknown names with the list of known ones.
+def find_plugin(kind: str, path: str) -> type:
+    """The class that "package.module:Class" names; ConfigError when it is none.
 
-    `registry` maps registered names to classes, or to "module:Class" strings where importing
-    the class is expensive.
-
-        >>> find_plugin("loss", "dppo", {"dppo": "gradus.trainer.losses:Dppo"})
+    >>> find_plugin("loss", "gradus.trainer.losses:Dppo")
     """
-    target = registry.get(name, name)
-    if isinstance(target, type):
-        return target
-    module_name, separator, class_name = target.partition(":")
+    module_name, separator, class_name = path.partition(":")
     if not separator:
-        known = ", ".join(sorted(registry))
-        raise ConfigError(
-            f"{kind} {name!r} is not known. Use one of: {known}; "
-            "or your own as 'package.module:Class'"
-        )
-    found = getattr(_import(kind, name, module_name), class_name, None)
+        raise ConfigError(f"{kind} {path!r} must be given as 'package.module:Class'")
+    found = getattr(_import(kind, path, module_name), class_name, None)
     if not isinstance(found, type):
-        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no class {class_name!r}")
+        raise ConfigError(f"{kind} {path!r}: module {module_name!r} has no class {class_name!r}")
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import math
 import re
@@ -16,17 +15,14 @@ import numpy as np
 import pytest
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import ALGORITHM_OPTIONS, AlgorithmConfig, ErrorPolicyConfig
-from gradus.config.algorithm_options import algorithm_option_problems
-from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms import ALGORITHMS, build_algorithm
+from gradus.config import AlgorithmConfig, ErrorPolicyConfig
+from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
 from gradus.orchestrator.algorithms.distill import (
     FrozenSampler,
     OnPolicyDistillation,
     SelfDistillation,
 )
-from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.groups.grading import (
     SourceGrader,
@@ -36,6 +32,7 @@ from gradus.orchestrator.records.episodes import encode_record, episode_record
 from gradus.orchestrator.records.recording import save_played
 from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import Group, PlayedEpisode, Task, TaskPointer
+from gradus.testing.configs import build_algorithm_config
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.versions import VersionSpan
 
@@ -81,15 +78,15 @@ OPTIONS = {"opsd": {"demonstration": "prompt"}}
 ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=100)
 
 
-@pytest.fixture(params=[*sorted(ALGORITHMS), "own"])
+@pytest.fixture(params=[*sorted(AlgorithmConfig.registered()), "own"])
 def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Algorithm:
     if request.param != "own":
         options = OPTIONS.get(request.param, {})
-        return build_algorithm(AlgorithmConfig(type=request.param, options=options), EvenScorer())
+        return build_algorithm(build_algorithm_config(request.param, **options), EvenScorer())
     module = type("module", (), {"RewardAsAdvantage": RewardAsAdvantage})
     monkeypatch.setitem(sys.modules, "my_algorithms", module)
     return build_algorithm(
-        AlgorithmConfig(type="my_algorithms:RewardAsAdvantage", options={"scale": 2.0})
+        build_algorithm_config("my_algorithms:RewardAsAdvantage", options={"scale": 2.0})
     )
 
 
@@ -176,53 +173,6 @@ async def test_numbers_about_a_group_are_finite(algorithm: Algorithm) -> None:
     assert all(math.isfinite(value) for value in context.numbers.values())
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_an_unknown_option_is_refused_by_its_name(name: str) -> None:
-    with pytest.raises(ConfigError, match="no_such_option"):
-        build_algorithm(AlgorithmConfig(type=name, options={"no_such_option": 1}))
-
-
-def keyword_defaults(kind: type) -> dict[str, Any]:
-    """The options of a class with their defaults; what it passes on are those of `grpo`."""
-    parameters = inspect.signature(kind).parameters.values()
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    own.pop("reference", None)
-    return {**own, **(keyword_defaults(GroupRelative) if passes_on else {})}
-
-
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_the_options_are_those_that_the_config_knows(name: str) -> None:
-    known = {key: option.default for key, option in ALGORITHM_OPTIONS[name].items()}
-    assert keyword_defaults(ALGORITHMS[name]) == known
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("hierarchical_grpo", {"episode_agents": "solver"}),
-        ("rae", {"momentum": 1.0}),
-        ("rae", {"momentum": -0.1}),
-        ("rae", {"order": "first"}),
-        ("rae", {"key": "agent"}),
-        ("echo", {"normalize": "both"}),
-        ("echo", {"tool_names": "search"}),
-        ("echo", {"roles": {"tools": 0.1}}),
-        ("echo", {"roles": {"tool": -0.1}}),
-        ("opsd", {"hint": "no place for it"}),
-        ("grpo", {"length_weights": {"tokens": 0.1}}),
-        ("grpo", {"length_weights": {"turns": -0.1}}),
-        ("grpo", {"overlong_limit_tokens": 0}),
-    ],
-)
-def test_what_the_algorithm_refuses_the_config_refuses_before_anything_starts(
-    name: str, options: dict[str, Any]
-) -> None:
-    assert len(list(algorithm_option_problems((), name, options))) == 1
-    with pytest.raises(ConfigError):
-        build_algorithm(AlgorithmConfig(type=name, options=options), EvenScorer())
-
-
 DOCUMENTED = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs" / "algorithms.md").read_text(), flags=re.DOTALL
 )
@@ -236,7 +186,7 @@ async def test_the_algorithms_of_the_documentation_give_valid_credit(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "documented", raising=False)
     name = re.findall(r"^class (\w+)", snippet, flags=re.MULTILINE)[0]
-    algorithm = build_algorithm(AlgorithmConfig(type=f"documented:{name}"))
+    algorithm = build_algorithm(build_algorithm_config(f"documented:{name}"))
     games = build_games()
     await score(algorithm, games)
     assert algorithm.state() == {}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config import ALGORITHMS, FILTERS, LOSSES, EnvironmentProcessConfig, resolve
-from gradus.config.check import GROUP_BASELINES, env_vars_problems
+from gradus.config import EnvironmentProcessConfig, resolve
+from gradus.config.check import env_vars_problems
 from gradus.config.owned import OWNED_ENGINE_ARGS, RESERVED
 from gradus.environments.tasks import complete_roles
 from gradus.inference.settings import (
@@ -16,8 +16,6 @@ from gradus.inference.settings import (
     engine_settings,
     process_environment,
 )
-from gradus.orchestrator.algorithms import ALGORITHMS as REGISTERED_ALGORITHMS
-from gradus.orchestrator.groups.filters import FILTERS as REGISTERED_FILTERS
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
 from gradus.testing.configs import build_run_config
 
@@ -25,22 +23,6 @@ from gradus.testing.configs import build_run_config
 def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:
     config = build_run_config({"orchestrator": {"train": {"env": [source]}}})
     return resolve(config, run_dir=Path("runs/x"), term=0).environments[0]
-
-
-def test_every_registered_algorithm_is_known_to_the_config() -> None:
-    assert set(REGISTERED_ALGORITHMS) == ALGORITHMS
-    assert GROUP_BASELINES <= ALGORITHMS
-
-
-def test_every_registered_filter_is_known_to_the_config() -> None:
-    assert set(REGISTERED_FILTERS) == FILTERS
-
-
-@pytest.mark.torch
-def test_every_registered_loss_is_known_to_the_config() -> None:
-    from gradus.trainer.losses import LOSSES as REGISTERED_LOSSES
-
-    assert set(REGISTERED_LOSSES) == LOSSES
 
 
 def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> None:

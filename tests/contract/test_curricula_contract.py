@@ -7,22 +7,20 @@ import random
 
 import pytest
 
-from gradus.config import CURRICULA as CHECKED_NAMES
 from gradus.config import CurriculumConfig
-from gradus.errors import ConfigError
 from gradus.orchestrator.play.curriculum import (
-    CURRICULA,
     Curriculum,
     Ending,
     TaskResult,
     build_curriculum,
 )
+from gradus.testing.configs import build_curriculum_config
 
-pytestmark = pytest.mark.parametrize("name", sorted(CURRICULA))
+pytestmark = pytest.mark.parametrize("name", sorted(CurriculumConfig.registered()))
 
 
 def build(name: str, *, num_tasks: int | None = 20, seed: int = 0) -> Curriculum:
-    config = CurriculumConfig(type=name)
+    config = build_curriculum_config(name)
     return build_curriculum(config, source="words", num_tasks=num_tasks, seed=seed)
 
 
@@ -41,11 +39,6 @@ def play(curriculum: Curriculum, number: int, *, seed: int) -> list[int]:
         if source.random() < 0.8:
             curriculum.record(draw.index, random_result(source))
     return drawn
-
-
-def test_the_checks_know_it(name: str) -> None:
-    assert name in CHECKED_NAMES
-    assert set(CURRICULA) == CHECKED_NAMES
 
 
 def test_every_task_comes_before_one_comes_a_third_time(name: str) -> None:
@@ -81,9 +74,3 @@ def test_pass_numbers_count_the_draws_of_a_task(name: str) -> None:
 
 def test_one_task_is_enough(name: str) -> None:
     assert play(build(name, num_tasks=1), 30, seed=0) == [0] * 30
-
-
-def test_an_unknown_option_is_refused_with_the_source(name: str) -> None:
-    config = CurriculumConfig(type=name, options={"hardness": 1})
-    with pytest.raises(ConfigError, match=r"source 'words'.*hardness"):
-        build_curriculum(config, source="words", num_tasks=3, seed=0)

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from gradus.config import FilterConfig
-from gradus.errors import ConfigError
-from gradus.orchestrator.groups.filters import FILTERS, Filter, build_filters
+from gradus.orchestrator.groups.filters import Filter, build_filters
 from gradus.testing.builders import build_sample
+from gradus.testing.configs import build_filter_config
 
 
-@pytest.fixture(params=sorted(FILTERS))
+@pytest.fixture(params=sorted(FilterConfig.registered()))
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def chosen(name: str) -> Filter:
-    (active,) = build_filters([FilterConfig(type=name)], vocabulary_size=32)
+    (active,) = build_filters([build_filter_config(name)], vocabulary_size=32)
     return active.filter
 
 
@@ -45,9 +45,3 @@ def test_the_shortest_samples_have_a_verdict(chosen: Filter, length: int) -> Non
 
 def test_a_sample_without_any_loss_has_a_verdict(chosen: Filter) -> None:
     assert chosen.keeps(build_sample().with_arrays(loss_weights={})) in (True, False)
-
-
-def test_an_unknown_option_is_refused_by_its_name(name: str) -> None:
-    config = FilterConfig(type=name, options={"no_such_option": 1})
-    with pytest.raises(ConfigError, match="no_such_option"):
-        build_filters([config], vocabulary_size=32)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from gradus.config import (
-    AlgorithmConfig,
     ElasticPoolConfig,
     EnvironmentProcessConfig,
     StaticPoolConfig,
@@ -22,6 +21,7 @@ from gradus.config.schema.environment import PoolConfig
 from gradus.errors import ExitCode
 from gradus.processes.table import descendants, is_alive, living_processes, read_process
 from gradus.testing.commands import wait_until, wait_until_async
+from gradus.testing.configs import build_algorithm_config
 from gradus.testing.running import RunningEnvironment, exchange
 
 pytestmark = pytest.mark.end_to_end
@@ -247,7 +247,7 @@ async def test_a_killed_worker_is_noticed_told_and_ends_the_process(tmp_path: Pa
 
 def test_an_algorithm_that_cannot_learn_from_the_agents_ends_the_process(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"})
-    config = config.model_copy(update={"algo": AlgorithmConfig(type="rae")})
+    config = config.model_copy(update={"algo": build_algorithm_config("rae")})
     with RunningEnvironment(config, python_path=[MODULES]) as environment:
         assert environment.wait_exit() == ExitCode.CONFIG
         assert "source 'source': rae compares agents" in environment.error_line

@@ -19,7 +19,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from gradus.config import (
-    AlgorithmConfig,
     EnvironmentProcessConfig,
     ModelConfig,
     OrchestratorProcessConfig,
@@ -35,6 +34,7 @@ from gradus.orchestrator.build import build_orchestrator, connect
 from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
+from gradus.testing.configs import build_algorithm_config
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 from gradus.testing.running import RunningEnvironment
@@ -71,7 +71,7 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
         ratio=1.0,
         group_size=4,
         sampling=SamplingConfig(temperature=0.8, top_p=1.0, max_completion_tokens=32),
-        algo=AlgorithmConfig(),
+        algo=build_algorithm_config("grpo"),
         timeout=EnvironmentTimeoutConfig(),
         address=None,
         state_columns=[],

@@ -224,7 +224,7 @@ def _environment_parts(
     is_served = isinstance(config, EvalConfig) and config.base_url is not None
     model = config.model if not is_served and _is_here(config.model) else None
     sources = resolve_sources(config)
-    curricula = {s.complete.name: s.given.curriculum.model_dump(mode="json") for s in sources.train}
+    trained = {s.complete.name: s.complete.model_dump(mode="json") for s in sources.train}
     for process in configs.environments:
         variables = source_variables(
             machine.environment,
@@ -236,7 +236,7 @@ def _environment_parts(
             "config": without_secrets(process),
             "model": None if model is None else model.model_dump(mode="json"),
             "plays": not is_served,
-            "curriculum": curricula.get(process.name) if process.purpose == "train" else None,
+            "source": trained.get(process.name) if process.purpose == "train" else None,
         }
         what = "environment" if process.purpose == "train" else "evaluation"
         yield Part(f"{what} {process.name}", "environment", request, variables)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradus.cli.options import print_help, wants_help
-from gradus.config import LossConfig, load_config
+from gradus.config import LossConfig, load_config, loss_config
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 SUMMARY = (
     "Shows whether a loss, by name or as package.module:Class, is the same in micro batches, "
-    "packed rows, with padding and over ranks, against float64 on single samples. Options of the "
-    "loss: --options.threshold 0.1. Ends with an error and its reason when it is not."
+    "packed rows, with padding and over ranks, against float64 on single samples. Its options are "
+    "flags: --threshold 0.1, or --options.x 1 for your own class. Ends with an error and its "
+    "reason when it is not."
 )
 
 
@@ -27,7 +28,7 @@ def run(words: Sequence[str]) -> int:
         return 0
     if not words or words[0].startswith(("-", "@")):
         raise ConfigError("which loss? Write 'gradus check-loss dppo' or '... my_module:MyLoss'")
-    config = load_config(LossConfig, ["--type", words[0], *words[1:]])
+    config = load_config(loss_config(words[0]), ["--type", words[0], *words[1:]])
     # As in the trainer, which starts by `python -m`: a module in this folder can be named.
     if "" not in sys.path:
         sys.path.insert(0, "")

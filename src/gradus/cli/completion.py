@@ -14,7 +14,6 @@ from gradus.config import (
     ServeConfig,
     SftConfig,
     StrictConfig,
-    option_sections,
     sections,
 )
 from gradus.errors import ConfigError
@@ -57,7 +56,7 @@ def flags(command: str) -> list[str]:
     True
     """
     model = CONFIGS.get(command)
-    found = [] if model is None else [*sections(model), *option_sections(model)]
+    found = [] if model is None else sections(model)
     paths = [f"{s.path}.{key.name}" if s.path else key.name for s in found for key in s.keys]
     named = [path.replace("_", "-") for path in paths if "<" not in path]
     keys = ["--" + path.replace(".N.", ".0.") for path in named]

@@ -20,19 +20,15 @@ from typing import Any
 
 from gradus.companions import misfits
 from gradus.config import (
-    ALGORITHM_OPTIONS,
-    ALGORITHMS,
-    CURRICULA,
-    FILTERS,
     LEARNER_SEAT,
-    LOSSES,
-    CurriculumConfig,
     EnvironmentProcessConfig,
     InferenceConfig,
-    LossConfig,
     ModelConfig,
+    OpsdConfig,
     OrchestratorProcessConfig,
     SftConfig,
+    SourceConfig,
+    TrainerConfig,
     renderer_settings,
     seat_refusal,
 )
@@ -43,7 +39,6 @@ from gradus.processes.child import watch_death_pipe
 
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""
-_DEMONSTRATION = ALGORITHM_OPTIONS["opsd"]["demonstration"].default
 _NODES = Path("/sys/devices/system/node")
 
 Request = Mapping[str, Any]
@@ -102,13 +97,12 @@ def _check_learning(
         has_learner_seat=LEARNER_SEAT in task_data,
         compares_all_traces=compares_all_traces(config.algo),
     )
-    if config.algo.type == "opsd":
-        name = config.algo.options.get("demonstration", _DEMONSTRATION)
-        refusal = refusal or demonstration_refusal(task_data, str(name))
+    if isinstance(config.algo, OpsdConfig):
+        refusal = refusal or demonstration_refusal(task_data, config.algo.demonstration)
     if refusal is not None:
         raise ConfigError(f"source {config.name!r}: {refusal}")
-    curriculum = CurriculumConfig.model_validate(request["curriculum"])
-    build_curriculum(curriculum, source=config.name, num_tasks=num_tasks, seed=0)
+    source = SourceConfig.model_validate(request["source"])
+    build_curriculum(source.curriculum, source=config.name, num_tasks=num_tasks, seed=0)
 
 
 def _first_prompt(
@@ -161,9 +155,8 @@ def _renderer(model: ModelConfig) -> tuple[dict[str, Any], str]:
 
 
 def look_at_plug_ins(request: Request) -> str:
-    """Algorithms, filters, curricula and error policies, built with their options."""
+    """Algorithms, filters and curricula, built with their options."""
     from gradus.orchestrator.algorithms import build_algorithm, needs_reference
-    from gradus.orchestrator.failures import build_error_policy
     from gradus.orchestrator.groups.filters import build_filters
     from gradus.orchestrator.play.curriculum import build_curriculum
 
@@ -174,14 +167,13 @@ def look_at_plug_ins(request: Request) -> str:
         reference: Any = object() if needs_reference(source.algo) else None
         build_algorithm(source.algo, reference)
         build_curriculum(source.curriculum, source=source.name, num_tasks=1, seed=config.seed)
-        build_error_policy(source.errors, source=source.name)
     chosen = [
-        *(source.algo.type for source in config.sources),
-        *(chosen.type for chosen in config.orchestrator.filters),
-        *(source.curriculum.type for source in config.sources),
+        *(source.algo for source in config.sources),
+        *config.orchestrator.filters,
+        *(source.curriculum for source in config.sources),
     ]
-    own = [name for name in chosen if name not in ALGORITHMS | FILTERS | CURRICULA]
-    return ", ".join(dict.fromkeys(own or chosen))
+    own = [plugin for plugin in chosen if not plugin.implementation]
+    return ", ".join(dict.fromkeys(plugin.type for plugin in own or chosen))
 
 
 def look_at_trainer(request: Request) -> str:
@@ -192,9 +184,9 @@ def look_at_trainer(request: Request) -> str:
     if request["loss"] is not None:
         from gradus.trainer.losses import build_loss
 
-        loss = LossConfig.model_validate(request["loss"])
+        loss = TrainerConfig.model_validate({"loss": request["loss"]}).loss
         build_loss(loss)
-        seen.append(f"loss {loss.type}" if loss.type in LOSSES else f"your loss {loss.type}")
+        seen.append(f"{'loss' if loss.implementation else 'your loss'} {loss.type}")
     wanted, found = request["num_processes"], torch.cuda.device_count()
     if found and wanted > found:
         raise ConfigError(f"num_processes = {wanted}, but this machine has {found} GPUs; lower it")

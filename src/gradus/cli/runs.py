@@ -125,9 +125,12 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
 
-    is_bench = command is BENCH and isinstance(config, RunConfig)
+    if command is BENCH and isinstance(config, RunConfig):
+        job = bench_job(config)
+    else:
+        job = job_of(config)
     return launch(
-        bench_job(config) if is_bench else job_of(config),
+        job,
         resume=RESUME in options,
         clean=CLEAN in options,
         dry_run=DRY_RUN in options,

@@ -102,18 +102,16 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
 
 
 def _process_config(config: ServeConfig, model: str) -> InferenceProcessConfig:
-    length = (
-        {} if config.max_length_tokens is None else {"max_length_tokens": config.max_length_tokens}
+    model_config = ModelConfig(
+        name=model, tokenizer=config.tokenizer, trust_remote_code=config.trust_remote_code
     )
+    if config.max_length_tokens is not None:
+        length = {"max_length_tokens": config.max_length_tokens}
+        model_config = model_config.model_copy(update=length)
     return InferenceProcessConfig(
         run_dir="",
         term=0,
-        model=ModelConfig(
-            name=model,
-            tokenizer=config.tokenizer,
-            trust_remote_code=config.trust_remote_code,
-            **length,
-        ),
+        model=model_config,
         seed=config.seed,
         inference=config.inference,
     )

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from gradus.config.algorithm_options import ALGORITHM_OPTIONS
 from gradus.config.check import (
-    ALGORITHMS,
-    CURRICULA,
-    FILTERS,
-    LOSSES,
     check,
     contradictions,
     parallel_problems,
@@ -50,9 +45,9 @@ from gradus.config.recorded import (
     one_config,
     without_secrets,
 )
-from gradus.config.reference import command_help, option_sections, sections
+from gradus.config.reference import command_help, sections
 from gradus.config.resolve import NO_KEY_VARIABLE, ProcessConfigs, ReplayConfig, resolve, run_name
-from gradus.config.schema.algorithms import AlgorithmConfig, ReferenceConfig
+from gradus.config.schema.algorithms import AlgorithmConfig, OpsdConfig, ReferenceConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     RETRIED_ERRORS,
@@ -64,10 +59,11 @@ from gradus.config.schema.environment import (
     SftEvalConfig,
     StaticPoolConfig,
     TrainEnvironmentConfig,
+    UniformConfig,
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
-from gradus.config.schema.losses import option_problems
+from gradus.config.schema.losses import LossConfig, loss_config
 from gradus.config.schema.model import ModelConfig, renderer_settings
 from gradus.config.schema.optimizers import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.orchestrator import FilterConfig, WatchdogConfig
@@ -76,7 +72,6 @@ from gradus.config.schema.sft import SftConfig, SftDataConfig
 from gradus.config.schema.trainer import (
     BenchConfig,
     LoraConfig,
-    LossConfig,
     ParallelConfig,
     ServedLoraConfig,
     TrainerConfig,
@@ -86,12 +81,9 @@ from gradus.config.show import describe
 from gradus.config.sources import LaunchedConfig, Sources, resolve_sources
 
 __all__ = [
-    "ALGORITHMS",
-    "ALGORITHM_OPTIONS",
     "AdamWConfig",
     "AlgorithmConfig",
     "BenchConfig",
-    "CURRICULA",
     "CheckpointConfig",
     "CurriculumConfig",
     "EVERY_ROLE",
@@ -103,12 +95,10 @@ __all__ = [
     "EvalSourcesConfig",
     "EvaluationSourceConfig",
     "EvaluatorProcessConfig",
-    "FILTERS",
     "FilterConfig",
     "InferenceConfig",
     "InferenceProcessConfig",
     "LEARNER_SEAT",
-    "LOSSES",
     "LaunchConfig",
     "LaunchedConfig",
     "LoraConfig",
@@ -118,6 +108,7 @@ __all__ = [
     "MuonConfig",
     "NO_COMPILER",
     "NO_KEY_VARIABLE",
+    "OpsdConfig",
     "OptimizerConfig",
     "OrchestratorProcessConfig",
     "PASSED_TO_EVERY_PROCESS",
@@ -146,6 +137,7 @@ __all__ = [
     "TrainEnvironmentConfig",
     "TrainerConfig",
     "TrainerProcessConfig",
+    "UniformConfig",
     "WatchdogConfig",
     "check",
     "command_help",
@@ -161,11 +153,10 @@ __all__ = [
     "head_problem",
     "is_on_this_machine",
     "load_config",
+    "loss_config",
     "load_replay",
     "nearest",
     "one_config",
-    "option_problems",
-    "option_sections",
     "parallel_problems",
     "plugin_module",
     "read_config_file",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from gradus.config.algorithm_options import ALGORITHM_OPTIONS, algorithm_option_problems
 from gradus.config.keys import KeyPath
 from gradus.config.machine import machine_problems, serve_problems
 from gradus.config.owned import (
@@ -16,27 +15,19 @@ from gradus.config.owned import (
     RESERVED,
     RESERVED_EVERYWHERE,
 )
-from gradus.config.plugin_options import (
-    CURRICULUM_OPTIONS,
-    ERROR_POLICY_OPTIONS,
-    FILTER_OPTIONS,
-    plugin_option_problems,
-)
-from gradus.config.problems import Problem, nearest
-from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.problems import Problem
+from gradus.config.schema.algorithms import HierarchicalGrpoConfig
+from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import (
     NAME_PATTERN,
     AgentRoleConfig,
-    CurriculumConfig,
-    ErrorPolicyConfig,
     HarnessChoice,
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
-from gradus.config.schema.losses import LOSS_OPTIONS, option_problems
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.optimizers import OptimizerConfig, SgdConfig
-from gradus.config.schema.orchestrator import FilterConfig, OrchestratorConfig
+from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import (
@@ -56,27 +47,6 @@ from gradus.config.sources import (
 MAX_SEED = 2**32 - 1
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS_FORMS = ("tcp://", "ipc://")
-
-GROUP_BASELINES = frozenset({"grpo", "max_rl", "hierarchical_grpo", "echo"})
-"""Algorithms that compare the episodes of one group, and learn nothing from a group of one."""
-
-ALGORITHMS = frozenset(ALGORITHM_OPTIONS)
-"""Registered names for `algo.type`."""
-
-CURRICULA = frozenset(CURRICULUM_OPTIONS)
-"""Registered names for `curriculum.type` of a source."""
-
-ERROR_POLICIES = frozenset(ERROR_POLICY_OPTIONS)
-"""Registered names for `errors.type` of a source."""
-
-LOSSES = frozenset(LOSS_OPTIONS)
-"""Registered names for `trainer.loss.type`."""
-
-FILTERS = frozenset(FILTER_OPTIONS)
-"""Registered names for `filters.type`."""
-
-_SCORED = frozenset({"opd", "opsd"})
-_UNSCORED = frozenset({"grpo", "max_rl", "hierarchical_grpo", "rae", "echo", "opsd", "sft"})
 
 
 def check(config: LaunchedConfig | ServeConfig) -> list[Problem]:
@@ -126,15 +96,12 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         ),
         *parallel_problems(("trainer", "parallel"), trainer.parallel, trainer.num_processes),
         *_inference_problems(config.inference),
-        *_plugin_problems(("trainer", "loss"), "loss", trainer.loss.type, LOSSES),
-        *option_problems(("trainer", "loss", "options"), trainer.loss.type, trainer.loss.options),
-        *_algorithm_problems((*train, "algo"), orchestrator.train.algo),
+        *_plugin_problems(("trainer", "loss"), trainer.loss),
+        *_plugin_problems((*train, "algo"), orchestrator.train.algo),
         *(
             problem
             for index, chosen in enumerate(orchestrator.filters)
-            for problem in _optional_plugin_problems(
-                ("orchestrator", "filters", index), "filter", chosen, FILTERS
-            )
+            for problem in _plugin_problems(("orchestrator", "filters", index), chosen)
         ),
         *_extra_body_problems((*train, "sampling"), orchestrator.train.sampling),
         *_run_evaluation_problems(config),
@@ -349,32 +316,10 @@ def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Ite
         )
 
 
-def _algorithm_problems(path: KeyPath, algo: AlgorithmConfig) -> Iterator[Problem]:
-    yield from _plugin_problems(path, "algorithm", algo.type, ALGORITHMS)
-    yield from algorithm_option_problems((*path, "options"), algo.type, algo.options)
-
-
-def _plugin_problems(
-    path: KeyPath, kind: str, name: str, registered: Collection[str]
-) -> Iterator[Problem]:
-    """A plug-in is a registered name, or a class of the user's own."""
-    if name in registered or ":" in name:
-        return
-    near = nearest(name, registered)
-    hint = f"did you mean {near!r}? Or" if near else f"use {' or '.join(sorted(registered))}, or"
-    text = f"{kind} {name!r} is not known; {hint} name your own as 'package.module:Class'"
-    yield Problem((*path, "type"), text)
-
-
-def _optional_plugin_problems(
-    path: KeyPath,
-    kind: str,
-    chosen: FilterConfig | CurriculumConfig | ErrorPolicyConfig,
-    registered: Collection[str],
-) -> Iterator[Problem]:
-    """A plug-in with options of its own."""
-    yield from _plugin_problems(path, kind, chosen.type, registered)
-    yield from plugin_option_problems((*path, "options"), kind, chosen.type, chosen.options)
+def _plugin_problems(path: KeyPath, plugin: PluginConfig) -> Iterator[Problem]:
+    """Options that cannot go together."""
+    for key, message in plugin.contradictions():
+        yield Problem((*path, key), message)
 
 
 def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
@@ -417,22 +362,17 @@ def _train_problems(source: TrainSource) -> Iterator[Problem]:
     """What keeps a source from training: its algorithm, its group, its temperature."""
     algo, given, path = source.complete.algo, source.given, source.path
     # Agents that are compared within one episode need no second one.
-    is_within_episode = bool(algo.options.get("episode_agents"))
-    if given.group_size < 2 and algo.type in GROUP_BASELINES and not is_within_episode:
+    is_within_episode = isinstance(algo, HierarchicalGrpoConfig) and bool(algo.episode_agents)
+    if given.group_size < 2 and algo.needs_group and not is_within_episode:
         yield Problem(
             (*path, "group_size"),
             f"{given.group_size} gives {algo.type} no baseline to compare with; "
             "use at least 2, or an algorithm without groups",
         )
     if given.algo is not None:
-        yield from _algorithm_problems((*path, "algo"), given.algo)
+        yield from _plugin_problems((*path, "algo"), given.algo)
     yield from _reference_problems(source)
-    yield from _optional_plugin_problems(
-        (*path, "curriculum"), "curriculum", given.curriculum, CURRICULA
-    )
-    yield from _optional_plugin_problems(
-        (*path, "errors"), "error policy", given.errors, ERROR_POLICIES
-    )
+    yield from _plugin_problems((*path, "curriculum"), given.curriculum)
     yield from _temperature_problems(source)
     total = given.max_total_tokens
     if total is not None and (given.max_input_tokens or 0) >= total:
@@ -446,24 +386,24 @@ def _reference_problems(source: TrainSource) -> Iterator[Problem]:
     """Distilling algorithms without their model, or with one that they cannot be compared to."""
     algo, path = source.complete.algo, source.algo_path
     temperature = source.complete.sampling.temperature
-    if algo.type == "opd" and algo.reference is None:
+    if algo.needs_teacher and algo.reference is None:
         yield Problem(
             (*path, "reference"),
-            "is missing; opd needs the base_url and the model of a frozen teacher",
+            f"is missing; {algo.type} needs the base_url and the model of a frozen teacher",
         )
-    if algo.type in _SCORED and temperature != 1.0:
+    if algo.scores_at_temperature_one and temperature != 1.0:
         yield Problem(
             (*path, "type"),
             f"{algo.type} compares with logprobs at temperature 1, but sampling.temperature is "
             f"{temperature}; set it to 1.0",
         )
-    if algo.type == "sft" and not source.complete.is_frozen:
+    if algo.needs_frozen_player and not source.complete.is_frozen:
         yield Problem(
             (*path, "type"),
-            "sft learns what a frozen model plays, but the policy plays this source; "
+            f"{algo.type} learns what a frozen model plays, but the policy plays this source; "
             "give its seats a model and a base_url under agents.<role>",
         )
-    if algo.reference is not None and algo.type in _UNSCORED:
+    if algo.reference is not None and not algo.takes_teacher:
         yield Problem((*path, "reference"), f"{algo.type} asks no frozen model; remove it")
 
 

@@ -58,7 +58,7 @@ def annotation_at(annotation: Any, path: KeyPath) -> Any:
     """
     if not path:
         return annotation
-    found = [_child(member, path[0]) for member in members(annotation)]
+    found = [child(member, path[0]) for member in members(annotation)]
     known = [child for child in found if child is not UNKNOWN]
     if not known:
         return UNKNOWN
@@ -66,7 +66,7 @@ def annotation_at(annotation: Any, path: KeyPath) -> Any:
     return annotation_at(joined, path[1:])
 
 
-def _child(member: Any, part: str | int) -> Any:
+def child(member: Any, part: str | int) -> Any:
     """The annotation one step below one alternative."""
     if member is Any or member is object:
         return Any

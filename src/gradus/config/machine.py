@@ -17,7 +17,8 @@ from typing import Any
 
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
-from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.schema.algorithms import EchoAlgorithmConfig
+from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import CHAT_HARNESS, EnvironmentConfig, HarnessChoice
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, ServeConfig
@@ -42,7 +43,7 @@ def machine_problems(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
-        for key, name in _plugins(config):
+        for key, name in _plugins(config, sources):
             problems += _plugin_problems(key, name)
     if isinstance(config, SftConfig):
         problems += parallel_machine_problems(
@@ -56,26 +57,22 @@ def machine_problems(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     return problems
 
 
-def _plugins(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Every place that may name a class or a function of the user's own, and what it names."""
-    train: KeyPath = ("orchestrator", "train")
-    yield ("trainer", "loss", "type"), config.trainer.loss.type
-    yield from _algorithm_plugins((*train, "algo"), config.orchestrator.train.algo)
-    for index, chosen in enumerate(config.orchestrator.filters):
-        yield ("orchestrator", "filters", index, "type"), chosen.type
-    for index, source in enumerate(config.orchestrator.train.env):
-        path: KeyPath = (*train, "env", index)
-        if source.algo is not None:
-            yield from _algorithm_plugins((*path, "algo"), source.algo)
-        yield (*path, "curriculum", "type"), source.curriculum.type
-        yield (*path, "errors", "type"), source.errors.type
-
-
-def _algorithm_plugins(path: KeyPath, algo: AlgorithmConfig) -> Iterator[tuple[KeyPath, str]]:
-    yield (*path, "type"), algo.type
-    chosen = algo.options.get("filter")
-    if algo.type == "echo" and isinstance(chosen, str):
-        yield (*path, "options", "filter"), chosen
+def _plugins(config: RunConfig, sources: Sources) -> Iterator[tuple[KeyPath, str]]:
+    """Every place that names a class or a function of the user's own, and what it names."""
+    orchestrator = config.orchestrator
+    chosen: list[tuple[KeyPath, PluginConfig]] = [
+        (("trainer", "loss"), config.trainer.loss),
+        (("orchestrator", "train", "algo"), orchestrator.train.algo),
+        *((("orchestrator", "filters", i), it) for i, it in enumerate(orchestrator.filters)),
+    ]
+    for source in sources.train:
+        if source.given.algo is not None:
+            chosen.append((source.algo_path, source.given.algo))
+        chosen.append(((*source.path, "curriculum"), source.given.curriculum))
+    for path, plugin in chosen:
+        yield (*path, "type"), plugin.type
+        if isinstance(plugin, EchoAlgorithmConfig) and plugin.filter is not None:
+            yield (*path, "filter"), plugin.filter
 
 
 def serve_problems(config: ServeConfig) -> list[Problem]:

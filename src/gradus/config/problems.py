@@ -20,6 +20,7 @@ from gradus.config.keys import (
 )
 from gradus.config.read.renames import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
+from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, tag_of
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
 
@@ -65,12 +66,12 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[
 
 def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
     """One error of pydantic in our words."""
-    path = _without_tags(entry["loc"], model)
+    path, owner = _place(entry["loc"], model)
     kind, value = entry["type"], entry.get("input")
     if kind == "extra_forbidden":
-        return Problem(path, unknown_key(model, path))
+        return Problem(path, unknown_key(model, path, owner))
     if kind == "missing":
-        return Problem(path, _missing(model, path))
+        return Problem(path, _missing(owner, path))
     if kind.startswith("union_tag"):
         path = (*path, "type")
         value = value.get("type") if isinstance(value, dict) else value
@@ -80,34 +81,39 @@ def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
     return Problem(path, f"{shown(value)} {reason}")
 
 
-def _without_tags(loc: tuple[str | int, ...], model: type[BaseModel]) -> KeyPath:
-    """pydantic's location without the tags of discriminated unions, which are no keys."""
+def _place(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[KeyPath, Any]:
+    """The key that pydantic's location means, and what holds it: the model, list or table.
+
+    The location has the tags of discriminated unions between its keys.
+    """
     path: KeyPath = ()
+    holder: Any = model
+    here: Any = model
     for part in loc:
         if part == "[key]":
             continue
-        tags = {_tag(variant) for variant in models(annotation_at(model, path))}
-        if len(tags) > 1 and part in tags:
+        variants = {tag_of(variant): variant for variant in models(here)}
+        if len(variants) > 1 and part in variants:
+            here = variants[str(part)]
             continue
-        path = (*path, part)
-    return path
+        path, holder, here = (*path, part), here, annotation_at(here, (part,))
+    return path, holder
 
 
-def _tag(variant: type[BaseModel]) -> Any:
-    """The `type` that selects a variant of a union."""
-    field = variant.model_fields.get("type")
-    return None if field is None else field.default
+def unknown_key(model: Any, path: KeyPath, holder: Any = None) -> str:
+    """Says that nothing reads the key at `path`, and which valid key is nearest.
 
-
-def unknown_key(model: Any, path: KeyPath) -> str:
-    """Says that nothing reads the key at `path`, and which valid key is nearest."""
-    name, siblings = str(path[-1]), keys_at(model, path[:-1])
+    `holder` is the model that holds the key, where its table may be one of several.
+    """
+    name, siblings = str(path[-1]), keys_at(holder, ()) or keys_at(model, path[:-1])
     if hint := field_hint(path, lambda key: _exists(model, key)):
         return f"unknown key; {hint}"
     near = nearest(name, siblings)
     if near is not None:
         return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
-    elsewhere = [other for other in all_key_paths(model) if other[-1] == name]
+    is_plugin = isinstance(holder, type) and issubclass(holder, PluginConfig)
+    found = () if is_plugin else all_key_paths(model)
+    elsewhere = [other for other in found if other[-1] == name]
     if elsewhere:
         return f"unknown key here; did you mean {dotted(elsewhere[0])}?"
     if siblings:
@@ -121,11 +127,11 @@ def _exists(model: Any, key: str) -> bool:
     return annotation_at(model, tuple(parts)) is not UNKNOWN
 
 
-def _missing(model: type[BaseModel], path: KeyPath) -> str:
+def _missing(holder: Any, path: KeyPath) -> str:
     """Says what a required key is for."""
     if isinstance(path[-1], int):
         return "missing; the list needs one more value"
-    for owner in models(annotation_at(model, path[:-1])):
+    for owner in models(holder):
         field = owner.model_fields.get(path[-1])
         if field is not None and field.description:
             return f"missing, and has no default. It is: {' '.join(field.description.split())}"
@@ -160,6 +166,8 @@ def _pattern(pattern: str) -> str:
             "is not a name; use at most 64 letters, digits, '.', '_' or '-', "
             "and begin with a letter or digit"
         )
+    if pattern == OWN_PATTERN:
+        return f'must name a class or function: "{OWN_PLUGIN}"'
     if pattern == URL_PATTERN:
         return "must begin with http:// or https://"
     return f"must be {pattern.strip('^()$').replace('|', ' or ')}"

@@ -10,15 +10,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.schema.algorithms import AlgorithmChoice
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
-    CurriculumConfig,
+    CurriculumChoice,
     EnvironmentConfig,
     EnvironmentTimeoutConfig,
     ErrorPolicyConfig,
     PoolConfig,
     SftEvalConfig,
+    UniformConfig,
 )
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.model import ModelConfig
@@ -123,7 +124,7 @@ class EnvironmentProcessConfig(StrictConfig):
     """Those of them that must be in the caller's shell."""
     purpose: Purpose = "train"
     """Decides the names of the process and of its log."""
-    algo: AlgorithmConfig | None = None
+    algo: AlgorithmChoice | None = None
     """What learns from the episodes; the process refuses agents that it cannot learn from. None
     means that nothing does."""
     untrained_agents: list[str] = Field(default_factory=list)
@@ -146,7 +147,7 @@ class SourceConfig(StrictConfig):
     """Episodes per task."""
     sampling: SamplingConfig
     """Complete sampling settings."""
-    algo: AlgorithmConfig
+    algo: AlgorithmChoice
     """Complete algorithm settings."""
     timeout: EnvironmentTimeoutConfig
     """Deadlines."""
@@ -156,7 +157,7 @@ class SourceConfig(StrictConfig):
     """Keys of the trace's info kept in records."""
     untrained_agents: list[str] = Field(default_factory=list)
     """Agents whose traces never train."""
-    curriculum: CurriculumConfig = CurriculumConfig()
+    curriculum: CurriculumChoice = UniformConfig()
     """Order of the tasks."""
     errors: ErrorPolicyConfig = ErrorPolicyConfig()
     """Which failed episodes are played again."""

@@ -6,21 +6,18 @@ import difflib
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from gradus.config.algorithm_options import ALGORITHM_OPTIONS
 from gradus.config.keys import item_annotation, members, models, type_text
-from gradus.config.option_checks import Option
-from gradus.config.plugin_options import CURRICULUM_OPTIONS, FILTER_OPTIONS
 from gradus.config.read.renames import RENAMES
+from gradus.config.schema.base import tag_of
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import ServeConfig
-from gradus.config.schema.losses import LOSS_OPTIONS
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.errors import ConfigError
@@ -29,6 +26,7 @@ REQUIRED = "required"
 _ENTRY_OF_LIST = "N"
 _ENTRY_OF_TABLE = "<name>"
 _OR_NONE = " or None"
+_VARIANT = "With `type = "
 _BOUND_WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -71,36 +69,86 @@ def _walk(
     model: type[BaseModel], defaults: BaseModel | None, *, path: str, text: str
 ) -> Iterator[Section]:
     """The section of one model, then those below it."""
-    fields = model.model_fields
-    plain = {name: field for name, field in fields.items() if not models(field.annotation)}
-    keys = tuple(_key(name, field, defaults) for name, field in plain.items())
-    yield Section(path=path, text=text, keys=keys)
-    for name, field in fields.items():
-        below = f"{path}.{name}" if path else name
-        yield from _below(field, _default(name, field, defaults), path=below)
+    yield Section(path=path, text=text, keys=tuple(_keys(model, defaults).values()))
+    for name in _tables(model):
+        yield from _below(model, name, defaults, path=path)
 
 
-def _below(field: FieldInfo, default: Any, *, path: str) -> Iterator[Section]:
-    """The sections that one field holds: a table, variants of a table, or entries of a list."""
-    text = _one_line(field.description or "")
+def _keys(model: type[BaseModel], defaults: BaseModel | None) -> dict[str, Key]:
+    """The keys of a model that hold no table of keys, by name."""
+    return {
+        name: _key(name, field, defaults)
+        for name, field in model.model_fields.items()
+        if not models(field.annotation)
+    }
+
+
+def _tables(model: type[BaseModel]) -> list[str]:
+    """The keys of a model that hold a table, or a list of tables."""
+    fields = model.model_fields.items()
+    return [
+        name
+        for name, field in fields
+        if models(field.annotation) or models(item_annotation(field.annotation))
+    ]
+
+
+def _below(
+    model: type[BaseModel], name: str, defaults: BaseModel | None, *, path: str
+) -> Iterator[Section]:
+    """The sections that one key holds: a table, variants of a table, or entries of a list."""
+    field = model.model_fields[name]
+    default, text = _default(name, field, defaults), _one_line(field.description or "")
+    below = f"{path}.{name}" if path else name
     variants = models(field.annotation)
-    if len(variants) == 1 and default is None:
-        text = f"{text} Off unless given."
-    for variant in variants:
-        held = default if isinstance(default, variant) else None
-        words = text if len(variants) == 1 else f"{text} {_variant_text(variant, held)}"
-        yield from _walk(variant, held, path=path, text=words)
-    for entry in models(item_annotation(field.annotation)):
+    if variants:
+        yield from _table_of(variants, default, path=below, text=text)
+    entries = models(item_annotation(field.annotation))
+    if entries:
         is_list = any(get_origin(member) is list for member in members(field.annotation))
-        below = f"{path}.{_ENTRY_OF_LIST if is_list else _ENTRY_OF_TABLE}"
-        yield from _walk(entry, None, path=below, text=text)
+        place = f"{below}.{_ENTRY_OF_LIST if is_list else _ENTRY_OF_TABLE}"
+        yield from _table_of(entries, REQUIRED, path=place, text=text)
 
 
-def _variant_text(variant: type[BaseModel], held: BaseModel | None) -> str:
+def _table_of(
+    variants: tuple[type[BaseModel], ...], default: Any, *, path: str, text: str
+) -> Iterator[Section]:
+    """The sections of a table. Of several variants, what all have is listed once, before them."""
+    text = f"{text} Off unless given." if default is None else text
+    held = {v: default if isinstance(default, v) else None for v in variants}
+    if len(variants) == 1:
+        yield from _walk(variants[0], held[variants[0]], path=path, text=text)
+        return
+    keys = {variant: _keys(variant, held[variant]) for variant in variants}
+    first = keys[variants[0]]
+    shared = {
+        name: key
+        for name, key in first.items()
+        if name != "type" and all(keys[variant].get(name) == key for variant in variants)
+    }
+    yield Section(path, text, keys=(_type_key(variants, default), *shared.values()))
+    tables = _tables(variants[0])
+    for name in tables:
+        yield from _below(variants[0], name, held[variants[0]], path=path)
+    for variant in variants:
+        own = [k for k in keys[variant].values() if k.name not in shared and k.name != "type"]
+        yield Section(path, _variant_text(variant), keys=tuple(own))
+
+
+def _type_key(variants: tuple[type[BaseModel], ...], default: Any) -> Key:
+    """The key that selects one of several variants."""
+    chosen = getattr(default, "type", None)
+    return Key(
+        name="type",
+        type=" or ".join(f'"{tag_of(variant)}"' for variant in variants),
+        default=REQUIRED if chosen is None else json.dumps(chosen),
+        text="Which of them; the sections below list what only one of them takes.",
+    )
+
+
+def _variant_text(variant: type[BaseModel]) -> str:
     """Which `type` selects a variant, and what it is."""
-    tag = variant.model_fields["type"].default
-    default = "" if held is None else ", the default"
-    return f'With `type = "{tag}"`{default}: {_first_line(variant)}'
+    return f'{_VARIANT}"{tag_of(variant)}"`: {_first_line(variant)}'
 
 
 def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> Any:
@@ -158,51 +206,21 @@ def _first_line(model: type[BaseModel]) -> str:
     return _one_line((model.__doc__ or "").split("\n\n")[0])
 
 
-PLUGINS: tuple[tuple[str, str, Mapping[str, Mapping[str, Option]]], ...] = (
-    ("trainer.loss.options", "loss", LOSS_OPTIONS),
-    ("orchestrator.train.algo.options", "algorithm", ALGORITHM_OPTIONS),
-    ("orchestrator.filters.N.options", "filter", FILTER_OPTIONS),
-    ("orchestrator.train.env.N.curriculum.options", "curriculum", CURRICULUM_OPTIONS),
-)
-"""Where options of a registered plug-in are written, its kind, and the declared options."""
-
-
-def option_sections(model: type[BaseModel]) -> list[Section]:
-    """The options of registered plug-ins that a command has, one section per kind.
-
-    An option that several plug-ins share with the same default is listed once.
-    """
-    return [
-        Section(
-            path=path,
-            text=f"Options of each registered {kind}, checked when the config is read.",
-            keys=tuple(_option_keys(registered)),
-        )
-        for path, kind, registered in PLUGINS
-        if path.split(".")[0] in model.model_fields and "orchestrator" in model.model_fields
-    ]
-
-
-def _option_keys(registered: Mapping[str, Mapping[str, Option]]) -> Iterator[Key]:
-    """Every distinct option with the plug-ins that take it."""
-    owners: dict[tuple[str, str], list[str]] = {}
-    options: dict[tuple[str, str], Option] = {}
-    for plugin, declared in registered.items():
-        for name, option in declared.items():
-            place = (name, repr(option))
-            owners.setdefault(place, []).append(plugin)
-            options[place] = option
-    for place, option in options.items():
-        takers = owners[place]
-        of = "all" if len(takers) == len(registered) else ", ".join(f"`{it}`" for it in takers)
-        default = "None" if option.default is None else json.dumps(option.default)
-        yield Key(name=place[0], type=option.kind, default=default, text=f"({of}) {option.text}")
+def _unrepeated(found: Sequence[Section]) -> Iterator[Section]:
+    """The sections without variants that an earlier table has too."""
+    seen: set[tuple[str, tuple[Key, ...]]] = set()
+    for section in found:
+        if section.text.startswith(_VARIANT):
+            if (section.text, section.keys) in seen:
+                continue
+            seen.add((section.text, section.keys))
+        yield section
 
 
 def help_text(model: type[BaseModel], *, width: int) -> str:
     """The whole schema for a terminal, one block per section."""
     blocks = []
-    for section in [*sections(model), *option_sections(model)]:
+    for section in _unrepeated(sections(model)):
         prefix = f"{section.path}." if section.path else ""
         title = f"[{section.path}]" if section.path else "[top level]"
         lines = textwrap.wrap(f"{title} {section.text}", width)
@@ -262,7 +280,7 @@ def reference() -> str:
 def _chapter(title: str, model: type[BaseModel]) -> Iterator[str]:
     """All sections of one command."""
     yield f"## `{title}`\n"
-    for section in [*sections(model), *option_sections(model)]:
+    for section in _unrepeated(sections(model)):
         yield f"### `[{section.path}]`\n" if section.path else "### Top level\n"
         yield f"{section.text}\n"
         if section.keys:
@@ -312,7 +330,7 @@ def command_help(model: type[BaseModel], command: str, asked: str | None, *, wid
     """
     if asked == EVERYTHING or (asked is None and model not in MOST_USED):
         return help_text(model, width=width)
-    found = [*sections(model), *option_sections(model)]
+    found = sections(model)
     return _short(model, found, command, width) if asked is None else _one(found, asked, width)
 
 

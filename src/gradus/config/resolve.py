@@ -299,7 +299,7 @@ def _environment(
     source: TrainSource | EvaluatedSource, launch: _Launch, key: str | None
 ) -> EnvironmentProcessConfig:
     given = source.given
-    is_learnt = isinstance(source, TrainSource)
+    learning = source.complete if isinstance(source, TrainSource) else None
     names = {*given.env_vars, *given.pass_env, *([] if key is None else [key])}
     return EnvironmentProcessConfig(
         run_dir=launch.run_dir,
@@ -310,8 +310,8 @@ def _environment(
         env_var_names=sorted(names),
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
         purpose=source.purpose,
-        algo=source.complete.algo if is_learnt else None,
-        untrained_agents=source.complete.untrained_agents if is_learnt else [],
+        algo=None if learning is None else learning.algo,
+        untrained_agents=[] if learning is None else learning.untrained_agents,
     )
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.schema.algorithms import AlgorithmConfig, HierarchicalGrpoConfig
 
 LEARNER_SEAT = "learner_seat"
 """Field of a task's data that names the one agent whose trace trains; absent, every agent does."""
-
-COMPARES_ALL_TRACES = frozenset({"grpo", "max_rl", "echo"})
-"""Algorithms with one baseline for all traces of a group."""
 
 
 def trained_agents(agents: Mapping[str, bool], untrained_agents: Collection[str]) -> list[str]:
@@ -44,7 +41,7 @@ def seat_refusal(
             "one that the trained policy plays"
         )
     if compares_all_traces is None:
-        compares_all_traces = algo.type in COMPARES_ALL_TRACES
+        compares_all_traces = algo.compares_all_traces
     if compares_all_traces and len(trained) > 1 and not has_learner_seat:
         return (
             f"{algo.type} compares all traces of a group, but agents {', '.join(trained)} all "
@@ -52,13 +49,14 @@ def seat_refusal(
             "or train one of them: agents.<role>.train = false for the others, or a "
             f"{LEARNER_SEAT} in the tasks"
         )
-    if algo.type == "rae" and len(agents) < 2:
+    if algo.compares_agents and len(agents) < 2:
         return (
-            "rae compares agents with their own past, but the environment has only the "
+            f"{algo.type} compares agents with their own past, but the environment has only the "
             f"agent {trained[0]!r}; use grpo, or an environment with several agents"
         )
-    unknown = set(algo.options.get("episode_agents", ())) - set(agents)
-    if algo.type == "hierarchical_grpo" and unknown:
+    if isinstance(algo, HierarchicalGrpoConfig) and (
+        unknown := set(algo.episode_agents) - set(agents)
+    ):
         return (
             f"episode_agents names {', '.join(sorted(unknown))}, but the environment has "
             f"{', '.join(agents)}"

@@ -14,7 +14,6 @@ from gradus.config.schema.optimizers import OptimizerConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import LoraConfig
-from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.config.sources import LaunchedConfig, Sources, TrainSource, resolve_sources
 
 _SUFFIX = "<8 hex>"
@@ -122,16 +121,16 @@ def _notes(source: TrainSource, is_loaded: bool) -> Iterator[str]:
     if is_loaded and given.address is None:
         return
     trained = [role for role in given.agents if role not in complete.untrained_agents]
-    if kind in COMPARES_ALL_TRACES and len(trained) > 1:
+    if complete.algo.compares_all_traces and len(trained) > 1:
         yield (
             f"source {name!r}: {kind} compares all traces of a group, and "
             f"{', '.join(trained)} all train. The start refuses that unless the tasks name a "
             "learner_seat; rae and hierarchical_grpo tell agents apart"
         )
-    if kind == "rae" and len(given.agents) < 2:
+    if complete.algo.compares_agents and len(given.agents) < 2:
         yield (
-            f"source {name!r}: rae needs an environment with several agents, and the "
-            "config names none or one. The start refuses rae where there is only one; use grpo"
+            f"source {name!r}: {kind} needs an environment with several agents, and the "
+            f"config names none or one. The start refuses {kind} where there is only one; use grpo"
         )
 
 

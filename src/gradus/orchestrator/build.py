@@ -32,7 +32,7 @@ from gradus.orchestrator.algorithms.teacher import (
 from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
-from gradus.orchestrator.failures import FirstFailures, build_error_policy, run_loops
+from gradus.orchestrator.failures import FirstFailures, ListedErrors, run_loops
 from gradus.orchestrator.groups.batcher import build_batcher
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout
@@ -216,7 +216,7 @@ async def _open_source(
             compares_all_traces=grader.has_one_baseline,
         )
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
-    errors = build_error_policy(source.errors, source=source.name)
+    errors = ListedErrors(source.errors)
     return Source(share, source.group_size, environment, grader, errors, source.is_frozen)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import traceback
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from gradus.config import ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.plugins import building, describe, find_plugin, refuse_async
+from gradus.plugins import describe
 from gradus.run.paths import RunDirectory
 
 _SHOWN_CHARACTERS = 300
@@ -27,7 +26,6 @@ SCORING_TIMEOUT = "scoring_timeout"
 """Kind of failure of an episode or group that an algorithm did not score in time."""
 FILTER_FAILED = "filter_failed"
 CURRICULUM_FAILED = "curriculum_failed"
-ERROR_POLICY_FAILED = "error_policy_failed"
 INVALID_CREDIT = "invalid_credit"
 """Kind of failure of an episode or group on which an algorithm wrote what cannot be trained."""
 
@@ -153,7 +151,7 @@ def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class ErrorPolicy(Protocol):
-    """What one source does with failed episodes. Built as `Class(config, **config.options)`."""
+    """What one source does with failed episodes."""
 
     def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
         """Seconds before the given retry, counted from 0; None when the failure is final.
@@ -184,28 +182,3 @@ class ListedErrors:
             return None
         wait: float = min(self._backoff_seconds * 2.0 ** min(retry, 30), MAX_BACKOFF_SECONDS)
         return wait
-
-
-def ask_policy(policy: ErrorPolicy, failure: Failure, *, retry: int, where: str) -> float | None:
-    """The policy's answer; EpisodeFailed when it raises, or answers with what is no wait."""
-    wait = None
-    place = f"{where}, asked about {failure.kind}"
-    with blaming("error policy", policy, place, failure=ERROR_POLICY_FAILED):
-        wait = policy.wait_before_retry(failure, retry=retry)
-        if wait is not None and not 0 <= wait < math.inf:
-            raise ValueError(f"{wait!r} is no wait; give seconds, or None for a final failure")
-    return wait
-
-
-ERROR_POLICIES: dict[str, type] = {"listed": ListedErrors}
-"""Registered names; anything else is "package.module:Class"."""
-
-
-def build_error_policy(config: ErrorPolicyConfig, *, source: str) -> ErrorPolicy:
-    """The policy of one source; refuses unknown names and options."""
-    kind = find_plugin("error policy", config.type, ERROR_POLICIES)
-    name = f"source {source!r}: error policy {config.type!r}"
-    refuse_async(name, kind, "wait_before_retry")
-    with building(name, config.options):
-        policy: ErrorPolicy = kind(config, **config.options)
-    return policy

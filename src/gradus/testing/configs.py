@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gradus.config import (
+    AlgorithmConfig,
+    CurriculumConfig,
+    FilterConfig,
     LaunchedConfig,
+    LossConfig,
     MergedConfig,
     RunConfig,
     SftConfig,
@@ -60,6 +64,34 @@ def build_sft_config(changes: dict[str, Any] | None = None) -> SftConfig:
     base = {"model": {"name": "someone/tiny"}, "data": {"path": "someone/conversations"}}
     config: SftConfig = SftConfig.model_validate({**base, **(changes or {})})
     return config
+
+
+def build_algorithm_config(kind: str, **keys: Any) -> AlgorithmConfig:
+    """The config of an algorithm.
+
+    >>> build_algorithm_config("grpo", leave_one_out=True).type
+    'grpo'
+    """
+    changes = {"orchestrator": {"train": {"algo": {"type": kind, **keys}}}}
+    return build_run_config(changes).orchestrator.train.algo
+
+
+def build_curriculum_config(kind: str, **keys: Any) -> CurriculumConfig:
+    """The config of a curriculum."""
+    source = {"id": "words", "curriculum": {"type": kind, **keys}}
+    changes = {"orchestrator": {"train": {"env": [source]}}}
+    return build_run_config(changes).orchestrator.train.env[0].curriculum
+
+
+def build_filter_config(kind: str, **keys: Any) -> FilterConfig:
+    """The config of a filter."""
+    changes = {"orchestrator": {"filters": [{"type": kind, **keys}]}}
+    return build_run_config(changes).orchestrator.filters[0]
+
+
+def build_loss_config(kind: str = "dppo", **keys: Any) -> LossConfig:
+    """The config of a loss."""
+    return build_run_config({"trainer": {"loss": {"type": kind, **keys}}}).trainer.loss
 
 
 def contradictions_of(config: LaunchedConfig) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from gradus.config import LossConfig, option_problems, refuse
+from gradus.config import LossConfig
 from gradus.plugins import building, find_plugin
 
 
@@ -333,23 +333,8 @@ def reference_kl(inputs: LossInputs) -> LossOutput:
     return LossOutput(-gain + _REF_KL_COEFFICIENT * log_ratio.square())
 
 
-# The registry.
-
-LOSSES: dict[str, str | type] = {
-    "dppo": Dppo,
-    "ipo": Ipo,
-    "ppo_clip": PpoClip,
-    "dapo": Dapo,
-    "cispo": Cispo,
-    "gspo": Gspo,
-}
-"""By the name in `trainer.loss.type`; any other is named as `package.module:Class`."""
-
-
 def build_loss(config: LossConfig) -> TokenLoss:
-    """The loss that the config names; ConfigError names options that it does not take, and values
-    out of range."""
-    kind = find_plugin("loss", config.type, LOSSES)
-    refuse(option_problems(("trainer", "loss", "options"), config.type, config.options))
-    with building(f"loss {config.type!r}", config.options):
-        return cast("TokenLoss", kind(**config.options))
+    """The loss that the config names; ConfigError for options that its class does not take."""
+    kind = find_plugin("loss", config.target)
+    with building(f"loss {config.type!r}", config.arguments()):
+        return cast("TokenLoss", kind(**config.arguments()))

@@ -155,7 +155,7 @@ class GradientStep:
         needs_reference = getattr(self._losses["rl"], "needs_reference_logprobs", False)
         if needs_reference and members["rl"] and not members["scored"]:
             raise ConfigError(
-                "trainer.loss.options.reference_kl_coefficient pulls towards a reference model, "
+                "trainer.loss.reference_kl_coefficient pulls towards a reference model, "
                 "but no token of the batch has reference logprobs; set it to 0, or use an "
                 "algorithm that asks a reference model"
             )

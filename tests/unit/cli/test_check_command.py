@@ -71,7 +71,7 @@ def look(changes: dict[str, Any], *names: str, deadline_seconds: float = 60.0) -
 
 
 def algo(name: str, **options: Any) -> dict[str, Any]:
-    return {"orchestrator": {"train": {"algo": {"type": name, "options": options}}}}
+    return {"orchestrator": {"train": {"algo": {"type": name, **options}}}}
 
 
 def env(**source: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_data_from_the_hub_is_not_looked_at() -> None:
 def test_plug_ins_are_built_with_their_options() -> None:
     (fine,) = look(algo("mine:Fine"), "plug-ins")
     assert (fine.verdict, fine.text) == (OK, "mine:Fine")
-    (wrong,) = look(algo("mine:Fine", limit=2), "plug-ins")
+    (wrong,) = look(algo("mine:Fine", options={"limit": 2}), "plug-ins")
     assert wrong.verdict == REFUSED
     assert "'mine:Fine' does not accept options {'limit': 2}" in wrong.text
 
@@ -122,7 +122,7 @@ def test_plug_ins_are_built_with_their_options() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_a_plug_in_that_raises_is_refused_with_its_words() -> None:
-    (finding,) = look(algo("mine:Raising", limit=2), "plug-ins")
+    (finding,) = look(algo("mine:Raising", options={"limit": 2}), "plug-ins")
     assert finding.verdict == REFUSED
     assert "limit 2 is not for me" in finding.text
 

@@ -38,7 +38,7 @@ def wrong_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_registered_loss_passes_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-loss", "dapo", "--options.clip-high", "0.5"]) == ExitCode.DONE
+    assert main(["check-loss", "dapo", "--clip-high", "0.5"]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert shown.startswith("loss dapo: 18 samples, ")
     assert shown.count("  same\n") == 9
@@ -64,10 +64,10 @@ def test_a_loss_that_looks_at_neighbours_fails(capsys: pytest.CaptureFixture[str
     ("words", "message"),
     [
         ([], "which loss?"),
-        (["--options.threshold", "1"], "which loss?"),
+        (["--threshold", "1"], "which loss?"),
         (["dpo"], "loss 'dpo' is not known"),
-        (["dppo", "--options.threshold", "7"], "threshold: 7 is out of range"),
-        (["ipo", "--options.clip-low", "0.1"], "takes no such option"),
+        (["dppo", "--threshold", "7"], "threshold: 7 is out of range"),
+        (["ipo", "--clip-low", "0.1"], "unknown key"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(

@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
-from gradus.config import AlgorithmConfig, SamplingConfig, resolve_sources
+from gradus.config import SamplingConfig, resolve_sources
 from gradus.config.check import MAX_SEED, env_vars_problems
 from gradus.config.owned import RESERVED
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
-from gradus.testing.configs import build_run_config, build_sft_config, contradictions_of
+from gradus.testing.configs import (
+    build_algorithm_config,
+    build_run_config,
+    build_sft_config,
+    contradictions_of,
+)
 
 
 def keys(changes: dict[str, Any]) -> list[str]:
@@ -143,11 +148,6 @@ BORDERS = [
     ({"inference": {"host": "::1"}}, {"inference": {"host": "::"}}, "inference.host"),
     ({"inference": {"host": "localhost"}}, {"inference": {"host": "node7"}}, "inference.host"),
     (
-        {"trainer": {"loss": {"type": "my.module:Loss"}}},
-        {"trainer": {"loss": {"type": "my.module.Loss"}}},
-        "trainer.loss.type",
-    ),
-    (
         with_env(max_input_tokens=9, max_total_tokens=10),
         with_env(max_input_tokens=10, max_total_tokens=10),
         f"{ENV}.max_input_tokens",
@@ -233,7 +233,7 @@ def test_defaults_of_sampling_survive_a_section_that_sets_one_value() -> None:
 def test_an_algorithm_is_inherited_whole() -> None:
     config = build_run_config(with_env(algo={"type": "my.module:Mine"}))
     (source,) = resolve_sources(config).train
-    assert source.complete.algo == AlgorithmConfig(type="my.module:Mine")
+    assert source.complete.algo == build_algorithm_config("my.module:Mine")
 
 
 @pytest.mark.parametrize(

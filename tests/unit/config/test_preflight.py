@@ -116,10 +116,9 @@ OWN = "not_here.mine:Own"
         ({"trainer": {"loss": {"type": OWN}}}, "trainer.loss.type"),
         (with_env(algo={"type": OWN}), "orchestrator.train.env.0.algo.type"),
         (with_env(curriculum={"type": OWN}), "orchestrator.train.env.0.curriculum.type"),
-        (with_env(errors={"type": OWN}), "orchestrator.train.env.0.errors.type"),
         (
-            with_env(algo={"type": "echo", "options": {"filter": OWN}}),
-            "orchestrator.train.env.0.algo.options.filter",
+            with_env(algo={"type": "echo", "filter": OWN}),
+            "orchestrator.train.env.0.algo.filter",
         ),
         (
             {"orchestrator": {**with_env()["orchestrator"], "filters": [{"type": OWN}]}},

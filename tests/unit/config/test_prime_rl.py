@@ -133,7 +133,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "algo",
         {"orchestrator": {"algo": {"type": "grpo", "scale_by_std": True}}},
-        train(algo={"type": "grpo", "options": {"scale_by_std": True}}),
+        train(algo={"type": "grpo", "scale_by_std": True}),
     ),
     ("advantage", {"orchestrator": {"advantage": "ema_per_member"}}, train(algo={"type": "rae"})),
     (
@@ -142,7 +142,8 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         train(
             algo={
                 "type": "grpo",
-                "options": {"length_penalty": True, "length_weights": {"turns": 0.2}},
+                "length_penalty": True,
+                "length_weights": {"turns": 0.2},
             }
         ),
     ),
@@ -151,7 +152,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         source(id="a", sft={"roles": {"tool": 0.2}}),
         source(
             id="a",
-            algo={"type": "echo", "options": {"normalize": "batch", "roles": {"tool": 0.2}}},
+            algo={"type": "echo", "normalize": "batch", "roles": {"tool": 0.2}},
         ),
     ),
     (

@@ -21,7 +21,7 @@ from gradus.config import (
 from gradus.config.resolve import ProcessConfigs, verifiers_config
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
-from gradus.testing.configs import build_run_config, build_sft_config
+from gradus.testing.configs import build_algorithm_config, build_run_config, build_sft_config
 
 RUN_DIR = Path("runs/demo")
 
@@ -95,7 +95,7 @@ def test_a_source_inherits_what_it_leaves_open() -> None:
         with_env(
             {"sampling": {"temperature": 0.5, "extra_body": {"top_k": 3}}},
             sampling={"temperature": 1.0, "top_p": 0.9, "extra_body": {"top_k": 9, "min_p": 0.1}},
-            algo={"type": "grpo", "options": {"scale_by_std": True}},
+            algo={"type": "grpo", "scale_by_std": True},
         )
     )
     assert source.sampling.model_dump() == {
@@ -104,7 +104,7 @@ def test_a_source_inherits_what_it_leaves_open() -> None:
         "max_completion_tokens": 512,
         "extra_body": {"top_k": 3, "min_p": 0.1},
     }
-    assert source.algo.options == {"scale_by_std": True}
+    assert source.algo == build_algorithm_config("grpo", scale_by_std=True)
 
 
 def test_a_source_is_complete_without_any_setting() -> None:

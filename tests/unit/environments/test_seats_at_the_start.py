@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from gradus.config import AlgorithmConfig, EnvironmentProcessConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
 from gradus.environments.process import check_seats
 from gradus.environments.tasks import TaskIndex
 from gradus.errors import ConfigError
+from gradus.testing.configs import build_algorithm_config
 from gradus.testing.environment import EchoConfig, EchoTaskset
 
 ONE = {"agent": True}
@@ -24,7 +25,7 @@ def config_of(algorithm: str | None, **changes: Any) -> EnvironmentProcessConfig
         name="game",
         pool=StaticPoolConfig(num_workers=1),
         verifiers={},
-        algo=None if algorithm is None else AlgorithmConfig(type=algorithm),
+        algo=None if algorithm is None else build_algorithm_config(algorithm),
         **changes,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config import ALGORITHMS, RunConfig, SftConfig, load_config
+from gradus.config import AlgorithmConfig, RunConfig, SftConfig, load_config
 from gradus.testing.configs import contradictions_of
 
 REPOSITORY = Path(__file__).parents[3]
@@ -151,7 +151,9 @@ def test_every_registered_algorithm_has_a_run_that_the_config_accepts(
     configs = [
         load_config(RunConfig, recipe.arguments(seed=1)[1:-1]) for recipe in load("recipes").RECIPES
     ]
-    assert {config.orchestrator.train.algo.type for config in configs} == ALGORITHMS
+    assert {config.orchestrator.train.algo.type for config in configs} == set(
+        AlgorithmConfig.registered()
+    )
     assert [problem for config in configs for problem in contradictions_of(config)] == []
     assert {config.seed for config in configs} == {1}
     assert len({config.name for config in configs}) == len(configs)

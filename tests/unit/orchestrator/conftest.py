@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from gradus.config import (
-    AlgorithmConfig,
-    CurriculumConfig,
     ErrorPolicyConfig,
     ModelConfig,
     OrchestratorProcessConfig,
@@ -24,7 +22,7 @@ from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.orchestrator.build import Components, build_orchestrator
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.failures import build_error_policy, root_cause
+from gradus.orchestrator.failures import ListedErrors, root_cause
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.player import Source
@@ -33,6 +31,7 @@ from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal, read_journal
 from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator
+from gradus.testing.configs import build_algorithm_config, build_curriculum_config
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 LIMIT_SECONDS = 20.0
@@ -59,7 +58,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
     names = changes.pop("sources", ["words"])
     is_frozen = changes.pop("is_frozen", False)
     errors = changes.pop("errors", {})
-    curriculum = changes.pop("curriculum", CurriculumConfig())
+    curriculum = changes.pop("curriculum", build_curriculum_config("uniform"))
     sampling = SamplingConfig(temperature=0.5, top_p=1.0, max_completion_tokens=16)
     section = {"train": {"env": [{"id": name} for name in names]}, "groups_per_batch": 2}
     return OrchestratorProcessConfig(
@@ -74,7 +73,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
                 ratio=1.0,
                 group_size=group_size,
                 sampling=sampling,
-                algo=AlgorithmConfig(),
+                algo=build_algorithm_config("grpo"),
                 timeout=EnvironmentTimeoutConfig(),
                 address=None,
                 state_columns=[],
@@ -127,7 +126,7 @@ class Rig:
                 source.group_size,
                 self.environments[source.name],
                 build_grader(self.config, source),
-                build_error_policy(source.errors, source=source.name),
+                ListedErrors(source.errors),
                 is_frozen=source.is_frozen,
             )
             for source in self.config.sources

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config import AlgorithmConfig, ModelConfig, SamplingConfig
+from gradus.config import ModelConfig, SamplingConfig
 from gradus.errors import (
     ConfigError,
     DeadlineError,
@@ -21,6 +21,7 @@ from gradus.orchestrator.build import build_reference, connect, run
 from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.run.paths import RunDirectory
+from gradus.testing.configs import build_algorithm_config
 from gradus.testing.engine import ScriptedEngine
 
 
@@ -98,7 +99,7 @@ async def test_a_distilled_policy_s_stop_tokens_are_read_from_its_files(
     token = RunDirectory(Path(config.run_dir)).inference_token
     token.parent.mkdir(parents=True)
     token.write_text("data")
-    algo = AlgorithmConfig(type="sft")
+    algo = build_algorithm_config("sft")
     source = config.sources[0].model_copy(update={"algo": algo, "is_frozen": True})
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
     here = config.model_copy(update={"model": ModelConfig(name=str(tmp_path))})

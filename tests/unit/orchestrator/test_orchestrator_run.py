@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from gradus.config import CurriculumConfig
 from gradus.errors import (
     DeadlineError,
     EmptyBatchError,
@@ -23,6 +22,7 @@ from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
+from gradus.testing.configs import build_curriculum_config
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.events import PolicyPublished, TrainerDone
@@ -228,7 +228,7 @@ async def test_a_curriculum_hears_failures_lengths_and_tasks_that_never_trained(
     first, second = (stream.next_task().index for _ in range(2))
     refused = {second: TaskRefused("no such row")}
     environment = ScriptedEnvironment(play=play, refused=refused)
-    curriculum = CurriculumConfig(type=f"{__name__}:Listener")
+    curriculum = build_curriculum_config(f"{__name__}:Listener")
     rig = build_rig(max_steps=2, environment=environment, curriculum=curriculum)
     await rig.play()
     opened = {line["index"]: line["size"] for line in rig.events("group_opened")}
@@ -245,7 +245,7 @@ async def test_a_curriculum_hears_of_groups_that_were_abandoned(
     build_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Listener, "heard", [])
-    curriculum = CurriculumConfig(type=f"{__name__}:Listener")
+    curriculum = build_curriculum_config(f"{__name__}:Listener")
     rig = await play_beside_an_endless_episode(build_rig, curriculum=curriculum)
     abandoned = {line["group"] for line in rig.events("group_abandoned")}
     indices = [line["index"] for line in rig.events("group_opened") if line["group"] in abandoned]

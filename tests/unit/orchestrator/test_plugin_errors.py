@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradus.config import AlgorithmConfig, CurriculumConfig, FilterConfig
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.groups.filters import build_filters
 from gradus.orchestrator.play.curriculum import Uniform, build_curriculum
 from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.testing.scripted_run import ScriptedEnvironment
+from gradus.testing.configs import (
+    build_algorithm_config,
+    build_curriculum_config,
+    build_filter_config,
+)
 
 
 class Judge(GroupRelative):
@@ -85,15 +87,6 @@ class Lost(Uniform):
         raise LookupError("no task")
 
 
-class Moody(ErrorPolicy):
-    """An error policy that gives no wait."""
-
-    def __init__(self, config: Any) -> None: ...
-
-    def wait_before_retry(self, failure: Any, *, retry: int) -> float | None:
-        return float("nan")
-
-
 def reply(episodes: Any) -> Any:
     """The first message that the model wrote."""
     return episodes[0].traces[0].nodes[1]
@@ -139,7 +132,7 @@ def with_plugins(rig: Any, **changes: Any) -> Any:
     if algo is not None:
         timeout = changes.pop("timeout", 60.0)
         path = f"{__name__}:{algo.__name__}"
-        changes["algo"] = AlgorithmConfig(type=path, scoring_timeout_seconds=timeout)
+        changes["algo"] = build_algorithm_config(path, scoring_timeout_seconds=timeout)
     sources = [source.model_copy(update=changes) for source in rig.config.sources]
     rig.config = rig.config.model_copy(update={"sources": sources})
     return rig
@@ -367,7 +360,7 @@ async def test_groups_that_are_judged_when_the_run_ends_train_nothing(
 async def test_a_filter_that_raises_drops_its_episode_by_name(
     build_rig: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filters = [FilterConfig(type=f"{__name__}:Crossed")]
+    filters = [build_filter_config(f"{__name__}:Crossed")]
     rig = build_rig(max_steps=1, filters=filters, max_empty_attempts=1)
     with pytest.raises(
         EnvironmentFailure, match=r"filter 'crossed' .*:Crossed, source 'words', sam"
@@ -424,7 +417,7 @@ class Explosive(GroupRelative):
 
 
 async def test_a_filter_without_an_answer_fails_the_episode(build_rig: Any) -> None:
-    filters = [FilterConfig(type=f"{__name__}:Undecided", enforce=True)]
+    filters = [build_filter_config(f"{__name__}:Undecided", enforce=True)]
     rig = build_rig(max_steps=1, filters=filters, max_empty_attempts=1)
     with pytest.raises(EnvironmentFailure, match="keeps gives None; give True or False"):
         await rig.play()
@@ -441,33 +434,33 @@ async def test_a_filter_without_an_answer_fails_the_episode(build_rig: Any) -> N
 def test_a_filter_that_cannot_judge_is_refused_at_the_start(
     filter_type: str, options: dict[str, Any], message: str
 ) -> None:
-    chosen = FilterConfig(type=f"{__name__}:{filter_type}", options=options)
+    chosen = build_filter_config(f"{__name__}:{filter_type}", options=options)
     with pytest.raises(ConfigError, match=message):
         build_filters([chosen], vocabulary_size=None)
 
 
 def test_a_plug_in_whose_answer_nothing_awaits_is_refused_at_the_start() -> None:
-    curriculum = CurriculumConfig(type=f"{__name__}:Absent")
+    curriculum = build_curriculum_config(f"{__name__}:Absent")
     with pytest.raises(ConfigError, match=r"source 'words': .*:Absent': record is an `async def`"):
         build_curriculum(curriculum, source="words", num_tasks=3, seed=0)
     with pytest.raises(ConfigError, match=r"algorithm .*:Amnesiac': load_state is an `async def`"):
-        build_algorithm(AlgorithmConfig(type=f"{__name__}:Amnesiac"))
+        build_algorithm(build_algorithm_config(f"{__name__}:Amnesiac"))
 
 
 def test_an_algorithm_that_cannot_be_built_is_named() -> None:
     with pytest.raises(ConfigError, match=r":Explosive' .* ZeroDivisionError: division by zero"):
-        build_algorithm(AlgorithmConfig(type=f"{__name__}:Explosive"))
+        build_algorithm(build_algorithm_config(f"{__name__}:Explosive"))
 
 
 async def test_a_curriculum_that_cannot_take_rewards_costs_the_group(build_rig: Any) -> None:
-    curriculum = CurriculumConfig(type=f"{__name__}:Forgetful")
+    curriculum = build_curriculum_config(f"{__name__}:Forgetful")
     rig = with_plugins(build_rig(max_empty_attempts=1), curriculum=curriculum)
     with pytest.raises(EnvironmentFailure, match=r":Forgetful, source 'words', record of task \d+"):
         await rig.play()
 
 
 async def test_a_curriculum_without_a_task_ends_the_run_by_name(build_rig: Any) -> None:
-    curriculum = CurriculumConfig(type=f"{__name__}:Lost")
+    curriculum = build_curriculum_config(f"{__name__}:Lost")
     rig = with_plugins(build_rig(), curriculum=curriculum)
     with pytest.raises(
         ConfigError, match=r":Lost, source 'words', next_task: LookupError: no task"
@@ -486,14 +479,6 @@ async def test_numbers_of_numpy_from_an_algorithm_are_trained_and_kept(
     await rig.play()
     arrays = [m.arrays.advantages for rank in rig.trainer.batches[0].ranks for m in rank]
     assert 0.25 in np.concatenate(arrays)
-
-
-async def test_an_error_policy_that_gives_no_wait_makes_the_failure_final(build_rig: Any) -> None:
-    rig = build_rig(max_empty_attempts=1, environment=ScriptedEnvironment(play=fail_always))
-    errors = rig.config.sources[0].errors.model_copy(update={"type": f"{__name__}:Moody"})
-    rig = with_plugins(rig, errors=errors)
-    with pytest.raises(EnvironmentFailure, match="error_policy_failed"):
-        await rig.play()
 
 
 def fail_always(number: int) -> Any:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradus.config import AdamWConfig, LossConfig, ModelConfig, ParallelConfig
+from gradus.config import AdamWConfig, ModelConfig, ParallelConfig
 from gradus.errors import GradusError
+from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World, build_world, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
@@ -63,7 +64,7 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     world = build_world(parallel, torch.device("cpu"))
     folder = Path(command["folder"])
     policy = build_policy(command, world)
-    loss_config = LossConfig(**command["loss"])
+    loss_config = build_loss_config(**command["loss"])
     step = GradientStep(
         policy,
         build_loss(loss_config),

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradus.config import AdamWConfig, LossConfig, ModelConfig
+from gradus.config import AdamWConfig, ModelConfig
+from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
@@ -55,7 +56,7 @@ def train(
     with join_world(deterministic=True) as world:
         policy = PolicyModel(load_model(ModelConfig(name=str(model)), world.device))
         policy = shard_model(policy, world.mesh, dtype)
-        step = GradientStep(policy, build_loss(LossConfig(type=loss, options=OPTIONS)), world)
+        step = GradientStep(policy, build_loss(build_loss_config(loss, **OPTIONS)), world)
         optimizer = PolicyOptimizer(
             policy, AdamWConfig(lr=1e-3), max_steps=STEPS, max_skipped_steps=1, world=world
         )

@@ -9,6 +9,7 @@ import pytest
 from gradus.config import LossConfig, ModelConfig, TrainerConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch, build_sample
+from gradus.testing.configs import build_loss_config
 from gradus.trainer.batches import StepBatch
 from gradus.trainer.distributed import World
 from gradus.trainer.ladder import Ladder, StepReport
@@ -24,7 +25,9 @@ def build_learner(
 ) -> Learner:
     settings = TrainerConfig(compute_dtype="float32")
     base = ModelConfig(name=str(model))
-    return Learner.build(base, settings, loss or LossConfig(), max_steps=max_steps, world=world)
+    return Learner.build(
+        base, settings, loss or build_loss_config(), max_steps=max_steps, world=world
+    )
 
 
 class Witness:
@@ -80,7 +83,7 @@ def test_a_rung_that_is_not_there_costs_no_time(tiny_model: Path, world: World) 
 def test_one_part_of_a_batch_may_lack_the_reference_that_another_has(
     tiny_model: Path, world: World
 ) -> None:
-    loss = LossConfig(options={"reference_kl_coefficient": 0.1})
+    loss = build_loss_config(reference_kl_coefficient=0.1)
     scored, plain = build_sample(9, seed=1), build_sample(9, seed=2)
     scored.arrays.reference_logprobs[:] = -1.0
     plain.arrays.reference_logprobs[:] = float("nan")

@@ -11,10 +11,10 @@ from torch import Tensor
 from gradus.cli.main import main
 from gradus.config import LossConfig
 from gradus.errors import ConfigError, ExitCode
+from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World
 from gradus.trainer.loss_check import BOUND, LossReport, check_loss
 from gradus.trainer.losses import (
-    LOSSES,
     LossInputs,
     LossOutput,
     build_loss,
@@ -53,7 +53,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(LossConfig.registered()))
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 def test_every_registered_loss_is_invariant(
@@ -65,7 +65,7 @@ def test_every_registered_loss_is_invariant(
         "entropy_coefficient": 0.1,
         "reference_kl_coefficient": 0.1,
     }
-    loss = build_loss(LossConfig(type=name, options=options))
+    loss = build_loss(build_loss_config(name, **options))
     report = check_loss(loss, world, aggregation=aggregation)
     assert report.reason is None
     assert report.num_members > 50

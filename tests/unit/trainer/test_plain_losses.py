@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gradus.config import LossConfig
+from gradus.testing.configs import build_loss_config
 from gradus.testing.plain_losses import PlainLoss, PlainToken, plain_loss
-from gradus.trainer.losses import LOSSES, LossInputs, build_loss
+from gradus.trainer.losses import LossInputs, build_loss
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +54,7 @@ def compare(
     plain = [plain_loss(name, sample, **options) for sample in samples]
     assume(min(part.margin for part in plain) > LEAST_MARGIN)
     inputs = as_inputs(samples, dtype)
-    output = build_loss(LossConfig(type=name, options=options))(inputs)
+    output = build_loss(build_loss_config(name, **options))(inputs)
     by_logprob, by_entropy = torch.autograd.grad(
         output.per_token.sum(),
         (inputs.policy_logprobs, inputs.entropies),
@@ -115,7 +116,7 @@ corrections = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(LossConfig.registered()))
 @settings(max_examples=30, deadline=None)
 @given(samples=batches, options=pulls)
 def test_a_loss_follows_its_formula_and_its_gradient(
@@ -124,7 +125,7 @@ def test_a_loss_follows_its_formula_and_its_gradient(
     compare(name, options, samples, dtype)
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(LossConfig.registered()))
 @settings(max_examples=40, deadline=None)
 @given(samples=batches, options=corrections)
 def test_importance_sampling_follows_its_formula(
@@ -141,6 +142,6 @@ def test_the_plain_version_says_how_near_a_decision_was() -> None:
 
 
 def test_the_plain_version_has_an_entry_for_every_registered_loss() -> None:
-    for name in LOSSES:
+    for name in LossConfig.registered():
         result = plain_loss(name, [PlainToken(-1.0, -1.0), PlainToken(-2.0, -2.0)])
         assert len(result.values) == len(result.by_logprob) == len(result.by_entropy) == 2

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gradus.config import LossConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.trainer.losses import LOSSES, Dppo, LossInputs, LossOutput, build_loss
+from gradus.testing.configs import build_loss_config
+from gradus.trainer.losses import Dppo, LossInputs, LossOutput, build_loss
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import build_dummy, pack
 
@@ -98,7 +99,7 @@ corrections = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", sorted(LossConfig.registered()))
 @settings(
     max_examples=12,
     deadline=None,
@@ -126,7 +127,7 @@ def test_every_loss_gives_the_plain_loss_and_gradient_packed_or_not(
     options = LOSS_OPTIONS[name] | correction
     samples = ragged_samples(lengths, seed=seed)
     total, gradients = reference.loss(samples, name, **options)
-    step = GradientStep(bench.policy, build_loss(LossConfig(type=name, options=options)), world)
+    step = GradientStep(bench.policy, build_loss(build_loss_config(name, **options)), world)
     packed = pack(samples, max_tokens=max_tokens, num_ranks=1)[0]
     result = step.run(packed if is_packed else unpacked(samples))
     assert result.total == pytest.approx(total, rel=1e-4, abs=1e-5)
@@ -204,7 +205,7 @@ def test_bf16_compute_stays_near_the_plain_loss(
 
 
 def test_a_pull_to_a_reference_that_scored_nothing_is_refused(bench: Any, world: Any) -> None:
-    loss = build_loss(LossConfig(type="dapo", options={"reference_kl_coefficient": 0.1}))
+    loss = build_loss(build_loss_config("dapo", reference_kl_coefficient=0.1))
     step = GradientStep(bench.policy, loss, world)
     with pytest.raises(ConfigError, match="no token of the batch has reference logprobs"):
         step.run([build_micro_batch()])

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradus.config.algorithm_options import ALGORITHM_OPTIONS
 from gradus.config.keys import UNKNOWN, KeyPath, annotation_at
 from gradus.config.read.renames import translate
+from gradus.config.schema.algorithms import AlgorithmConfig
+from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import EvalEnvironmentConfig, TrainEnvironmentConfig
-from gradus.config.schema.losses import LOSS_OPTIONS
+from gradus.config.schema.losses import LossConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.trainer import TrainerConfig
 
@@ -211,7 +212,7 @@ def _trainer(work: _Work) -> None:
         work.put("trainer.optimizer.betas", [first or 0.9, second or 0.95])
     loss = work.take("trainer.loss")
     if isinstance(loss, dict):
-        work.put("trainer.loss", _with_options(loss, "trainer.loss", LOSS_OPTIONS, "dppo", work))
+        work.put("trainer.loss", _with_options(loss, "trainer.loss", LossConfig, "dppo", work))
 
 
 def _fit(work: _Work) -> None:
@@ -259,7 +260,7 @@ def _algo(value: Any, path: str, work: _Work) -> Table:
         }
         if not table["length_weights"]:
             del table["length_weights"]
-    return _with_options(table, path, ALGORITHM_OPTIONS, "grpo", work)
+    return _with_options(table, path, AlgorithmConfig, "grpo", work)
 
 
 def _reference(teacher: Table) -> Table | None:
@@ -273,19 +274,19 @@ def _reference(teacher: Table) -> Table | None:
 
 
 def _with_options(
-    table: Table, path: str, known: Mapping[str, Mapping[str, Any]], default: str, work: _Work
+    table: Table, path: str, known: type[PluginConfig], default: str, work: _Work
 ) -> Table:
-    """A table whose options stand beside its type, as one with a table of options."""
+    """A table with the options that the plug-in has here; a class of the user's own has a table."""
     kind = str(table.pop("type", default))
     kind = default if kind == "default" else kind
     options = {**table.pop("options", {}), **{k: v for k, v in table.items() if k != "reference"}}
-    declared = known.get(kind)
-    if declared is not None:
-        for name in [name for name in options if name not in declared]:
-            del options[name]
-            work.note(f"{path}.{name}", f"{kind} of gradus has no such option")
-    result: Table = {"type": kind}
-    return {**result, "options": options} if options else result
+    declared = known.registered().get(kind)
+    if declared is None:
+        return {"type": kind, "options": options} if options else {"type": kind}
+    for name in [name for name in options if name not in declared.model_fields]:
+        del options[name]
+        work.note(f"{path}.{name}", f"{kind} of gradus has no such option")
+    return {"type": kind, **options}
 
 
 def _sources(
@@ -326,9 +327,9 @@ def _source(source: Table, path: str, known: set[str], work: _Work) -> Table:
         sft = source.pop("sft")
         roles = sft.get("roles") if isinstance(sft, dict) else None
         options = {"normalize": "batch", **({"roles": roles} if isinstance(roles, dict) else {})}
-        source["algo"] = {"type": "echo", "options": options}
+        source["algo"] = {"type": "echo", **options}
     for old in ("algo", "advantage"):
-        if old in source and "options" not in source[old]:
+        if old in source:
             source["algo"] = _algo(source.pop(old), f"{path}.{old}", work)
     for old, new in (
         ("num_examples", "num_tasks"),

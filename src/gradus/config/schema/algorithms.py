@@ -1,14 +1,21 @@
-"""A frozen model that another server serves: a teacher that scores or plays."""
+"""How rewards become advantages and loss weights: one config for each algorithm."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
 
 URL_PATTERN = "^https?://"
+
+Weight = Annotated[float, Field(ge=0)]
+LengthPart = Literal["output", "input", "turns"]
+MessageRole = Literal["system", "user", "tool", "assistant"]
+_LENGTH_WEIGHTS: dict[LengthPart, float] = {"output": 0.25, "input": 0.1, "turns": 0.1}
+_ROLES: dict[MessageRole, float] = {"tool": 0.1}
 
 
 class ReferenceConfig(StrictConfig):
@@ -26,18 +33,171 @@ class ReferenceConfig(StrictConfig):
     """Deadline of one request, waiting for its turn not counted."""
 
 
-# ---- How rewards become advantages and loss weights.
-class AlgorithmConfig(StrictConfig):
-    """A registered algorithm or a class of your own."""
+class AlgorithmConfig(PluginConfig):
+    """An algorithm, with what the rest of the config must know of it."""
 
-    type: str = "grpo"
-    """`grpo`, `max_rl`, `hierarchical_grpo`, `rae`, `echo`, `opd`, `opsd`, `sft`, or
-    "package.module:Class"."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the algorithm, e.g. {scale_by_std = true}."""
     reference: ReferenceConfig | None = None
     """The frozen teacher of `opd`, or a model that your own algorithm asks. None means none: `opsd`
     asks the policy itself, and the player of `sft` stands under `agents.<role>`."""
     scoring_timeout_seconds: float = Field(default=900.0, gt=0, allow_inf_nan=False)
     """How long the algorithm may take for one episode or one group, waits for its judges included;
     then it fails as `scoring_timeout`."""
+
+    needs_group: ClassVar[bool] = False
+    """Whether a group of one episode teaches nothing, because episodes are compared."""
+    compares_all_traces: ClassVar[bool] = False
+    """Whether all traces of a group have one baseline."""
+    compares_agents: ClassVar[bool] = False
+    """Whether it needs an environment with several agents."""
+    needs_teacher: ClassVar[bool] = False
+    """Whether a frozen model must score, under `reference`."""
+    takes_teacher: ClassVar[bool] = False
+    """Whether a frozen model may score."""
+    scores_at_temperature_one: ClassVar[bool] = False
+    """Whether it compares with logprobs at temperature 1."""
+    needs_frozen_player: ClassVar[bool] = False
+    """Whether another model than the policy must play."""
+
+
+class _GroupRelative(AlgorithmConfig):
+    """The options of `grpo`, which `echo` has too."""
+
+    scale_by_std: bool = False
+    """Divide by the standard deviation of the group's rewards."""
+    leave_one_out: bool = False
+    """Compare with the mean of the other episodes (RLOO)."""
+    length_penalty: bool = False
+    """Lower rewards with output, input and turns before the mean is taken."""
+    length_weights: dict[LengthPart, Weight] = Field(default_factory=lambda: dict(_LENGTH_WEIGHTS))
+    """Weights of the length penalty, as shares of the size of the group's mean reward; a part that
+    is left out weighs 0."""
+    overlong_limit_tokens: int | None = Field(None, ge=1)
+    """Lower rewards by up to 1 as the sampled tokens come near this limit. None means off."""
+    overlong_cache_tokens: int | None = Field(None, ge=1)
+    """Tokens before the limit from which on it costs. None means a fifth of the limit."""
+
+    needs_group = True
+    compares_all_traces = True
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        limit, cache = self.overlong_limit_tokens, self.overlong_cache_tokens
+        if cache is None:
+            return
+        if limit is None:
+            yield "overlong_cache_tokens", f"{cache} has no meaning without overlong_limit_tokens"
+        elif cache > limit:
+            yield "overlong_cache_tokens", f"{cache} is more than overlong_limit_tokens = {limit}"
+
+
+class GrpoConfig(_GroupRelative):
+    """The reward against the mean of the group."""
+
+    type: Literal["grpo"] = "grpo"
+    implementation = "gradus.orchestrator.algorithms.group_relative:GroupRelative"
+
+
+class MaxRlConfig(AlgorithmConfig):
+    """The reward against the mean of the group, divided by the mean."""
+
+    type: Literal["max_rl"] = "max_rl"
+    implementation = "gradus.orchestrator.algorithms.group_relative:MaxRl"
+    needs_group = True
+    compares_all_traces = True
+
+
+class HierarchicalGrpoConfig(AlgorithmConfig):
+    """The reward against the mean of the same agent."""
+
+    type: Literal["hierarchical_grpo"] = "hierarchical_grpo"
+    implementation = "gradus.orchestrator.algorithms.group_relative:HierarchicalGroupRelative"
+    needs_group = True
+    episode_agents: list[str] = Field(default_factory=list)
+    """Agents that are compared within one episode instead of over the group."""
+
+
+class RaeConfig(AlgorithmConfig):
+    """The reward against the agent's own past."""
+
+    type: Literal["rae"] = "rae"
+    implementation = "gradus.orchestrator.algorithms.rae:RoleAdvantageEstimation"
+    compares_agents = True
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Share of a baseline that stays at each reward."""
+    order: Literal["update_first", "subtract_first"] = "update_first"
+    """Whether a reward moves its baseline before or after it is compared."""
+    key: Literal["environment/task/agent", "environment/agent"] = "environment/task/agent"
+    """What has a baseline: each agent per task, or per source."""
+
+
+class EchoAlgorithmConfig(_GroupRelative):
+    """`grpo`, and cross-entropy on what the policy observes."""
+
+    type: Literal["echo"] = "echo"
+    implementation = "gradus.orchestrator.algorithms.echo:Echo"
+    roles: dict[MessageRole, Weight] = Field(default_factory=lambda: dict(_ROLES))
+    """Weight of the cross-entropy per role of an observed message."""
+    tool_names: list[str] | None = None
+    """Tools whose messages count. None means all."""
+    filter: str | None = Field(None, pattern=OWN_PATTERN)
+    """"package.module:function" that says which messages or tokens count. None means all."""
+    normalize: Literal["own", "batch"] = "own"
+    """Whether observations have their own denominator or share that of rl."""
+
+
+class OpdConfig(AlgorithmConfig):
+    """A frozen teacher scores what the policy samples."""
+
+    type: Literal["opd"] = "opd"
+    implementation = "gradus.orchestrator.algorithms.distill:OnPolicyDistillation"
+    needs_teacher = True
+    takes_teacher = True
+    scores_at_temperature_one = True
+
+
+class OpsdConfig(AlgorithmConfig):
+    """The policy, shown a demonstration, scores what it samples without."""
+
+    type: Literal["opsd"] = "opsd"
+    implementation = "gradus.orchestrator.algorithms.distill:SelfDistillation"
+    scores_at_temperature_one = True
+    demonstration: str = Field("answer", min_length=1)
+    """Field of the task that the policy is shown."""
+    hint: str = Field(
+        "This is a good answer to what follows: {demonstration}", pattern=r"\{demonstration\}"
+    )
+    """The words around the demonstration, with {demonstration} in its place."""
+
+
+class SftAlgorithmConfig(AlgorithmConfig):
+    """Cross-entropy on what a frozen model plays."""
+
+    type: Literal["sft"] = "sft"
+    implementation = "gradus.orchestrator.algorithms.distill:FrozenSampler"
+    needs_frozen_player = True
+    min_reward: float | None = None
+    """Episodes with less are left out. None means that all train."""
+
+
+class OwnAlgorithmConfig(AlgorithmConfig):
+    """An algorithm of your own."""
+
+    type: str = Field(pattern=OWN_PATTERN)
+    """Your class."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of your class."""
+    takes_teacher = True
+
+
+AlgorithmChoice = Annotated[
+    Annotated[GrpoConfig, Tag("grpo")]
+    | Annotated[MaxRlConfig, Tag("max_rl")]
+    | Annotated[HierarchicalGrpoConfig, Tag("hierarchical_grpo")]
+    | Annotated[RaeConfig, Tag("rae")]
+    | Annotated[EchoAlgorithmConfig, Tag("echo")]
+    | Annotated[OpdConfig, Tag("opd")]
+    | Annotated[OpsdConfig, Tag("opsd")]
+    | Annotated[SftAlgorithmConfig, Tag("sft")]
+    | Annotated[OwnAlgorithmConfig, Tag(OWN_PLUGIN)],
+    by_type("grpo"),
+]
+"""Every algorithm, by its `type`."""

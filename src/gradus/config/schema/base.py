@@ -1,18 +1,23 @@
-"""The strict base of every config model: unknown keys are errors, validators never write."""
+"""The bases of every config model: strict tables, and tables whose `type` names a plug-in."""
 
 from __future__ import annotations
 
-from typing import Any
+import builtins
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
 
-from pydantic import ConfigDict, model_validator
-from pydantic_config import BaseConfig
+from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
+
+OWN_PLUGIN = "package.module:Class"
+"""The form of a `type` that names a class of the user's own."""
+OWN_PATTERN = r"^[^:]+:[^:]+$"
 
 
-class StrictConfig(BaseConfig):
+class StrictConfig(BaseModel):
     """Base model: no unknown keys, no other type, no change after validation.
 
     The docstring under a field is its help. A number in quotes is not a number; text from the
-    command line becomes a number in `load.py`, where the wanted type is known.
+    command line becomes a number in `read/words.py`, where the wanted type is known.
     """
 
     model_config = ConfigDict(
@@ -25,9 +30,72 @@ class StrictConfig(BaseConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _coerce_dict_str_values(cls, data: Any) -> Any:
-        """Keep passed-through settings as they are written: "007" stays text.
+    def _read_none(cls, values: Any) -> Any:
+        """TOML has no empty value, so "None" in quotes is it."""
+        if not isinstance(values, dict):
+            return values
+        return {key: None if value == "None" else value for key, value in values.items()}
 
-        The base class turns a table of texts into numbers, for its own command line.
-        """
-        return data
+
+class PluginConfig(StrictConfig):
+    """A plug-in with its options.
+
+    A kind of plug-in is a direct subclass, with the keys and the facts that all of the kind share;
+    a registered plug-in is a subclass of that, and its further fields are its options.
+    """
+
+    type: str
+    """Name of the plug-in, or "package.module:Class"."""
+    implementation: ClassVar[str] = ""
+    """The class that a registered plug-in is built from, as "package.module:Class"."""
+
+    @classmethod
+    def registered(cls) -> dict[str, builtins.type[Self]]:
+        """Name → config of every registered plug-in of this kind."""
+        found = {} if not cls.implementation else {str(tag_of(cls)): cls}
+        for below in cls.__subclasses__():
+            found |= below.registered()
+        return found
+
+    @property
+    def target(self) -> str:
+        """The class to build, as "package.module:Class"."""
+        return self.implementation or self.type
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments that the class is built with."""
+        own: dict[str, Any] | None = getattr(self, "options", None)
+        if own is not None:
+            return dict(own)
+        (kind,) = (base for base in type(self).__mro__ if PluginConfig in base.__bases__)
+        assert issubclass(kind, PluginConfig)
+        names = type(self).model_fields.keys() - kind.model_fields.keys()
+        return {name: getattr(self, name) for name in sorted(names)}
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Options that cannot go together: the key to change, and why."""
+        return iter(())
+
+
+def by_type(default: str | None) -> Discriminator:
+    """Chooses a member of a union by its `type`; where none is given, by `default`.
+
+    Its tags are the registered names, and OWN_PLUGIN for a class of the user's own.
+    """
+
+    def tag(value: Any) -> str | None:
+        is_table = isinstance(value, dict)
+        chosen = value.get("type", default) if is_table else getattr(value, "type", default)
+        if chosen is None:
+            return None
+        return OWN_PLUGIN if ":" in str(chosen) else str(chosen)
+
+    return Discriminator(tag)
+
+
+def tag_of(variant: type[BaseModel]) -> str | None:
+    """The `type` that selects a member of a union; None for a model without one."""
+    field = variant.model_fields.get("type")
+    if field is None:
+        return None
+    return OWN_PLUGIN if field.is_required() else str(field.default)

@@ -1,23 +1,77 @@
-"""Which of its tasks a source plays next."""
+"""One source of episodes: an environment with its share, group size, sampling and algorithm."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmConfig
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmChoice
+from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.inference import SamplingConfig
 
 
-class CurriculumConfig(StrictConfig):
-    """A registered curriculum or a class of your own."""
+class CurriculumConfig(PluginConfig):
+    """The order of a source's tasks."""
 
-    type: str = "uniform"
-    """`uniform`, `difficulty`, or "package.module:Class"."""
+
+class UniformConfig(CurriculumConfig):
+    """Every task once in each pass, in a random order."""
+
+    type: Literal["uniform"] = "uniform"
+    implementation = "gradus.orchestrator.play.curriculum:Uniform"
+
+
+class DifficultyConfig(CurriculumConfig):
+    """Tasks in three pools by how often the policy solves them; most draws are of medium ones."""
+
+    type: Literal["difficulty"] = "difficulty"
+    implementation = "gradus.orchestrator.play.curriculum:Difficulty"
+    easy_above: float = 0.9
+    """Solve rate from which on a task is easy."""
+    hard_below: float = 0.1
+    """Solve rate up to which a task is hard."""
+    easy_share: float = Field(0.05, ge=0, le=1)
+    """Share of the groups drawn from the easy tasks."""
+    hard_share: float = Field(0.1, ge=0, le=1)
+    """Share of the groups drawn from the hard tasks."""
+    reward_range: tuple[float, float] = Field((0.0, 1.0), strict=False)
+    """Reward of a task that is never solved, and of one that always is."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        given = self.model_fields_set
+        low, high = self.hard_below, self.easy_above
+        if low >= high:
+            key = "hard_below" if "hard_below" in given else "easy_above"
+            yield key, f"hard_below = {low:g} must be less than easy_above = {high:g}"
+        easy, hard = self.easy_share, self.hard_share
+        if easy + hard > 1:
+            key = "hard_share" if "hard_share" in given else "easy_share"
+            yield (
+                key,
+                f"easy_share = {easy:g} and hard_share = {hard:g} must not be more than 1 together",
+            )
+        if self.reward_range[0] >= self.reward_range[1]:
+            yield "reward_range", f"{list(self.reward_range)} must begin with the smaller number"
+
+
+class OwnCurriculumConfig(CurriculumConfig):
+    """A curriculum of your own."""
+
+    type: str = Field(pattern=OWN_PATTERN)
+    """Your class."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the curriculum, e.g. {hard_share = 0.2}."""
+    """Keyword arguments of your class."""
+
+
+CurriculumChoice = Annotated[
+    Annotated[UniformConfig, Tag("uniform")]
+    | Annotated[DifficultyConfig, Tag("difficulty")]
+    | Annotated[OwnCurriculumConfig, Tag(OWN_PLUGIN)],
+    by_type("uniform"),
+]
+"""Every curriculum, by its `type`."""
 
 
 # ---- Which errors of an episode are worth another attempt, and how many.
@@ -38,8 +92,6 @@ RETRIED_ERRORS = (
 class ErrorPolicyConfig(StrictConfig):
     """Errors on the list are tried again; every other error is recorded on the episode."""
 
-    type: str = "listed"
-    """`listed`, which follows the keys below, or "package.module:Class"."""
     retry_on: list[str] = Field(default_factory=lambda: list(RETRIED_ERRORS))
     """Types of errors, as they stand in `error.type` of the episode's record."""
     retries: int = Field(2, ge=0)
@@ -49,8 +101,6 @@ class ErrorPolicyConfig(StrictConfig):
     agent_retries: int = Field(0, ge=0)
     """How often the environment itself runs one agent again after such an error, before the
     episode as a whole is tried again; what other agents played is kept."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a policy of your own, which also gets this section."""
 
 
 # ---- One source of episodes: an environment with its share, group size, sampling and algorithm.
@@ -82,7 +132,10 @@ class ElasticPoolConfig(StrictConfig):
     """As in a static pool."""
 
 
-PoolConfig = Annotated[StaticPoolConfig | ElasticPoolConfig, Field(discriminator="type")]
+PoolConfig = Annotated[
+    Annotated[StaticPoolConfig, Tag("static")] | Annotated[ElasticPoolConfig, Tag("elastic")],
+    by_type("elastic"),
+]
 
 
 class EnvironmentTimeoutConfig(StrictConfig):
@@ -188,9 +241,9 @@ class TrainEnvironmentConfig(EnvironmentConfig):
     """Share of groups drawn from this source, relative to the other sources."""
     group_size: int = Field(8, ge=1)
     """Episodes per task."""
-    algo: AlgorithmConfig | None = None
+    algo: AlgorithmChoice | None = None
     """Credit and loss components. None means the enclosing section's."""
-    curriculum: CurriculumConfig = CurriculumConfig()
+    curriculum: CurriculumChoice = UniformConfig()
     """Order of the source's tasks."""
 
 

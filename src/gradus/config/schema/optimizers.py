@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from gradus.config.schema.base import StrictConfig
-
-DEFAULT_TYPE = "adamw"
-"""The update rule of an optimizer table that names none."""
+from gradus.config.schema.base import StrictConfig, by_type
 
 
 class UpdateRuleConfig(StrictConfig):
@@ -60,16 +57,10 @@ class SgdConfig(UpdateRuleConfig):
     """Decay rate of the momentum. 0 keeps no state at all."""
 
 
-def _type_of(value: Any) -> Any:
-    """The variant that a table selects; without a `type` it is the default one."""
-    if isinstance(value, UpdateRuleConfig):
-        return getattr(value, "type", None)
-    return value.get("type", DEFAULT_TYPE) if isinstance(value, dict) else DEFAULT_TYPE
-
-
 OptimizerConfig = Annotated[
     Annotated[AdamWConfig, Tag("adamw")]
     | Annotated[MuonConfig, Tag("muon")]
     | Annotated[SgdConfig, Tag("sgd")],
-    Discriminator(_type_of),
+    by_type("adamw"),
 ]
+"""Every update rule, by its `type`."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from gradus.config.schema.algorithms import AlgorithmConfig
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.algorithms import AlgorithmChoice, GrpoConfig
+from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.environment import EvalSourcesConfig, TrainEnvironmentConfig
 from gradus.config.schema.inference import SamplingConfig
 
@@ -30,25 +30,70 @@ class TrainSourcesConfig(StrictConfig):
     """The sources, each an environment process."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, max_completion_tokens=512)
     """Sampling of every source that does not say otherwise."""
-    algo: AlgorithmConfig = AlgorithmConfig()
+    algo: AlgorithmChoice = GrpoConfig()
     """Algorithm of every source that does not say otherwise."""
 
 
-class FilterConfig(StrictConfig):
-    """A verdict on finished samples: a registered filter or a class of your own."""
+class FilterConfig(PluginConfig):
+    """A verdict on finished samples."""
 
-    type: str
-    """`zero_advantage`, `gibberish`, `repetition`, or "package.module:Class"."""
     enforce: bool = True
     """Drop what the filter does not keep; otherwise only count it and note it on the episode."""
+
+
+class ZeroAdvantageConfig(FilterConfig):
+    """Keeps samples that some advantage or other loss weight trains."""
+
+    type: Literal["zero_advantage"] = "zero_advantage"
+    implementation = "gradus.orchestrator.groups.filters:ZeroAdvantage"
+
+
+class GibberishConfig(FilterConfig):
+    """Does not keep a sample with a rare token that was very unlikely."""
+
+    type: Literal["gibberish"] = "gibberish"
+    implementation = "gradus.orchestrator.groups.filters:Gibberish"
+    vocabulary_size: int | None = Field(None, ge=1)
+    """V, in tokens. None means the model's vocabulary."""
+    token_id: int = Field(100_000, ge=0)
+    """Only tokens with a larger id count as rare."""
+    logprob_offset: float = 2.0
+    """Nats below -ln V that the logprob of a rare token must lie."""
+
+
+class RepetitionConfig(FilterConfig):
+    """Does not keep a sample with a long run of tokens that were almost certain."""
+
+    type: Literal["repetition"] = "repetition"
+    implementation = "gradus.orchestrator.groups.filters:Repetition"
+    tokens: int = Field(3_000, ge=1)
+    """Length in tokens of a run that counts as repetition."""
+    probability: float = Field(0.99, gt=0, lt=1)
+    """Each token of the run was sampled above it."""
+
+
+class OwnFilterConfig(FilterConfig):
+    """A filter of your own."""
+
+    type: str = Field(pattern=OWN_PATTERN)
+    """Your class."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the filter, e.g. {tokens = 500}."""
+    """Keyword arguments of your class."""
 
 
-DEFAULT_FILTERS = (
-    FilterConfig(type="gibberish", enforce=False),
-    FilterConfig(type="repetition", enforce=False),
-    FilterConfig(type="zero_advantage"),
+FilterChoice = Annotated[
+    Annotated[ZeroAdvantageConfig, Tag("zero_advantage")]
+    | Annotated[GibberishConfig, Tag("gibberish")]
+    | Annotated[RepetitionConfig, Tag("repetition")]
+    | Annotated[OwnFilterConfig, Tag(OWN_PLUGIN)],
+    by_type(None),
+]
+"""Every filter, by its `type`."""
+
+DEFAULT_FILTERS: tuple[FilterChoice, ...] = (
+    GibberishConfig(enforce=False),
+    RepetitionConfig(enforce=False),
+    ZeroAdvantageConfig(),
 )
 
 
@@ -74,7 +119,7 @@ class OrchestratorConfig(StrictConfig):
     """The limit at the start. None means as many episodes of full length as the KV cache holds."""
     max_episodes_per_minute: int | None = Field(None, ge=1)
     """Most training episodes that start in a minute, spread evenly. None means no limit."""
-    filters: list[FilterConfig] = Field(default_factory=lambda: list(DEFAULT_FILTERS))
+    filters: list[FilterChoice] = Field(default_factory=lambda: list(DEFAULT_FILTERS))
     """Verdicts on finished samples, in order; the batch is refilled for what they drop."""
     normalize: Literal["off", "batch"] = "off"
     """`batch` divides the advantages of a batch by their standard deviation over its rl tokens."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.losses import DppoConfig, LossChoice
 from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
 
 
@@ -79,22 +80,10 @@ class BenchConfig(StrictConfig):
 
 
 # ---- How the trainer learns.
-class LossConfig(StrictConfig):
-    """The loss of the rl component; ce and ref_kl have none to choose."""
-
-    type: str = "dppo"
-    """`dppo`, `ipo`, `ppo_clip`, `dapo`, `cispo`, `gspo`, or "package.module:Class"."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the loss; docs/algorithms.md lists those of each."""
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """What of the rl component counts alike: every token, or every sample with tokens that train,
-    whatever its length."""
-
-
 class TrainerConfig(StrictConfig):
     """Loss, optimizer, precision and parallelism."""
 
-    loss: LossConfig = LossConfig()
+    loss: LossChoice = DppoConfig()
     """Per-token loss of the rl component."""
     optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and schedule."""

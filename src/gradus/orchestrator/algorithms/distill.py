@@ -70,7 +70,7 @@ def demonstration_refusal(task_data: Mapping[str, Any], name: str) -> str | None
     """Why a task has no demonstration in the field `name`, and what to write; None when it has."""
     if task_data.get(name) not in (None, ""):
         return None
-    return f"the task has no field {name!r}; set algo.options.demonstration"
+    return f"the task has no field {name!r}; set algo.demonstration"
 
 
 class SelfDistillation(Algorithm):

@@ -268,7 +268,9 @@ class RlEvaluation:
         """`settings` None switches evaluation off."""
         self._settings = settings
         self._max_steps = max_steps
-        self._evaluator = settings and build_evaluator(settings, sources, run_dir, policy)
+        self._evaluator = (
+            None if settings is None else build_evaluator(settings, sources, run_dir, policy)
+        )
         self._recorder = recorder
         self._journal = journal
         self._due: asyncio.Queue[int] = asyncio.Queue()

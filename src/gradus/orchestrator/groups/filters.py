@@ -183,14 +183,6 @@ class Repetition:
         return _longest_run(is_certain) < self._tokens
 
 
-FILTERS: dict[str, type] = {
-    "gibberish": Gibberish,
-    "repetition": Repetition,
-    "zero_advantage": ZeroAdvantage,
-}
-"""Registered names; anything else is "package.module:Class"."""
-
-
 def build_filters(
     configs: Sequence[FilterConfig], *, vocabulary_size: int | None
 ) -> list[ActiveFilter]:
@@ -201,9 +193,9 @@ def build_filters(
     """
     active: list[ActiveFilter] = []
     for config in configs:
-        kind = find_plugin("filter", config.type, FILTERS)
-        options = dict(config.options)
-        if getattr(kind, "needs_vocabulary_size", False) and VOCABULARY_OPTION not in options:
+        kind = find_plugin("filter", config.target)
+        options = config.arguments()
+        if getattr(kind, "needs_vocabulary_size", False) and options.get(VOCABULARY_OPTION) is None:
             if vocabulary_size is None:
                 _miss_vocabulary(config)
                 continue
@@ -304,7 +296,7 @@ def _check_signature(kind: type, config: FilterConfig) -> None:
 
 
 def _build(kind: type, config: FilterConfig, options: Mapping[str, Any]) -> Filter:
-    with building(f"filter {config.type!r}", config.options):
+    with building(f"filter {config.type!r}", config.arguments()):
         built: Filter = kind(**options)
     if not isinstance(getattr(built, "name", None), str):
         raise ConfigError(

@@ -29,7 +29,6 @@ from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
     ALGORITHM_FAILED,
     ErrorPolicy,
-    ask_policy,
     blaming,
     scored_within,
 )
@@ -121,11 +120,7 @@ class SourceGrader:
                 credit = settle_group(group)
             if group.failure is None:
                 break
-            try:
-                wait = ask_policy(errors, group.failure, retry=retry, where=where)
-            except EpisodeFailed as failed:
-                group.failure = failed.failure
-                break
+            wait = errors.wait_before_retry(group.failure, retry=retry)
             if wait is None:
                 break
             await asyncio.sleep(wait)

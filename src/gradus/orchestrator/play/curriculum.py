@@ -317,20 +317,16 @@ def _check(easy_above: float, hard_below: float, easy_share: float, hard_share: 
         )
 
 
-CURRICULA: dict[str, type] = {"difficulty": Difficulty, "uniform": Uniform}
-"""Registered names; anything else is "package.module:Class"."""
-
-
 def build_curriculum(
     config: CurriculumConfig, *, source: str, num_tasks: int | None, seed: int
 ) -> Curriculum:
-    """The curriculum of one source; refuses unknown names and options."""
-    kind = find_plugin("curriculum", config.type, CURRICULA)
+    """The curriculum of one source; refuses options that its class does not take."""
+    kind = find_plugin("curriculum", config.target)
     name = f"source {source!r}: curriculum {config.type!r}"
     refuse_async(name, kind, "next_task", "record", "state", "load_state")
     try:
-        with building(f"curriculum {config.type!r}", config.options):
-            curriculum: Curriculum = kind(num_tasks, seed=f"{seed}/{source}", **config.options)
+        with building(f"curriculum {config.type!r}", config.arguments()):
+            curriculum: Curriculum = kind(num_tasks, seed=f"{seed}/{source}", **config.arguments())
     except ConfigError as error:
         raise ConfigError(f"source {source!r}: {error}") from error
     return curriculum

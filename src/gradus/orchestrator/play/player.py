@@ -21,7 +21,7 @@ from typing import Protocol
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import ErrorPolicyConfig
-from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, ask_policy
+from gradus.orchestrator.failures import ErrorPolicy, ListedErrors
 from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment
@@ -182,11 +182,7 @@ class EpisodePlayer:
             played = await self._attempt(episode)
             if played.failure is None or self._blame.is_aside(episode.group.pointer):
                 return played
-            try:
-                where = f"source {episode.group.source!r}, episode {episode.id}"
-                wait = ask_policy(errors, played.failure, retry=episode.retry, where=where)
-            except EpisodeFailed as failed:
-                return self._end(episode, failure=failed.failure)
+            wait = errors.wait_before_retry(played.failure, retry=episode.retry)
             if wait is None:
                 return played
             await asyncio.sleep(wait)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gradus.config import CurriculumConfig
+from gradus.config import CurriculumConfig, UniformConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.failures import CURRICULUM_FAILED, blaming
 from gradus.orchestrator.play.curriculum import Curriculum, TaskDraw, TaskResult, build_curriculum
@@ -34,7 +34,7 @@ class SourceShare:
     ratio: float
     num_tasks: int | None
     """None means endless: task n of the source has index n."""
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    curriculum: CurriculumConfig = field(default_factory=UniformConfig)
 
 
 class TaskSource:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from gradus.config import LossConfig, SftConfig, SftProcessConfig
+from gradus.config import SftConfig, SftProcessConfig, TrainerConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
@@ -60,7 +60,9 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
     sft = config.sft
     conversations, held_out = load_conversations(sft.data), _load_held_out(sft)
     tokenizer = load_tokenizer(sft.model)
-    learner = Learner.build(sft.model, sft, LossConfig(), max_steps=sft.max_steps, world=world)
+    learner = Learner.build(
+        sft.model, sft, TrainerConfig().loss, max_steps=sft.max_steps, world=world
+    )
     files = model_files(learner.model, tokenizer, learner.dtype)
     encoder = ConversationEncoder(
         tokenizer, read_stop_token_ids(sft.model.name, sft.model.tokenizer)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import AlgorithmConfig, SamplingConfig, SourceConfig
+from gradus.config import SamplingConfig, SourceConfig
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
-from gradus.config.seats import COMPARES_ALL_TRACES
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms import ALGORITHMS, compares_all_traces
+from gradus.orchestrator.algorithms import compares_all_traces
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.play.agents import check_agents, mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import Failure
+from gradus.testing.configs import build_algorithm_config
 from gradus.testing.episodes import build_episode, build_trace
 
 BOTH = {"first": True, "second": True}
@@ -97,7 +97,7 @@ def source(algorithm: str, *, untrained: list[str] | None = None, **options: Any
         ratio=1.0,
         group_size=4,
         sampling=SamplingConfig(temperature=1.0),
-        algo=AlgorithmConfig(type=algorithm, options=options),
+        algo=build_algorithm_config(algorithm, **options),
         timeout=EnvironmentTimeoutConfig(),
         address=None,
         state_columns=[],
@@ -152,12 +152,7 @@ def test_an_environment_that_does_not_say_its_agents_is_believed() -> None:
 
 
 def test_a_class_that_inherits_one_baseline_is_refused_like_its_base() -> None:
-    assert compares_all_traces(AlgorithmConfig(type=f"{__name__}:Mine"))
-    assert not compares_all_traces(AlgorithmConfig(type="rae"))
+    assert compares_all_traces(build_algorithm_config(f"{__name__}:Mine"))
+    assert not compares_all_traces(build_algorithm_config("rae"))
     with pytest.raises(ConfigError, match="compares all traces"):
         check_agents(source("x:Mine"), BOTH, {}, compares_all_traces=True)
-
-
-def test_what_the_class_says_is_what_the_config_knows_by_name() -> None:
-    by_class = {name for name in ALGORITHMS if compares_all_traces(AlgorithmConfig(type=name))}
-    assert by_class == COMPARES_ALL_TRACES

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.play.curriculum import (
     Difficulty,
@@ -18,6 +17,7 @@ from gradus.orchestrator.play.curriculum import (
     Uniform,
     build_curriculum,
 )
+from gradus.testing.configs import build_curriculum_config
 
 
 class Backwards(Uniform):
@@ -112,7 +112,9 @@ def test_every_task_is_in_exactly_one_pool(
 
 def test_an_endless_source_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"source 'sums'.*task set with an end"):
-        build_curriculum(CurriculumConfig(type="difficulty"), source="sums", num_tasks=None, seed=0)
+        build_curriculum(
+            build_curriculum_config("difficulty"), source="sums", num_tasks=None, seed=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_thresholds_and_shares_that_contradict_are_refused(
 
 
 def test_a_user_s_own_curriculum_works_by_its_path() -> None:
-    config = CurriculumConfig(type=f"{__name__}:Backwards")
+    config = build_curriculum_config(f"{__name__}:Backwards")
     built = build_curriculum(config, source="words", num_tasks=3, seed=0)
     assert type(built).__name__ == "Backwards"
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from gradus.config import AlgorithmConfig, ModelConfig, SamplingConfig, SourceConfig
+from gradus.config import ModelConfig, SamplingConfig, SourceConfig
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure, ProtocolError
 from gradus.files import write_json
@@ -29,6 +29,7 @@ from gradus.orchestrator.play.task_socket import TaskClient, TaskRefused
 from gradus.orchestrator.traces import cut_bytes
 from gradus.orchestrator.types import EpisodeFailed, Task
 from gradus.run.paths import RunDirectory
+from gradus.testing.configs import build_algorithm_config
 
 MODEL = ModelConfig(name="tiny", renderer="qwen3")
 
@@ -92,7 +93,7 @@ def build_source(**changes: Any) -> SourceConfig:
         "ratio": 1.0,
         "group_size": 2,
         "sampling": SamplingConfig(temperature=0.5, top_p=0.9, max_completion_tokens=7),
-        "algo": AlgorithmConfig(),
+        "algo": build_algorithm_config("grpo"),
         "timeout": EnvironmentTimeoutConfig(),
         "address": None,
         "state_columns": [],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -34,16 +33,6 @@ def test_waits_double_up_to_a_minute_and_end_after_the_last_retry() -> None:
     failure = Failure("ProviderError", "")
     waits = [policy.wait_before_retry(failure, retry=retry) for retry in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_SECONDS, 60, 60, None]
-
-
-class OncePerEpisode:
-    """An error policy as a user writes it: whatever failed is tried once more."""
-
-    def __init__(self, config: ErrorPolicyConfig, *, wait_seconds: float = 0.0) -> None:
-        self._wait_seconds = wait_seconds
-
-    def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
-        return None if retry else self._wait_seconds
 
 
 def fails_first(times: int, result: Any) -> Any:
@@ -119,20 +108,6 @@ async def test_a_source_chooses_its_own_list(build_rig: Any) -> None:
     )
     await rig.play()
     assert len(rig.events("episode_retried")) == 1
-
-
-async def test_a_policy_of_the_user_decides_in_a_run(
-    build_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "my_errors", sys.modules[__name__])
-    failed = EpisodeFailed(Failure("TaskError", "bug"))
-    rig = build_rig(
-        max_steps=1,
-        environment=ScriptedEnvironment(play=fails_first(1, failed)),
-        errors={"type": "my_errors:OncePerEpisode"},
-    )
-    await rig.play()
-    assert [line["error"] for line in rig.events("episode_retried")] == ["TaskError"]
 
 
 async def test_a_retried_episode_is_as_old_as_its_last_attempt(build_rig: Any) -> None:

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult
 from gradus.orchestrator.play.tasks import MAX_RETURNS, SourceShare, TaskSource
 from gradus.orchestrator.types import TaskPointer
+from gradus.testing.configs import build_curriculum_config
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
 SUMS = SourceShare("sums", ratio=3.0, num_tasks=None)
@@ -177,7 +177,7 @@ def test_tasks_that_came_back_survive_a_restart() -> None:
 
 
 def test_the_curriculum_of_a_source_hears_its_rewards() -> None:
-    share = SourceShare("words", 1.0, 2, CurriculumConfig(type="difficulty"))
+    share = SourceShare("words", 1.0, 2, build_curriculum_config("difficulty"))
     tasks = TaskSource([share], seed=0)
     solved = tasks.next_task()
     tasks.record(solved, TaskResult(rewards=(1.0, 1.0)))
@@ -209,7 +209,7 @@ class Chooser:
 def chooser_source(monkeypatch: pytest.MonkeyPatch, drawn: TaskDraw) -> TaskSource:
     kind = type("Chooser", (Chooser,), {"drawn": drawn, "__module__": "my_curricula"})
     monkeypatch.setitem(sys.modules, "my_curricula", type("module", (), {"Chooser": kind}))
-    config = CurriculumConfig(type="my_curricula:Chooser")
+    config = build_curriculum_config("my_curricula:Chooser")
     return TaskSource([SourceShare("words", 1.0, 5, config)], seed=0)
 
 
@@ -254,7 +254,7 @@ class Shaky:
 
 
 def test_a_curriculum_whose_state_cannot_be_had_or_given_is_named_with_its_source() -> None:
-    curriculum = CurriculumConfig(type=f"{__name__}:Shaky")
+    curriculum = build_curriculum_config(f"{__name__}:Shaky")
     tasks = TaskSource([replace(WORDS, curriculum=curriculum)], seed=0)
     with pytest.raises(ConfigError, match=r":Shaky of source 'words' raises LookupError: no rates"):
         tasks.state()
@@ -275,7 +275,7 @@ class Stuck:
 
 
 def test_a_curriculum_that_wants_only_what_was_put_aside_is_named() -> None:
-    curriculum = CurriculumConfig(type=f"{__name__}:Stuck")
+    curriculum = build_curriculum_config(f"{__name__}:Stuck")
     tasks = TaskSource([replace(WORDS, curriculum=curriculum)], seed=0)
     tasks.set_aside(tasks.next_task())
     with pytest.raises(EnvironmentFailure, match=r":Stuck, source 'words': .* Ending\.SET_ASIDE"):
@@ -283,7 +283,7 @@ def test_a_curriculum_that_wants_only_what_was_put_aside_is_named() -> None:
 
 
 def test_a_task_that_was_put_aside_does_not_take_the_share_of_solved_ones() -> None:
-    share = SourceShare("words", 1.0, 20, CurriculumConfig(type="difficulty"))
+    share = SourceShare("words", 1.0, 20, build_curriculum_config("difficulty"))
     tasks = TaskSource([share], seed=0)
     aside = tasks.next_task()
     tasks.set_aside(aside)

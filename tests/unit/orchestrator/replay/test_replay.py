@@ -164,7 +164,7 @@ async def test_another_temperature_is_named_by_step_and_field(rig: Any) -> None:
 
 
 async def test_another_algorithm_is_named_by_step_and_field(rig: Any) -> None:
-    algo = rig.config.sources[0].algo.model_copy(update={"options": {"scale_by_std": True}})
+    algo = rig.config.sources[0].algo.model_copy(update={"scale_by_std": True})
     change_sources(rig, algo=algo)
     with pytest.raises(ReplayError, match="batch 0: `advantages` differs"):
         await recut(rig, open_recorded_run(rig.root))

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import AlgorithmConfig, CheckpointConfig, CurriculumConfig
+from gradus.config import CheckpointConfig
 from gradus.files import read_json, write_json
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
@@ -49,6 +49,7 @@ from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord
 from gradus.testing.commands import wait_until_async
+from gradus.testing.configs import build_algorithm_config, build_curriculum_config
 from gradus.testing.episodes import MISHAPS, FailureProfile
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.codec import encode
@@ -280,8 +281,8 @@ def new_run(tmp_path: Path, base_config: Any) -> Any:
         profile = changes.pop("profile", FailureProfile())
         unreadable = changes.pop("unreadable", ())
         chosen = {
-            "algo": AlgorithmConfig(type=changes.pop("algo", "grpo")),
-            "curriculum": CurriculumConfig(type=changes.pop("curriculum", "uniform")),
+            "algo": build_algorithm_config(changes.pop("algo", "grpo")),
+            "curriculum": build_curriculum_config(changes.pop("curriculum", "uniform")),
         }
         config = base_config(root, **changes, max_empty_attempts=500)
         checkpoint = CheckpointConfig(interval_steps=interval)

@@ -1,0 +1,163 @@
+"""The options of registered plug-ins: what is refused, and where they appear."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gradus.config import (
+    AlgorithmConfig,
+    CurriculumConfig,
+    FilterConfig,
+    LossConfig,
+    RunConfig,
+    command_help,
+    load_config,
+)
+from gradus.config.reference import help_text, reference
+from gradus.config.schema.base import PluginConfig
+from gradus.errors import ConfigError
+from gradus.testing.configs import (
+    RUN_TOML,
+    build_algorithm_config,
+    build_loss_config,
+    build_run_config,
+    build_run_values,
+    contradictions_of,
+)
+
+KINDS: list[type[PluginConfig]] = [AlgorithmConfig, CurriculumConfig, FilterConfig, LossConfig]
+REGISTERED = [plugin for kind in KINDS for plugin in kind.registered().values()]
+PLACES = {
+    "algo": "orchestrator.train.algo",
+    "own algo": "orchestrator.train.env.0.algo",
+    "curriculum": "orchestrator.train.env.0.curriculum",
+    "filter": "orchestrator.filters.0",
+    "loss": "trainer.loss",
+}
+
+
+def refusal(tmp_path: Any, place: str, name: str, **options: Any) -> str:
+    """What a run with one plug-in is refused with."""
+    table = {"type": name, **options}
+    values: dict[str, Any] = {"trainer": {"loss": table}}
+    if place != "loss":
+        key = place.removeprefix("own ")
+        train: dict[str, Any] = {"env": [{"id": "words"}]}
+        values = {"orchestrator": {"train": train}}
+        if place == "filter":
+            values["orchestrator"]["filters"] = [table]
+        else:
+            (train if place == "algo" else train["env"][0])[key] = table
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(build_run_values(values)))
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ["@", str(file)], check=contradictions_of)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("plugin", REGISTERED)
+def test_every_plug_in_names_a_class_and_has_a_meaning(plugin: type[PluginConfig]) -> None:
+    assert plugin.implementation.startswith("gradus.")
+    silent = [name for name, field in plugin.model_fields.items() if not field.description]
+    assert silent == ["type"]
+    assert plugin.__doc__
+
+
+def test_the_arguments_of_a_plug_in_are_its_options_and_nothing_shared() -> None:
+    config = build_algorithm_config("rae", momentum=0.5, scoring_timeout_seconds=9.0)
+    assert config.arguments() == {
+        "key": "environment/task/agent",
+        "momentum": 0.5,
+        "order": "update_first",
+    }
+
+
+def test_the_arguments_of_ones_own_class_are_what_is_written() -> None:
+    config = build_loss_config("mine.losses:Mine", options={"anything": "goes"})
+    assert (config.target, config.arguments()) == ("mine.losses:Mine", {"anything": "goes"})
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "options", "words"),
+    [
+        ("algo", "rae", {"momentun": 0.5}, "algo.momentun: unknown key; did you mean"),
+        ("algo", "max_rl", {"scale_by_std": True}, "unknown key; remove it, or use one of: type"),
+        ("algo", "rae", {"momentum": 1.0}, "1.0 is out of range; it must be less than 1"),
+        ("algo", "rae", {"momentum": "0.9"}, "'0.9' must be a number, without quotes"),
+        ("algo", "rae", {"key": "environment"}, "did you mean 'environment/agent'?"),
+        ("algo", "grpo", {"leave_one_out": 1}, "must be true or false, without quotes"),
+        ("algo", "grpo", {"length_weights": {"turn": 1.0}}, "did you mean 'turns'?"),
+        ("algo", "grpo", {"length_weights": {"turns": -0.1}}, "it must be at least 0"),
+        ("algo", "grpo", {"overlong_limit_tokens": 0}, "it must be at least 1"),
+        ("algo", "grpo", {"overlong_cache_tokens": 5}, "no meaning without overlong_limit_tokens"),
+        ("own algo", "hierarchical_grpo", {"episode_agents": "solver"}, "must be a list: [a, b]"),
+        ("own algo", "echo", {"roles": {"tools": 0.1}}, "did you mean 'tool'?"),
+        ("own algo", "echo", {"filter": "only_a_module"}, "must name a class or function"),
+        ("own algo", "opsd", {"hint": "Look:"}, "must be"),
+        ("own algo", "sft", {"min_reward": "1"}, "must be a number, without quotes"),
+        ("algo", "grp", {}, "did you mean 'grpo'?"),
+        ("loss", "dapo", {"clip_hi": 0.2}, "did you mean trainer.loss.clip_high?"),
+        ("loss", "gspo", {"threshold": 0.1}, "trainer.loss.threshold: unknown key"),
+        ("loss", "gspo", {"clip_low": 2.0}, "it must be at most 1"),
+        ("loss", "dppo", {"importance_sampling": "truncate"}, "did you mean 'truncated'?"),
+        ("loss", "dppo", {"importance_cap": 1.0}, "it must be greater than 1"),
+        ("loss", "ppo2", {}, "is not one of 'dppo'"),
+        ("loss", "my.module.Loss", {}, "is not one of 'dppo'"),
+        ("filter", "repetition", {"token": 5}, "did you mean orchestrator.filters.0.tokens?"),
+        ("filter", "repetition", {"tokens": 5.5}, "must be a whole number, without quotes"),
+        ("filter", "gibberish", {"vocabulary_size": 0}, "it must be at least 1"),
+        ("filter", "dull", {}, "is not one of 'zero_advantage'"),
+        ("curriculum", "uniform", {"seed": 5}, "curriculum.seed: unknown key"),
+        ("curriculum", "difficulty", {"hard_share": -0.1}, "it must be at least 0"),
+        (
+            "curriculum",
+            "difficulty",
+            {"hard_below": 0.95},
+            "curriculum.hard_below: hard_below = 0.95 must be less than easy_above = 0.9",
+        ),
+        (
+            "curriculum",
+            "difficulty",
+            {"easy_share": 0.95},
+            "curriculum.easy_share: easy_share = 0.95 and hard_share = 0.1 must not be more than 1",
+        ),
+        ("curriculum", "difficulty", {"reward_range": [1, 0]}, "must begin with the smaller"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused_at_its_key(
+    tmp_path: Any, place: str, name: str, options: dict[str, Any], words: str
+) -> None:
+    message = refusal(tmp_path, place, name, **options)
+    assert words in message
+    assert PLACES[place] in message
+    assert message.count("\n") == 0
+
+
+def test_a_filter_needs_a_type() -> None:
+    with pytest.raises(ValueError, match="Unable to extract tag"):
+        build_run_config({"orchestrator": {"filters": [{"enforce": False}]}})
+
+
+def test_another_type_on_the_command_line_drops_the_options_of_the_first(tmp_path: Any) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN_TOML + '[trainer.loss]\ntype = "gspo"\nclip_low = 0.1\n')
+    config = load_config(RunConfig, ["@", str(file), "--trainer.loss.type", "dppo"])
+    assert config.trainer.loss == build_loss_config("dppo")
+
+
+@pytest.mark.parametrize("plugin", REGISTERED)
+def test_every_option_stands_in_the_help_and_in_the_reference(plugin: type[PluginConfig]) -> None:
+    text, page = help_text(RunConfig, width=100), reference()
+    for name in plugin.model_fields.keys() - {"reference"}:
+        assert f"{name}  ".replace("_", "-") in text
+        assert f"| `{name}` |" in page
+
+
+def test_the_help_of_a_section_lists_the_options_of_every_plug_in() -> None:
+    text = command_help(RunConfig, "rl", "trainer.loss", width=100)
+    assert "--trainer.loss.clip-low  float above 0 and at most 1, default: 0.0003" in text
+    assert 'With `type = "gspo"`' in text
+    assert 'With `type = "package.module:Class"`' in text
