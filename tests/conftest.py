@@ -39,7 +39,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(autouse=True)
 def _fresh_log_level() -> None:
-    """Libraries that a test imports may raise the root logger's level for all tests behind it."""
+    """Libraries that a test imports may raise the root logger's level for every later test."""
     logging.getLogger().setLevel(logging.WARNING)
 
 
@@ -61,7 +61,7 @@ def is_ours(thread: threading.Thread) -> bool:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own of 4 MiB, which fills up and can be made read-only."""
+    """A separate disk of 4 MiB, which fills up and can be made read-only."""
     folder = tmp_path / "disk"
     folder.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]

@@ -148,7 +148,7 @@ def test_every_argument_and_return_has_a_type() -> None:
 
 
 def test_folders_hold_few_files() -> None:
-    """A full folder has sub-packages that nobody drew yet."""
+    """More files in a folder means that it holds several concerns."""
     counts = TREE(ROOT).files_per_folder
     full = {
         folder: count
@@ -161,7 +161,7 @@ def test_folders_hold_few_files() -> None:
 
 
 def test_a_short_module_has_more_than_one_importer() -> None:
-    """A short module that one other imports is a slice of that one: it moves into it."""
+    """A short module with one importer belongs in that importer."""
     tree = TREE(ROOT)
     slices = {
         name

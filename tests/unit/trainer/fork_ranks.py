@@ -1,8 +1,8 @@
 """Imports the trainer once, then forks the ranks of each small world that a test asks for.
 
-A program of its own, started by the fixture `forks`: a rank that is forked starts in milliseconds,
-while torchrun and the ranks that it starts import torch for many seconds each. Reads one JSON line
-per world from its standard input, and answers with the exit codes of its ranks.
+The fixture `forks` starts this program. A forked rank starts in milliseconds; torchrun and each
+rank that it starts import torch for seconds. One JSON line on standard input asks for one world;
+the answer is the exit codes of its ranks.
 """
 
 from __future__ import annotations

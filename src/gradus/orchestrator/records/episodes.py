@@ -94,7 +94,7 @@ def readable(
 ) -> dict[str, Any]:
     """Verifiers' record of an episode, tokens counted instead of listed, and the fields of gradus.
 
-    `gradus["cut"]` counts what was too large, if anything was.
+    `cut` in the fields of gradus counts what was too large, if anything was.
     """
     record: dict[str, Any] = episode.model_dump(
         mode="json", exclude=_NOT_READABLE, exclude_none=True
