@@ -1,6 +1,7 @@
 """Changing the served weights under running requests: verify, pause, load, set version, resume.
 
 The routes that gradus adds to vLLM's server ask for it: apply a version, status, served weights.
+Last page of the reading path.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     StepFinished, served version  of every batch sent: it owes nothing, and may be silent
 
 While it owes an answer, silence beyond the deadline ends the run. A version frees slots only once
-inference serves it: earlier, a group could start on weights that are already too old.
+inference serves it: earlier, a group could start on weights that are already too old. Next page:
+`../trainer/ladder.py`, what the trainer does with a batch.
 """
 
 from __future__ import annotations

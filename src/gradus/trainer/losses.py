@@ -2,7 +2,7 @@
 
 From top to bottom: what a loss sees and gives, the one rule of the rl component, the six registered
 losses that specialise it, the two components beside rl, and the registry. Shapes: T tokens of one
-micro batch. Next page: `../inference/weight_worker.py`, which applies the version that they made.
+micro batch. Next page: `../inference/admin.py`, which applies the version that they made.
 """
 
 from __future__ import annotations

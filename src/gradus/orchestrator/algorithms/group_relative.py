@@ -1,4 +1,7 @@
-"""`grpo`, `max_rl`, `hierarchical_grpo`: a trace is credited by its reward against others."""
+"""`grpo`, `max_rl`, `hierarchical_grpo`: a trace is credited by its reward against others.
+
+Next page: `../groups/samples.py`.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A sampled turn that several branches share trains in the first of them only; the others carry it as
 context, with weight 0. A quarantined turn is context too: the environment could not read its text,
-so the reward says nothing about it. Next page: `trainer/ladder.py`.
+so the reward says nothing about it. Next page: `../trainer_link.py`.
 """
 
 from __future__ import annotations
