@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_each_page_names_the_next() -> None:
     pages = [page for page, _ in path_rows()]
     silent = [
         page.name
-        for page, following in zip(pages, pages[1:], strict=False)
+        for page, following in itertools.pairwise(pages)
         if following.name not in (ast.get_docstring(ast.parse(page.read_text())) or "")
     ]
     assert silent == []
