@@ -1,4 +1,4 @@
-"""What the user writes, as one strict tree, and how it becomes one config per process."""
+"""What the user writes, how it is read and checked, and the config of each process it becomes."""
 
 from __future__ import annotations
 

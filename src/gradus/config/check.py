@@ -1,4 +1,4 @@
-"""What cannot work although every single value is valid: conflicts between sections."""
+"""Conflicts between sections: what cannot work although every single value is valid."""
 
 from __future__ import annotations
 

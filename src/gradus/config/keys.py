@@ -1,4 +1,4 @@
-"""What the config models accept at a key path: the annotation, and the keys that are valid."""
+"""Which keys and types the config models accept at a key path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KeyPath = tuple[str | int, ...]
 """Names of tables and keys; a number is a place in a list, counted from 0."""
 
 UNKNOWN = object()
-"""What `annotation_at` returns where no key can stand."""
+"""What `annotation_at` returns where no key is accepted."""
 
 
 def dotted(path: KeyPath) -> str:
@@ -51,7 +51,7 @@ def item_annotation(annotation: Any) -> Any:
 
 
 def annotation_at(annotation: Any, path: KeyPath) -> Any:
-    """The annotation of the value at `path` below `annotation`; UNKNOWN when none can stand there.
+    """The annotation of the value at `path` below `annotation`; UNKNOWN where none is accepted.
 
     >>> annotation_at(RunConfig, ("trainer", "optimizer", "lr"))
     <class 'float'>
@@ -80,7 +80,7 @@ def child(member: Any, part: str | int) -> Any:
 
 
 def keys_at(annotation: Any, path: KeyPath) -> list[str]:
-    """The keys that may stand in the table at `path`, in the order of the models."""
+    """The keys that the table at `path` accepts, in the order of the models."""
     keys: dict[str, None] = {}
     for model in models(annotation_at(annotation, path)):
         keys.update(dict.fromkeys(model.model_fields))

@@ -1,4 +1,4 @@
-"""What the machine must have before anything starts: models, environments, data, free ports."""
+"""What this machine must have before anything starts: models, plug-ins, data, free ports."""
 
 from __future__ import annotations
 
@@ -212,7 +212,6 @@ def _not_installed(kind: str, plugin_id: str) -> str:
     return f"{kind} {plugin_id!r} is not installed ({looked})"
 
 
-# ---- Whether a module or a verifiers plug-in is installed, found out without importing it.
 BUILTIN_TASKSETS = "tasksets"
 BUILTIN_ENVIRONMENTS = "envs"
 BUILTIN_HARNESSES = "harnesses"
@@ -233,7 +232,7 @@ def has_module(name: str) -> bool:
 
 
 def _other_finder(walked: list[str]) -> ModuleSpec | None:
-    """Top-level modules that an installer announces by a finder of its own."""
+    """Top-level modules that only another import finder knows, e.g. of an editable install."""
     try:
         return importlib.util.find_spec(walked[0]) if len(walked) == 1 else None
     except (ImportError, ValueError):
@@ -267,7 +266,6 @@ def has_plugin(plugin_id: str, kinds: Sequence[str]) -> bool:
     return module.isidentifier() and has_module(module)
 
 
-# ---- What a way of splitting the trainer needs of the model at hand and of this machine.
 NO_COMPILER = (
     "torch.compile needs a C compiler and none is here (looked for $CXX, $CC, g++, gcc, clang++, "
     "clang, cc); install one, or turn compile off"

@@ -71,7 +71,7 @@ OWNED_ENGINE_ARGS = {
     "tokenizer": "write model.tokenizer",
     "trust_remote_code": "write model.trust_remote_code",
     "max_model_len": "write model.max_length_tokens",
-    "served_model_name": "gradus serves the policy under a name of its own",
+    "served_model_name": "gradus gives the served policy its name",
     "dtype": "write inference.dtype",
     "max_num_seqs": "write inference.max_num_seqs",
     "gpu_memory_utilization": "write inference.gpu_memory_utilization",

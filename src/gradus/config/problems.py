@@ -1,4 +1,4 @@
-"""What is wrong with a config, each problem as one sentence that says where and what to do."""
+"""A problem of a config: at which key, what is wrong, and what to do."""
 
 from __future__ import annotations
 

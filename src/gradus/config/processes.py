@@ -92,7 +92,7 @@ class InferenceProcessConfig(StrictConfig):
 
 
 EVERY_ROLE = "*"
-"""Key of the seat that every unnamed role gets."""
+"""Key of the settings that every unnamed role gets."""
 
 Purpose = Literal["train", "eval"]
 """What the episodes of a source are for."""
@@ -115,8 +115,8 @@ class EnvironmentProcessConfig(StrictConfig):
     pool: PoolConfig
     """Worker processes."""
     verifiers: dict[str, Any]
-    """verifiers' own EnvConfig, as a dict: taskset, agent seats, timeouts. Under EVERY_ROLE stands
-    the seat of each role that the config does not name; only the environment knows them."""
+    """verifiers' own EnvConfig, as a dict: taskset, agents, timeouts. EVERY_ROLE holds the settings
+    of each role that the config does not name; only the environment knows those roles."""
     env_var_names: list[str] = Field(default_factory=list)
     """Names of the source's `env_vars` and `pass_env`; the launcher sets their values, and no other
     variable of the caller reaches the environment's code."""

@@ -1,4 +1,4 @@
-"""What a launch notes of its config, and what a later launch or a replay may change of it."""
+"""What a launch records of its config, and what a resume or a replay may change of it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def continued_identity(before: Any, identity: Mapping[str, Any]) -> dict[str, An
 
 
 def differences(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted key, old and new value of every leaf that differs; None stands for an absent one."""
+    """Dotted key, old and new value of every leaf that differs; None for an absent one."""
     before, after = dict(leaves(was)), dict(leaves(now))
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):

@@ -246,8 +246,8 @@ gradus rl @ base.toml @ overlay.toml --trainer.optimizer.lr 1e-5 --max-steps 20
 
 - Files are TOML or JSON and merge left to right, table by table; every other value replaces the
   earlier one, and so does a table whose `type` differs. Flags apply after all files.
-- `--section @ file.toml` puts a file into a section. A word of its own that ends in `.toml` or
-  `.json` is a file without the `@` too.
+- `--section @ file.toml` puts a file into a section. A word that ends in `.toml` or `.json`
+  is a file even without the `@`.
 - Flags are key paths in kebab-case: `--trainer.optimizer.max-grad-norm 0.5`. One entry of a list is
   reached by its place, counted from 0: `--orchestrator.train.env.0.group-size 4`.
 - `--trainer.deterministic` and `--no-trainer.deterministic` switch a boolean. `None` is the empty
@@ -299,7 +299,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
-# ---- What `--help` prints of a config: the keys given most with the sections, or one section.
 EVERYTHING = "all"
 TOP = "top"
 _SOURCE = "orchestrator.train.env.N"

@@ -1,4 +1,4 @@
-"""What the user wrote → the config of each process; pure, and the only derivation there is."""
+"""The config of each process, derived from what the user wrote. Pure; nothing else derives one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ProcessConfigs:
     """Process name → variables that the config sets for it."""
     inference: InferenceProcessConfig | None = None
     environments: tuple[EnvironmentProcessConfig, ...] = ()
-    """One process for each source without an address of its own."""
+    """One process for each source that the user does not run at an address."""
     trainer: TrainerProcessConfig | SftProcessConfig | None = None
     """All ranks of the trainer."""
     orchestrator: OrchestratorProcessConfig | None = None
@@ -391,7 +391,7 @@ def _seat(source: EnvironmentConfig, role: AgentRoleConfig) -> dict[str, Any]:
         },
     }
     if source.errors.agent_retries:
-        # verifiers counts per rule, so each type has a budget of its own.
+        # verifiers counts per rule, so each type of error has its own budget.
         rules = [
             {"type": kind, "max_retries": source.errors.agent_retries}
             for kind in source.errors.retry_on

@@ -1,4 +1,4 @@
-"""Which algorithms cannot learn from which agents; both who plays and who learns asks here."""
+"""Which algorithms cannot learn from which agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config in a few lines for a person: what will run, and which processes do it."""
+"""A summary of a config: what will run, and which processes run it."""
 
 from __future__ import annotations
 

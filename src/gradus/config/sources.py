@@ -1,4 +1,4 @@
-"""Every source of a config with nothing left to inherit, computed once."""
+"""Every source of a config with nothing left to inherit."""
 
 from __future__ import annotations
 

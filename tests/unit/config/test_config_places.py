@@ -161,7 +161,7 @@ def test_the_place_of_a_file_is_its_name_and_line(tmp_path: Path) -> None:
     [
         ("a.json", b"[1]", "must hold a table at the top"),
         ("a.json", b'{\n"a": }', "a.json:2: not JSON"),
-        ("a.json", b'{"a": 1, "a": 2}', "'a' stands twice"),
+        ("a.json", b'{"a": 1, "a": 2}', "'a' occurs twice"),
         ("a.json", b'{"a": NaN}', "NaN is not a JSON number"),
         ("a.json", b'{"a": "\\ud800"}', "is not valid text"),
         ("a.json", b"[" * 100_000, "not JSON"),

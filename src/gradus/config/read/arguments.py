@@ -1,4 +1,4 @@
-"""The grammar of the command line: files, mounted files and dotted overrides."""
+"""The grammar of the command line: files, files for a section, and dotted overrides."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Override:
     flag: str
     """The flag as it was written, for messages."""
     value: Text | BareFlag
-    """What was typed behind it."""
+    """What was typed after it."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ def key_path(flag: str) -> KeyPath:
 def parse_arguments(words: Sequence[str]) -> Arguments:
     """Read `@ file`, `--section @ file`, `--key value`, `--key=value`, `--x` and `--no-x`.
 
-    A word of its own that is named like a config file is that file, also without the sign.
+    A word that ends like a config file is that file even without the sign.
     """
     parsed = Arguments()
     rest = list(words)
@@ -98,7 +98,7 @@ def parse_arguments(words: Sequence[str]) -> Arguments:
 
 
 def _unexpected(word: str) -> str:
-    """Says what may stand where `word` stands."""
+    """What may be written instead of `word`."""
     return (
         f"unexpected {word!r}; write '@ file.toml' for a file, '--key value' for one value, "
         'and a list as JSON in quotes: \'["a", "b"]\''
@@ -108,14 +108,14 @@ def _unexpected(word: str) -> str:
 def _read_file(
     parsed: Arguments, word: str, rest: list[str], *, section: KeyPath, after: str
 ) -> None:
-    """Take the file named in `word` (`@file`) or behind it (`@ file`)."""
+    """Take the file named in `word` (`@file`) or after it (`@ file`)."""
     file = word.removeprefix(FILE_SIGN)
     if not file and rest and not rest[0].startswith("--"):
         file = rest.pop(0)
     if file:
         parsed.files.append(FileArgument(file=file, section=section))
     else:
-        parsed.problems.append(Problem((), f"{after} needs a file behind it: '{after} file.toml'"))
+        parsed.problems.append(Problem((), f"{after} needs a file after it: '{after} file.toml'"))
 
 
 def _read_flag(parsed: Arguments, word: str, rest: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Command line and files → one validated config, or one error that lists every problem."""
+"""The command line and its files become one valid config, or one error that lists every problem."""
 
 from __future__ import annotations
 

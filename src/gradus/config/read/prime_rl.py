@@ -411,7 +411,7 @@ def _timeout(timeout: Any) -> Any:
 
 
 def _sampling(sampling: Any, work: _Work) -> None:
-    """Values that only the engine knows stand in extra_body."""
+    """Values that only the engine knows go to extra_body."""
     if not isinstance(sampling, dict):
         return
     if "max_tokens" in sampling:
@@ -419,11 +419,11 @@ def _sampling(sampling: Any, work: _Work) -> None:
     extra = {key: sampling.pop(key) for key in _EXTRA_SAMPLING if key in sampling}
     if extra:
         sampling["extra_body"] = {**extra, **sampling.get("extra_body", {})}
-        work.note("sampling", f"{', '.join(extra)} stand in extra_body; the trainer ignores them")
+        work.note("sampling", f"{', '.join(extra)} are in extra_body; the trainer ignores them")
 
 
 def _evaluation(work: _Work) -> None:
-    """Sizes of an evaluation stand at each of its environments."""
+    """The sizes of an evaluation go to each of its environments."""
     evaluation = work.get("orchestrator.eval")
     if not isinstance(evaluation, dict):
         return
@@ -501,7 +501,7 @@ def _toml(values: Table, path: tuple[str, ...] = ()) -> list[str]:
 
 
 def _is_table(value: Any, path: tuple[str, ...]) -> bool:
-    """Whether a value gets a header; inside an entry of a list, tables stand in one line."""
+    """Whether a value gets a header; inside an entry of a list, tables are inline."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(entry, dict) for entry in value)
     return isinstance(value, dict) and "env" not in path

@@ -1,4 +1,4 @@
-"""The one table of deprecated keys: each is translated into the key that took its place."""
+"""Deprecated keys, and the keys that replace them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rename:
     """One deprecated key, as a dotted pattern, and its successor in the same entry."""
 
     old: str
-    """The deprecated key; `*` stands for every entry of a list."""
+    """The deprecated key; `*` matches every entry of a list."""
     new: str
     """The key to write now, with as many `*`."""
     convert: Callable[[Any], Any] | None = None
@@ -47,7 +47,7 @@ class Rename:
 
 _ENV = "orchestrator.train.env.*"
 _ENVS = (_ENV, "orchestrator.eval.env.*", "eval.env.*", "env.*")
-"""Where sources stand: those that train and that measure in an RL run, in sft, in eval."""
+"""Where sources are written: those that train and that measure in an RL run, in sft, in eval."""
 RENAMES: tuple[Rename, ...] = (
     Rename("orchestrator.sampling", "orchestrator.train.sampling"),
     Rename("orchestrator.env", "orchestrator.train.env"),
@@ -299,7 +299,7 @@ def _table_for(root: Any, path: KeyPath) -> dict[Any, Any] | None:
 
 
 def _joined(present: Any, value: Any) -> Any:
-    """What stands where `value` meets `present`: the explicit value wins, key by key."""
+    """`value` merged with what is `present`: the explicit value wins, key by key."""
     if present is None:
         return value
     if not (isinstance(present, dict) and isinstance(value, dict)) or "type" in value:

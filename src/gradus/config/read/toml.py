@@ -97,12 +97,12 @@ def _parse_json(name: str, text: str) -> dict[str, Any]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A table from its pairs; a key that stands twice is an error, as in TOML."""
+    """A table from its pairs; a key that occurs twice is an error, as in TOML."""
     table = dict(pairs)
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice!r} stands twice in one table")
+        raise ValueError(f"key {twice!r} occurs twice in one table")
     return table
 
 
@@ -123,7 +123,7 @@ def _refuse_unwritable(file: ConfigFile, value: Any, path: KeyPath) -> None:
 
 
 def _why_unwritable(value: Any) -> str | None:
-    """Why a value cannot stand in a config; None when it can."""
+    """Why a config cannot hold a value; None when it can."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} must be a finite number"
     if isinstance(value, str):
@@ -137,7 +137,6 @@ def _why_unwritable(value: Any) -> str | None:
     return f"{value} is a date or time; put it in quotes"
 
 
-# ---- Where each key of a TOML text stands, so that an error can name the line.
 _KEY = r"""[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'"""
 _DOTTED = rf"(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*"
 _TABLE = re.compile(rf"^\s*\[\s*({_DOTTED})\s*\]\s*(?:#.*)?$")

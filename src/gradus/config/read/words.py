@@ -1,4 +1,4 @@
-"""Text typed on the command line → the type that its key wants."""
+"""Text from the command line becomes the type that its key needs."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def typed_values(value: Any, model: type[BaseModel], path: KeyPath, problems: li
 
 
 def flag_value(flag: BareFlag, annotation: Any) -> Any:
-    """What a flag without value stands for."""
+    """The value of a flag that has none."""
     kinds = members(annotation)
     if bool in kinds or Any in kinds:
         return flag.is_on
     if models(annotation) and (flag.is_on or NoneType in kinds):
         return {} if flag.is_on else None
-    raise ValueError("needs a value behind it" if flag.is_on else "cannot be switched off")
+    raise ValueError("needs a value after it" if flag.is_on else "cannot be switched off")
 
 
 def text_value(text: str, annotation: Any) -> Any:
-    """What a typed text stands for where `annotation` is wanted.
+    """The value of a typed text where `annotation` is wanted.
 
     Text that fits nothing stays text, and the model says what it wanted instead.
 
@@ -75,7 +75,7 @@ def text_value(text: str, annotation: Any) -> Any:
 
 
 def _plain_kinds(annotation: Any) -> set[type]:
-    """The plain types that a value may have; `object` stands for any, `dict` for a section."""
+    """The plain types that a value may have; `object` means any, `dict` a section."""
     kinds: set[type] = {dict} if models(annotation) else set()
     for member in members(annotation):
         if get_origin(member) is Literal:

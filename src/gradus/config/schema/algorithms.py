@@ -38,7 +38,7 @@ class AlgorithmConfig(PluginConfig):
 
     reference: ReferenceConfig | None = None
     """The frozen teacher of `opd`, or a model that your own algorithm asks. None means none: `opsd`
-    asks the policy itself, and the player of `sft` stands under `agents.<role>`."""
+    asks the policy itself, and `agents.<role>` names the player of `sft`."""
     scoring_timeout_seconds: float = Field(default=900.0, gt=0, allow_inf_nan=False)
     """How long the algorithm may take for one episode or one group, waits for its judges included;
     then it fails as `scoring_timeout`."""

@@ -1,4 +1,4 @@
-"""One source of episodes: an environment with its share, group size, sampling and algorithm."""
+"""The sources that train or measure: an environment with its share, sampling and algorithm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ CurriculumChoice = Annotated[
 """Every curriculum, by its `type`."""
 
 
-# ---- Which errors of an episode are worth another attempt, and how many.
 RETRIED_ERRORS = (
     "EnvironmentLost",
     "InterceptionError",
@@ -93,7 +92,7 @@ class ErrorPolicyConfig(StrictConfig):
     """Errors on the list are tried again; every other error is recorded on the episode."""
 
     retry_on: list[str] = Field(default_factory=lambda: list(RETRIED_ERRORS))
-    """Types of errors, as they stand in `error.type` of the episode's record."""
+    """Types of errors, as `error.type` of an episode's record names them."""
     retries: int = Field(2, ge=0)
     """How often the whole episode is played again after such an error."""
     backoff_seconds: float = Field(1.0, ge=0)
@@ -103,7 +102,6 @@ class ErrorPolicyConfig(StrictConfig):
     episode as a whole is tried again; what other agents played is kept."""
 
 
-# ---- One source of episodes: an environment with its share, group size, sampling and algorithm.
 CHAT_HARNESS = "chat"
 """The harness that is a loop inside the environment's own process."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -247,7 +245,6 @@ class TrainEnvironmentConfig(EnvironmentConfig):
     """Order of the source's tasks."""
 
 
-# ---- What an evaluation plays: tasks of some environments, several episodes of each.
 class EvalEnvironmentConfig(EnvironmentConfig):
     """An environment whose episodes measure the policy and never train it."""
 
@@ -261,7 +258,7 @@ class EvalSourcesConfig(StrictConfig):
     """Evaluations during a run, each of exactly one policy version."""
 
     env: list[EvalEnvironmentConfig] = Field(min_length=1)
-    """The environments, each in a process of its own."""
+    """The environments; each runs in its own process."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of every evaluated environment that does not say otherwise; unset values are those
     of orchestrator.train.sampling."""

@@ -1,4 +1,4 @@
-"""The root of what the user writes for `gradus eval`."""
+"""The config of `gradus eval`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EvalConfig(StrictConfig):
     api_key_var: str | None = None
     """Name of the environment variable that holds the endpoint's key. None means no key."""
     env: list[EvalEnvironmentConfig] = Field(min_length=1)
-    """The environments, each in a process of its own."""
+    """The environments; each runs in its own process."""
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
     """Sampling of every environment that does not say otherwise."""
     max_in_flight_episodes: int = Field(64, ge=1)

@@ -1,4 +1,4 @@
-"""How tokens are drawn from the policy."""
+"""How tokens are sampled, and the vLLM server that samples them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class SamplingConfig(StrictConfig):
     """Further settings that the engine understands, passed through."""
 
 
-# ---- How the policy is served.
 class InferenceConfig(StrictConfig):
     """The vLLM server that gradus starts."""
 
@@ -55,7 +54,6 @@ class InferenceConfig(StrictConfig):
     """Environment variables of the inference process."""
 
 
-# ---- The root of what the user writes for `gradus serve`.
 class ServeConfig(StrictConfig):
     """One model behind an OpenAI-compatible server, for ordinary clients."""
 

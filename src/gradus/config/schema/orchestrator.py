@@ -1,4 +1,4 @@
-"""What happens when a run stands still."""
+"""What the orchestrator plays, which samples it keeps, and how it makes batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class WatchdogConfig(StrictConfig):
     goes on, and reports again after the same time."""
 
 
-# ---- What the orchestrator plays and how it makes batches.
 class TrainSourcesConfig(StrictConfig):
     """The sources that train the policy, and the values that they share."""
 

@@ -1,4 +1,4 @@
-"""When a run saves what a restart needs, and how many of those checkpoints it keeps."""
+"""The config of `gradus rl`, with what every run has: checkpoints, starting and stopping."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class CheckpointConfig(StrictConfig):
         return self.interval_steps is not None or self.interval_minutes is not None
 
 
-# ---- The root of what the user writes for `gradus rl`; shared values are stated once, here.
 class LaunchConfig(StrictConfig):
     """How the processes are started and stopped."""
 
@@ -48,7 +47,7 @@ class LaunchConfig(StrictConfig):
     """How long SIGTERM waits for a checkpoint before processes are stopped; with the stop it should
     fit into the grace time of whoever sends the signal, 30 s for SLURM and Kubernetes."""
     silent_process_seconds: float = Field(300.0, gt=0)
-    """How long a process may be stopped by a signal, or an event loop stand still, before the run
+    """How long a process may be stopped by a signal, or an event loop hang, before the run
     ends. The console names it within a minute. Environments that are started anew do not count."""
     environment_restarts: int = Field(3, ge=0)
     """How often within an hour the process of an environment may be started anew after it failed in

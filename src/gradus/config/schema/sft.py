@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations."""
+"""The config of `gradus sft`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is trained in place of the whole model."""
+"""How the trainer learns: loss, optimizer, precision, adapters and parallelism."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class ServedLoraConfig(LoraConfig):
     publishes whole weights with the adapter added, for models whose adapters vLLM does not take."""
 
 
-# ---- How the trainer splits the model and its sequences over processes, and what that cannot be.
 class ParallelConfig(StrictConfig):
     """Splitting over processes, and what is traded for memory or speed; see docs/training.md."""
 
@@ -63,7 +62,6 @@ def data_parallel_size(num_processes: int, parallel: ParallelConfig) -> int:
     return num_processes // parallel.context_parallel_size
 
 
-# ---- Measuring the trainer by itself, on made-up samples.
 class BenchConfig(StrictConfig):
     """What `gradus bench-trainer` trains on; a run itself does not use it."""
 
@@ -79,7 +77,6 @@ class BenchConfig(StrictConfig):
     """Draw lengths evenly between a quarter of the longest and the longest; off, all are alike."""
 
 
-# ---- How the trainer learns.
 class TrainerConfig(StrictConfig):
     """Loss, optimizer, precision and parallelism."""
 
