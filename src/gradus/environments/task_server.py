@@ -1,4 +1,4 @@
-"""The task socket: an environment's tasks by index, beside verifiers' socket that runs them.
+"""The task socket: an environment's tasks by index; verifiers' own socket plays them.
 
 Protocol: the client's DEALER sends `[request id, payload]` and receives `[request id, payload]`;
 the id is any bytes that the client chose, both payloads are msgpack maps.

@@ -33,7 +33,7 @@ ENDLESS_WINDOW = 4096
 
 
 class Stopped(SystemExit):
-    """What a stop signal raises while an environment is loaded; its code raises `SystemExit`."""
+    """What a stop signal raises while an environment is loaded, apart from the code's own exits."""
 
 
 class TaskIndex:

@@ -1,7 +1,7 @@
 """The tool servers of one worker's episodes: how they start, how many run, and calls to them.
 
 verifiers starts a process for each server in a task's `toolsets` and looks 180 times for the file
-with its port, also when the process has ended; and nothing bounds how many there are.
+with its port, even after the process has ended; it does not bound how many there are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ToolServerSlots:
 
     @contextlib.asynccontextmanager
     async def hold(self, count: int) -> AsyncIterator[None]:
-        """Room for the servers of one agent's attempt; waits while too many run.
+        """Hold room for the servers of one agent's attempt; waits while too many run.
 
         Not forever: episodes that hold the servers of one agent while another agent waits here
         could all wait for each other.
@@ -103,7 +103,7 @@ class ToolServerSlots:
 
 
 def slots_around(serve_tools: Callable[..., Any], slots: ToolServerSlots) -> Callable[..., Any]:
-    """`serve_tools` of verifiers, with room taken for the servers that it starts."""
+    """verifiers' `serve_tools`, which first waits for room for the servers that it starts."""
 
     @contextlib.asynccontextmanager
     async def serve_within(
@@ -119,7 +119,7 @@ def slots_around(serve_tools: Callable[..., Any], slots: ToolServerSlots) -> Cal
 def start_in_time(
     serve_in_runtime: Callable[..., Awaitable[int]], limits: ToolServerLimits
 ) -> Callable[..., Awaitable[int]]:
-    """`serve_in_runtime` of verifiers, with a deadline and the cause in its error's first line."""
+    """verifiers' `serve_in_runtime`, with a deadline and an error that begins with its cause."""
 
     async def serve_in_time(server: Any, runtime: Any, **options: Any) -> int:
         # A sandbox may have to install packages first, which has its own deadlines.

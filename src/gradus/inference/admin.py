@@ -73,10 +73,10 @@ class _Clock:
 class WeightAdmin:
     """Owns which weights are served; changes them one at a time.
 
-    A change is one server-side call with a deadline: the engine is resumed whatever happens, so a
-    caller that dies in the middle leaves nothing paused. A change that fails while loading puts
-    the weights served before back. Where that fails too, the engine holds an unknown mixture and
-    `on_broken` is called, which must end the server.
+    A change is one call with a deadline inside the server, and the engine is always resumed, so a
+    caller that dies leaves nothing paused. A change that fails while loading loads the weights
+    served before again. If that fails too, the engine holds an unknown mixture and `on_broken` is
+    called, which must end the server.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class WeightAdmin:
         clock.resume = time.monotonic() - began
 
     async def _restore(self, cause: Exception) -> None:
-        """Load the weights served before again; a half-loaded policy must never answer."""
+        """Load the weights served before; a half-loaded policy must never answer."""
         logger.warning("putting version %d back: %s", self.served.version, cause)
         if self._directory is None:
             self._break("the initial weights are not on disk to be put back")
@@ -202,7 +202,7 @@ class Counters(Protocol):
     """Load and counters of the engine."""
 
     def status(self, *, version: int, term: int, is_paused: bool) -> EngineStatus:
-        """Them, together with what is served."""
+        """Load and counters, with the version that is served."""
         ...
 
 
@@ -219,7 +219,7 @@ class AskedEngine(Protocol):
 
 
 class PolicyRoutes:
-    """Answers `/gradus/...`; who may ask is the guard's business."""
+    """Answers `/gradus/...`; the guard has checked who asks."""
 
     def __init__(self, engine: AskedEngine, admin: WeightAdmin, counters: Counters) -> None:
         self._engine = engine

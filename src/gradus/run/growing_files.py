@@ -1,4 +1,4 @@
-"""Files that only grow, brought back to where a checkpoint saw them.
+"""Files that only grow, cut back to where they ended at a checkpoint.
 
 `metrics.jsonl` and the files of `episodes/` hold records of steps that a resumed run does again.
 A checkpoint notes how long each of them was; before the run goes on, what came later is cut off,
@@ -29,7 +29,7 @@ def note_sizes(run_dir: RunDirectory, step: int) -> dict[str, int]:
 
 
 def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) -> None:
-    """Cut every file back to its noted size; of steps from `step` on, the others go."""
+    """Cut every file back to its noted size; delete those of `step` and later without one."""
     files = [run_dir.metrics] if run_dir.metrics.is_file() else []
     for folder in _step_folders(run_dir, step):
         files += [path for path in folder.iterdir() if path.is_file()]

@@ -154,7 +154,7 @@ class EpisodeLog:
         self._file.truncate(entries[-1].end if entries else 0)
 
     def append(self, episode_id: str, body: bytes) -> None:
-        """Add one entry; OSError when the disk does not take it, and then no more must follow."""
+        """Add one entry; OSError when the disk does not take it; append nothing after that."""
         name = episode_id.encode()
         header = _HEADER.pack(len(body), _crc(name, body), len(name))
         whole = header + name + body

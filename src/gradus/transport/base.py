@@ -1,4 +1,4 @@
-"""A transport carries batches to the trainer, at least once and numbered, and events back."""
+"""What the orchestrator and the trainer see of the spool: numbered batches one way, events back."""
 
 from __future__ import annotations
 

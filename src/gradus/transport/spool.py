@@ -164,7 +164,7 @@ class SpoolSender:
         capacity: int = 2,
         files: DurableFiles | None = None,
     ) -> None:
-        """Takes over what an earlier life of the same term left; FencedError for a newer one's."""
+        """Takes over what an earlier process of this term left; FencedError for a newer term."""
         self._run_dir = run_dir
         self._files = files or DurableFiles()
         self._ledger = SendLedger(term=term, capacity=capacity)
@@ -266,7 +266,7 @@ class SpoolSender:
                     discard(folder, self._ledger.term, self._files)
 
     def _mark_done(self, sequence: int) -> None:
-        """The caller came back for more, so it handled event `sequence`; keep only this mark.
+        """The caller asks for the next event, so it handled `sequence`; keep only this mark.
 
         The new mark comes first: without any, a sender that starts again would wait for event 0.
         """

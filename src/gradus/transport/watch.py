@@ -1,8 +1,8 @@
 """Waiting until something changes in a folder, without looking all the time.
 
-Linux tells about changes through inotify, at once and at no cost in between. It is silent
-about changes that another host makes on a network file system, so a wait also ends after
-FALLBACK_SECONDS; where inotify cannot be had at all, after POLL_SECONDS.
+Linux reports changes through inotify at once and at no cost in between. It does not see changes
+that another host makes on a network file system, so a wait also ends after FALLBACK_SECONDS, or
+after POLL_SECONDS where there is no inotify.
 """
 
 from __future__ import annotations

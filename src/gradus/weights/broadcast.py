@@ -332,7 +332,7 @@ class StreamReceiver:
 
 
 def is_stream(directory: Path) -> bool:
-    """Whether the version in `directory` is received, and not read."""
+    """Whether the version in `directory` is to be received rather than read."""
     return (directory / STREAM_NAME).is_file()
 
 
@@ -352,7 +352,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def agree_on_device(store: Any, own: torch.device, num_receivers: int) -> torch.device:
-    """The sender's device for the group, told to all workers: its GPU when every side has one."""
+    """The group's device, which the sender tells all workers: its GPU when every side has one."""
     theirs = [store.get(_device_key(rank)).decode() for rank in range(num_receivers)]
     device = own if group_device_type([own.type, *theirs]) == own.type else torch.device("cpu")
     store.set(_GROUP_KEY, device.type)

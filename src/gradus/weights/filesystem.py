@@ -50,7 +50,7 @@ class FilesystemWeights:
     ) -> None:
         """`write` puts the tensors of a version into its folder; `write_tensors` by default.
 
-        With `keep_published` None somebody else deletes versions, also those of older terms.
+        With `keep_published` None the caller deletes versions, also those of older terms.
         """
         self._run_dir = run_dir
         self._term = term
@@ -117,7 +117,7 @@ class FilesystemWeights:
 
 
 def published_versions(run_dir: RunDirectory) -> list[Published]:
-    """The versions that lie in `run_dir.weights`, complete, in order."""
+    """The complete versions in `run_dir.weights`, in order."""
     return [
         Published(version, path, open_sealed(path, VersionLabel).digest)
         for version, path in _versions(run_dir)
@@ -163,7 +163,7 @@ def write_tensors(
 
 
 def _save_shard(shard: dict[str, Tensor], path: Path) -> None:
-    """OSError with its number; safetensors writes in Rust, which says it in words alone."""
+    """Raises OSError with its number, which safetensors, written in Rust, only gives in words."""
     try:
         save_file(shard, path, metadata={"format": "pt"})
     except SafetensorError as error:

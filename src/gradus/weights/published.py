@@ -1,4 +1,4 @@
-"""A published version of the weights: what announces it, who publishes it, how it is verified."""
+"""A published version of the weights, the publisher's interface, and how a version is verified."""
 
 from __future__ import annotations
 
