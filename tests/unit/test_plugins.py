@@ -1,4 +1,4 @@
-"""A plug-in is found by name or by path, or refused with what to do."""
+"""A plug-in is found by its path, or refused with what to do."""
 
 from __future__ import annotations
 
@@ -11,29 +11,15 @@ import pytest
 from gradus.errors import ConfigError
 from gradus.plugins import find_function, find_plugin, plain_state
 
-REGISTRY: dict[str, str | type] = {
-    "fraction": "fractions:Fraction",
-    "text": str,
-    "broken": "no_such_module_here:Thing",
-}
-
-
-def test_a_registered_class_is_found_by_name() -> None:
-    assert find_plugin("kind", "text", REGISTRY) is str
-
-
-def test_a_registered_path_is_imported_when_asked_for() -> None:
-    assert find_plugin("kind", "fraction", REGISTRY).__name__ == "Fraction"
-
 
 def test_a_class_of_the_user_is_found_by_its_path() -> None:
-    assert find_plugin("kind", "decimal:Decimal", REGISTRY).__name__ == "Decimal"
+    assert find_plugin("kind", "decimal:Decimal").__name__ == "Decimal"
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fractoin", "is not known. Use one of: broken, fraction, text"),
+        ("fractoin", "must be given as 'package.module:Class'"),
         ("no_such_module_here:Thing", "cannot import 'no_such_module_here'"),
         ("fractions:Nothing", "has no class 'Nothing'"),
         ("math:pi", "has no class 'pi'"),
@@ -41,7 +27,7 @@ def test_a_class_of_the_user_is_found_by_its_path() -> None:
 )
 def test_an_unusable_plugin_says_what_is_wrong(name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        find_plugin("loss", name, REGISTRY)
+        find_plugin("loss", name)
     assert message in str(caught.value)
     assert f"loss {name!r}" in str(caught.value)
 
@@ -53,7 +39,7 @@ def test_a_module_that_cannot_be_imported_is_named(
     (tmp_path / "module_with_a_mistake.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="'module_with_a_mistake' fails when it is imported"):
-        find_plugin("loss", "module_with_a_mistake:Loss", REGISTRY)
+        find_plugin("loss", "module_with_a_mistake:Loss")
 
 
 def test_a_function_of_the_user_is_found_by_its_path() -> None:

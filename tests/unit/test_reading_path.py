@@ -7,7 +7,7 @@ import itertools
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 2_000
 ROW = re.compile(r"^\| \d+ \| `(?P<page>[^`]+)` \| (?P<parts>[^|]+) \|", re.MULTILINE)
 
