@@ -5,7 +5,7 @@
              │ abandon_too_old                  no sample to train, or all are too old       │
              ▼                                                            ▼                  │
            GONE, its slot is free ◄───────────────────────────────────────┴──────────────────┘
-                                                       inference serves a version that trained it
+                                                       inference serves a version trained on it
 
 The task of a group that took too long goes back to its source. Each change is a line of the
 journal. Next page: `groups/grading.py`.
@@ -59,7 +59,7 @@ UNREADABLE = "unreadable"
 TOO_OLD = "too_old"
 """Why a running group is abandoned: the next batch cannot train its oldest episode any more."""
 LEAST_TRAINABLE_SHARE = 0.1
-"""At this share of samples that filters leave, or less, a batch is worth a warning."""
+"""Warn about a batch of which filters leave this share of the samples, or less."""
 
 log = get_logger(__name__)
 
@@ -166,9 +166,9 @@ class GroupBuffer:
         )
 
     def settle(self, played: PlayedEpisode) -> Group | None:
-        """An episode ended; the last of its group makes it complete, and graded.
+        """An episode ended. With its last episode a group is complete, and is graded.
 
-        A complete group that its algorithm must be awaited for comes back, for `score`.
+        Returns a complete group whose algorithm must be awaited: it is for `score`.
         """
         group = self.groups[played.group_id]
         awaits_groups = self.sources[group.source].grader.awaits_groups
@@ -209,7 +209,7 @@ class GroupBuffer:
         self._graded(group)
 
     def ship(self, batch: SampleBatch) -> Metrics:
-        """The groups of `batch` train; the numbers of all that became final since the last one."""
+        """Close the groups of `batch`; returns the metrics since the batch before."""
         self.journal.write(JournalEvent.BATCH_CUT, step=batch.step, groups=batch.group_ids)
         self.slots.ship(batch.group_ids, step=batch.step)
         for group_id in batch.group_ids:
@@ -307,7 +307,7 @@ class GroupBuffer:
         self._close(group, self.batcher.step)
 
     def _close(self, group: Group, step: int) -> None:
-        """Count and record a group to which nothing more can happen."""
+        """Count and record a group that is final."""
         del self.groups[group.id]
         self.counters.add_group(group)
         self.starvation.add(group.source, group_time(group))

@@ -76,7 +76,7 @@ from gradus.wire.inference import SERVED_MODEL_NAME
 from gradus.wire.turns import read_stop_token_ids
 
 TASKS_TO_TRY = 10
-"""Of which one must be readable before anything is played."""
+"""One of them must load before anything is played."""
 
 log = get_logger(__name__)
 
@@ -263,9 +263,9 @@ def build_orchestrator(
     components: Components,
     saved: SavedOrchestrator | None = None,
 ) -> Orchestrator:
-    """The loops on these components; a resumed run goes on from `saved`.
+    """The loops, built on these components; a resumed run goes on from `saved`.
 
-    The first line of a launch in the journal is written here.
+    Writes the launch's first line of the journal.
     """
     settings = config.orchestrator
     first_step = saved.state.step if saved else 0

@@ -74,8 +74,8 @@ def blaming(kind: str, plugin: object, where: str, *, failure: str) -> Iterator[
     """Errors of a plug-in become an EpisodeFailed of kind `failure` that names class and place.
 
     Errors of gradus pass, so that a plug-in can end the run with a ConfigError; except credit that
-    cannot be trained, which is `invalid_credit`. `sys.exit()` is an error like any other: the run
-    is not the plug-in's to end.
+    cannot be trained, which is `invalid_credit`. `sys.exit()` is an error like any other: a plug-in
+    must not end the run that way.
 
         >>> with blaming("filter", object(), "source 'words'", failure=FILTER_FAILED):
         ...     pass
@@ -98,7 +98,7 @@ async def scored_within(seconds: float, plugin: object, where: str) -> AsyncIter
     """EpisodeFailed of kind `scoring_timeout` when an algorithm takes longer.
 
     It is `algorithm_failed` when something that the algorithm awaits was cancelled, and not the
-    scoring itself: passed on, that would end the scoring without an outcome.
+    scoring itself: passed on, it would leave the group without an outcome.
     """
     task = asyncio.current_task()
     cancelled_before = task.cancelling() if task else 0

@@ -1,7 +1,7 @@
 """The link to the trainer: batches go out, events come in, and it knows who owes whom.
 
-    send(batch)                   the trainer owes an answer
-    StepFinished, served version  of every batch sent: it owes nothing, and may be silent
+    send(batch)                              the trainer owes an answer
+    every batch sent is trained and served   it owes nothing, and may be silent
 
 While it owes an answer, silence beyond the deadline ends the run. A version frees slots only once
 inference serves it: earlier, a group could start on weights that are already too old. Next page:
@@ -32,7 +32,7 @@ from gradus.wire.micro_batch import Batch
 
 @dataclass
 class TrainerLink:
-    """Owns how far trainer and inference are, and the metrics of steps that are not complete.
+    """Owns the progress of trainer and inference, and the metrics of unfinished steps.
 
     >>> await link.send(batch)  # doctest: +SKIP
     >>> event = await link.next_event()  # doctest: +SKIP
@@ -90,7 +90,7 @@ class TrainerLink:
         )
 
     def _pack(self, batch: SampleBatch) -> tuple[Batch, dict[str, str]]:
-        """On a thread: it takes up to seconds, in which all loops would stand still."""
+        """Runs on a thread: it can take seconds, and the loops would stand still."""
         samples = batch.samples
         packed = build_batch(samples, step=batch.step, term=self.term, layout=self.layout)
         return packed, digest_samples(samples)

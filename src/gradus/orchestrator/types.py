@@ -54,7 +54,7 @@ class TaskPointer:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One task, as its environment gave it and takes it back to play an episode."""
+    """One task, in the form in which its environment gives it and plays it."""
 
     task_data: dict[str, Any]
     key: str | int
@@ -133,7 +133,7 @@ class PlayedEpisode:
 
     @cached_property
     def numbers(self) -> EpisodeNumbers | None:
-        """None unless it finished. Counted once, because verifiers walks every branch for it."""
+        """None unless it finished. Cached, because verifiers walks every branch for it."""
         if self.episode is None or self.failure is not None:
             return None
         traces = trainable_traces([self.episode])
@@ -233,7 +233,7 @@ class GroupPhase(StrEnum):
 
 
 class GroupOutcome(StrEnum):
-    """What became of a group, as far as time is concerned."""
+    """Whether a group trained, and if not, whether it was too slow."""
 
     TRAINED = "trained"
     TOO_SLOW = "too_slow"

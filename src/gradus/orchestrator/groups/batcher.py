@@ -165,7 +165,7 @@ class Batcher:
         return batch
 
     def drop_stale(self) -> StaleDrop:
-        """Take out what is too old for `step`; to be called after each batch."""
+        """Remove what is too old for `step`; call it after each batch."""
         waiting, self._ready = self._ready, deque()
         samples: list[Sample] = []
         group_ids: list[str] = []
@@ -215,8 +215,8 @@ def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
     """The groups with advantages divided by their standard deviation in the batch.
 
     The deviation (the population's, in float64) runs over the tokens of the batch whose rl weight
-    is not 0, each counted once. The mean is not taken off: what an algorithm calls good stays good.
-    Advantages that do not differ, up to rounding, stay as they are.
+    is not 0, each counted once. The mean is not subtracted: what an algorithm calls good stays
+    good. Advantages that do not differ, up to rounding, stay as they are.
     """
     samples = [sample for group in groups for sample in group.samples]
     members = [

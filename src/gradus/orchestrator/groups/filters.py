@@ -1,7 +1,7 @@
-"""Filters drop finished samples that would not help the step; metrics count them all the same.
+"""Filters drop finished samples that would not help the step; metrics still count them.
 
 A filter gives a verdict on one sample. An enforced one drops what it does not keep; any other only
-flags it, so that one sees on a run what it would drop. Verdicts stand in the episode's record.
+flags it, which shows what it would drop. Verdicts are in the episode's record.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ZeroAdvantage:
     name = "zero_advantage"
 
     def keeps(self, sample: Sample) -> bool:
-        """False when no token has credit, or only what rounding left of it."""
+        """False when no token has credit, or only rounding errors."""
         for loss, weights in sample.arrays.loss_weights.items():
             credit, least = weights, 0.0
             if loss == "rl":

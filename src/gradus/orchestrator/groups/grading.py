@@ -62,7 +62,7 @@ class SourceGrader:
     untrained_agents: Collection[str] = ()
     """Agents whose traces never train."""
     has_one_baseline: bool = False
-    """Whether all traces of a group are compared, whoever they are of."""
+    """Whether all traces of a group are compared, those of different agents too."""
     timeout_seconds: float = 900.0
     """For one call of the algorithm."""
 
@@ -173,7 +173,7 @@ def build_grader(
     source: SourceConfig,
     reference: ReferenceModel | None = None,
 ) -> SourceGrader:
-    """How the groups of a source are credited; refuses a source without a temperature."""
+    """The grader of a source; refuses one without a temperature."""
     temperature = source.sampling.temperature
     if temperature is None:
         raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
@@ -191,7 +191,7 @@ def build_grader(
 
 
 def credit_context(group: Group) -> CreditContext:
-    """What an algorithm may know of a group beside its finished episodes."""
+    """What an algorithm may know about a group besides its finished episodes."""
     came_back = [(p.episode, p.failure) for p in group.played if p.episode is not None]
     failed = [episode for episode, failure in came_back if failure is not None]
     played = [episode for episode, _ in came_back]

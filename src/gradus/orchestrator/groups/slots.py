@@ -1,9 +1,9 @@
 """The life cycle and the slot of every group (pure).
 
 A group takes a slot when it opens. A group that trains keeps it until inference serves a version
-that has trained it; a group without samples gives it back at once, because its replacement belongs
-to the same batch. With `(max_lag + 1) * groups per batch` slots no group starts that must end too
-old: it is always among the next `max_lag + 1` batches.
+trained on it; a group without samples gives it back at once, because its replacement belongs to the
+same batch. With `(max_lag + 1) * groups per batch` slots no group starts that must end too old: it
+is always among the next `max_lag + 1` batches.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class GroupSlots:
         ]
 
     def state(self) -> dict[str, Any]:
-        """How episodes ended, as a restart at this point leaves it.
+        """How many episodes ended in which way, as a restart at this point counts them.
 
         Groups that are open or being scored are played again from their start; what of an
         abandoned one still runs is lost.

@@ -48,7 +48,7 @@ log = get_logger(__name__)
 
 
 class EpisodeWriter:
-    """Owns the `episodes` folder. A disk that cannot take a record costs the record, not the run.
+    """Owns the `episodes` folder. A record that the disk does not take is lost; the run goes on.
 
     >>> writer = EpisodeWriter(run_dir.episodes, {"words": []})  # doctest: +SKIP
     >>> writer.write(group.played[0], group, step=3)  # doctest: +SKIP

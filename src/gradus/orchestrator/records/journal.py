@@ -196,7 +196,7 @@ _SHAPES: Mapping[JournalEvent, type] = {
 
 
 def refuse_damaged(records: Sequence[Any]) -> None:
-    """CorruptStateError for the first line that does not say what a line of its event must say."""
+    """CorruptStateError for the first line that lacks what its event must say."""
     for number, record in enumerate(records, start=1):
         event = record.get("event") if isinstance(record, dict) else None
         if event not in list(JournalEvent):
@@ -231,7 +231,7 @@ def surviving(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _group_of(record: dict[str, Any]) -> str | None:
-    """The group that a line speaks of; None for a line about the run or about a batch."""
+    """The group that a line is about; None for a line about the run or about a batch."""
     group = record.get("group")
     if group is None and "episode" in record:
         group = str(record["episode"]).rpartition(".")[0]
@@ -251,7 +251,7 @@ class Conservation:
     batches: dict[int, list[str]] = field(default_factory=dict)
     """Step → ids of its samples."""
     problems: list[str] = field(default_factory=list)
-    """What must not be, in words; empty for a sound journal."""
+    """What is wrong, in words; empty for a sound journal."""
 
 
 def check_journal(records: Sequence[Line]) -> Conservation:

@@ -1,4 +1,4 @@
-"""The numbers of one step, with their denominators, and the moment when they are complete."""
+"""The metrics of one step: what counts in which, and when they are complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAINABLE_SHARE = "sample/trainable/share"
 
 @dataclass(frozen=True)
 class Mean:
-    """A weighted mean in the making; parts merge in any order, which a mean of means does not."""
+    """A weighted mean in parts that merge in any order; means of means would not."""
 
     total: float
     """Sum of weight x value."""
@@ -173,7 +173,7 @@ class StepCounters:
         self._kept = 0
 
     def add_group(self, group: Group) -> None:
-        """Count the episodes of a group that will get nothing more, and what was dropped of it."""
+        """Count the episodes of a final group, and what was dropped of it."""
         self._episodes.setdefault(group.source, EpisodeCounts()).add(group)
         for name, value in group.numbers.items():
             metric = f"group/{group.source}/{name}/mean"
@@ -316,7 +316,7 @@ class PendingStepMetrics:
             self.shipped(step, {"time/evaluation_hold_seconds": seconds})
 
     def finished(self, step: int, metrics: Mapping[str, float]) -> Metrics | None:
-        """The trainer trained the step; where a name is taken, ours stays."""
+        """The trainer trained the step; of two metrics with one name, ours is kept."""
         self._open[step] = dict(metrics) | self._open.get(step, {})
         self._finished.add(step)
         return self._take(step)

@@ -45,7 +45,7 @@ class PlayedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_played(played: PlayedEpisode) -> PlayedState:
-    """The episode as it stands now; later credit does not reach the copy."""
+    """A copy of the episode as it is now; later credit does not change it."""
     failure = played.failure
     return PlayedState(
         id=played.id,
@@ -95,7 +95,7 @@ def _decode(raw: bytes, episode_id: str) -> WireEpisode:
 
 
 class EpisodeRecording:
-    """Owns the folder of one launch. A disk that cannot take it costs the replay, not the run.
+    """Owns the folder of one launch. A full disk ends the recording, not the run.
 
     >>> recording = EpisodeRecording(LaunchRecord(run_dir, term=1), config.model)  # doctest: +SKIP
     >>> recording.add(played)  # doctest: +SKIP

@@ -1,7 +1,7 @@
 """Whether slow tasks train as often as they are started: the bias of asynchronous training (pure).
 
-What takes long ends too old more often, is abandoned or dropped as stale, and the policy learns
-from short episodes only. Rewards do not show it. Two views per source, over its last groups:
+Slow episodes end too old more often and are abandoned or dropped, so the policy learns from short
+episodes only. Rewards do not show it. Two views per source, over its last groups:
 
 - distributions: latency and length of all episodes that were started, beside those that trained;
 - bias: of all tasks that trained, or would have if they had been quicker, which share trained among
@@ -25,9 +25,9 @@ from gradus.log import get_logger
 from gradus.orchestrator.types import ABANDONED, STALE, Group, GroupOutcome
 
 WINDOW_GROUPS = 128
-"""Groups of a source that are looked at; also the distance between two warnings."""
+"""Groups of a source that count; also the least distance between two warnings."""
 LEAST_GROUPS = 20
-"""With fewer groups that count, chance decides."""
+"""With fewer groups, chance decides."""
 LEAST_LOST = 3
 """Slow tasks that must be lost before it warns."""
 ALARM_BIAS = 0.25

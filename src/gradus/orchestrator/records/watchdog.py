@@ -86,12 +86,12 @@ class WaitBoard:
             self.moved()
 
     def moved(self) -> None:
-        """Something happened that brings the run forward."""
+        """The run made progress."""
         self._moved_at = self._clock()
 
     @property
     def quiet_seconds(self) -> float:
-        """Since anything moved."""
+        """Since the last progress."""
         return self._clock() - self._moved_at
 
     def waits(self) -> list[Wait]:
@@ -203,7 +203,7 @@ def stack_of(task: asyncio.Task[Any]) -> list[str]:
 async def guard_event_loop(config: WatchdogConfig, *, file: TextIO | None = None) -> None:
     """While this runs, an event loop that is itself blocked shows the stacks of all threads.
 
-    The watchdog above lives in that loop and could not speak. With action `end` the process ends.
+    The watchdog runs in that loop and would be blocked too. With action `end` the process ends.
     """
     target = sys.stderr if file is None else file
     try:

@@ -52,7 +52,7 @@ class RecordWriter:
         self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
 
     def add_group(self, group: Group, *, step: int) -> None:
-        """Queue the episodes of a group to which nothing more can happen."""
+        """Queue the episodes of a final group."""
         self._queue.put_nowait(_Episodes(group, step))
 
     def add_metrics(self, metrics: Metrics | None, *, step: int) -> None:

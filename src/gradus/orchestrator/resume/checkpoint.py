@@ -1,4 +1,4 @@
-"""Everything a restart of the orchestrator would lose, saved at the moment that fits the trainer's.
+"""Everything a restart of the orchestrator would lose, saved at the step that the trainer saves.
 
 Checkpoint v holds the weights after v updates. The orchestrator's part is a snapshot taken when
 `StepFinished(v - 1)` is handled, in one piece of code without an await: what it had decided by then

@@ -1,4 +1,4 @@
-"""How the orchestrator stands at one moment: what a snapshot holds and a resume restores."""
+"""Takes snapshots of the orchestrator at one moment, and restores them."""
 
 from __future__ import annotations
 
