@@ -1,4 +1,4 @@
-"""How many episodes run at once: as many as the engine bears, and so many starts per minute.
+"""How many episodes run at once: as many as the engine can take, with a cap on starts per minute.
 
 `EngineWatch` polls the engine, `InFlightController` finds the limit from its load, and `Scheduler`
 starts planned episodes below it. Additive growth is too slow for an engine that starts empty, so
