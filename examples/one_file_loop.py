@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gradus.config import AdamWConfig, LossConfig, ModelConfig, TrainerConfig
+from gradus.config import AdamWConfig, ModelConfig, TrainerConfig
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup
 from gradus.orchestrator.groups.grading import SourceGrader
@@ -153,7 +153,7 @@ async def run(directory: Path) -> Loop:
     settings = TrainerConfig(compute_dtype="float32", optimizer=AdamWConfig(lr=LEARNING_RATE))
     with join_world(on_cpu=True) as world:
         learner = Learner.build(
-            ModelConfig(name=str(directory)), settings, LossConfig(), max_steps=STEPS, world=world
+            ModelConfig(name=str(directory)), settings, settings.loss, max_steps=STEPS, world=world
         )
         loop = Loop(
             policy,
