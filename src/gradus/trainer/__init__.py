@@ -1,1 +1,1 @@
-"""Learns from batches."""
+"""Learns from batches, whether the orchestrator, conversations or a benchmark makes them."""

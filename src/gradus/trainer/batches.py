@@ -34,7 +34,7 @@ class StepBatch:
 
 
 class BatchSource(Protocol):
-    """Where batches come from: the orchestrator, conversations, or nowhere."""
+    """Where batches come from: the orchestrator, conversations, or a random generator."""
 
     def receive(self, step: int) -> StepBatch:
         """This rank's part of batch `step`; all ranks call it together, in step order."""
@@ -43,7 +43,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class SpooledBatches:
-    """What the orchestrator sends; acknowledges a batch once all ranks hold it.
+    """The batches that the orchestrator sends, each acknowledged once all ranks hold it.
 
     The ranks of one context group each read the part of their data-parallel rank.
 

@@ -122,7 +122,7 @@ class World:
     def first_rank_does(self, action: Callable[[], None]) -> None:
         """Run `action` on rank 0 while the others wait; an error there ends all ranks.
 
-        It may take longer than a collective: the others wait as long as rank 0 says that it lives.
+        It may take longer than a collective: the others wait while rank 0 reports that it is alive.
         """
         failure: BaseException | None = None
         turn = FirstRankTurn(next(self._turns))
@@ -144,7 +144,7 @@ class World:
 
 @dataclass(frozen=True)
 class FirstRankTurn:
-    """Something that rank 0 does alone, told to the others through the store of the group."""
+    """Something that rank 0 does alone; the store of the group tells the others when it is over."""
 
     number: int
 
@@ -267,7 +267,7 @@ def named_failures(action: str) -> Iterator[None]:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The tensor on every rank, where it is split over them; then a collective."""
+    """All of a tensor, also of one that is split over ranks; then it is a collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -92,7 +92,7 @@ def _find(source: Path) -> Checkpoint:
 
 
 def _instead_of_checkpoints(run_dir: RunDirectory) -> str:
-    """What a folder without checkpoints is, for who wanted one of them."""
+    """What a folder without checkpoints is, and what to do with it."""
     if (run_dir.root / "config.json").is_file():
         return "it is a model directory already: load it as it is"
     if (run_dir.model / "config.json").is_file():
@@ -103,7 +103,7 @@ def _instead_of_checkpoints(run_dir: RunDirectory) -> str:
 
 
 def _trained(checkpoint: Checkpoint, origin: Origin) -> _Trained:
-    """What the checkpoint says of itself, in the words of this version's config."""
+    """The model and the adapters that the checkpoint names, as configs of this version."""
     try:
         return _Trained(
             ModelConfig.model_validate(origin.model),
@@ -167,9 +167,9 @@ def open_repository(
 
 
 def push(directory: Path, repository: HubRepository, *, message: str) -> str:
-    """Upload all files of `directory` in one commit; gives the address of the repository.
+    """Upload all files of `directory` in one commit; returns the address of the repository.
 
-    The repository is made when there is none. ConfigError when the hub refuses the token or the
+    Creates the repository if there is none. ConfigError when the hub refuses the token or the
     right to write, or when a repository that should be private is public; HubError for everything
     else that keeps the files from the hub. `directory` stays as it is.
     """
@@ -195,7 +195,7 @@ def push(directory: Path, repository: HubRepository, *, message: str) -> str:
 def _explained(
     error: BaseException | None, directory: Path, repository: HubRepository
 ) -> GradusError:
-    """What the hub, or the way to it, said; never with the token, if it should quote it."""
+    """What went wrong on the hub or on the way to it, with the token blotted out."""
     name, kept = repository.name, f"the export is whole and stays in {directory}"
     again = f"send it again with `hf upload {name} {directory}`"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None

@@ -189,7 +189,7 @@ def _with_other_numbers_outside(sample: Sample) -> Sample:
 
 
 def _other(values: np.ndarray) -> np.ndarray:
-    """Numbers that lie well away from the ones given."""
+    """Numbers well away from the given ones."""
     return 1.0 - 2.0 * values
 
 

@@ -57,7 +57,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss gives back; everything is [T]."""
+    """What a loss returns; everything is [T]."""
 
     per_token: Tensor
     """Nats; 0 outside the mask. step.py multiplies by loss weights and divides by the batch."""

@@ -160,7 +160,7 @@ def save_adapter(
 def _write_gathered(
     tensors: Iterator[tuple[str, Tensor]], write: Callable[[Tensors], None], world: World
 ) -> None:
-    """Let rank 0 write while all ranks gather; a failed write ends all of them, named."""
+    """Let rank 0 write while all ranks gather; a failed write ends all of them."""
 
     def write_and_drain() -> None:
         try:

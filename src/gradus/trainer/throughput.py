@@ -44,7 +44,7 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, rung: str) -> Iterator[None]:
-        """Add the time inside the block to `rung`; a GPU is waited for at its end."""
+        """Add the time inside the block to `rung`; waits for a GPU to finish."""
         start = self._clock()
         try:
             yield
@@ -223,7 +223,7 @@ def causal_pairs(length: int, window: int | None) -> int:
 
 
 def peak_teraflops(device_name: str) -> float | None:
-    """What one device can do at best in bfloat16; None when it is not in the table."""
+    """Peak of one device in bfloat16; None when it is not in the table."""
     return next((peak for part, peak in PEAK_TERAFLOPS.items() if part in device_name), None)
 
 

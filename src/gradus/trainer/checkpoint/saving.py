@@ -88,7 +88,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         return is_due or self._first_rank_says(self._is_overdue() or self._request.exists())
 
     def after_step(self, version: int, *, is_due: bool) -> None:
-        """Look after the save in progress, and start one when this version is due.
+        """Advance the save in progress, and start one when this version is due.
 
         A save waits for the one before. The last one, and one that a stop asked for, is complete
         when this returns.
@@ -115,7 +115,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         return self.checkpoints.run_dir.save_request
 
     def _is_overdue(self) -> bool:
-        """Whether the minutes since the last save, or since the first step, are over."""
+        """Whether the last save, or the first step, lies more than the interval back."""
         minutes, now = self.config.interval_minutes, self.clock()
         if self._saved_at is None:
             self._saved_at = now
@@ -129,7 +129,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         snapshot.write(folder, self.world.rank, self.files)
 
     def _look(self, *, wait_for_it: bool) -> None:
-        """Bring the save in progress as far as all ranks are, or to its end."""
+        """Advance the save in progress as far as all ranks have come, or to its end."""
         while (save := self._save) is not None:
             if wait_for_it:
                 wait([save.running])
@@ -155,7 +155,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     def _is_failed(self, save: _Save) -> bool:
         """Whether the save failed on any rank; then it is cleaned up and counted.
 
-        Only a disk that does not take a save may fail; any other error ends all ranks.
+        Only a disk error is tolerated; any other error ends all ranks.
         """
         error = save.running.exception()
         if self.world.all_agree(error is None):

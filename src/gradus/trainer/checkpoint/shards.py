@@ -93,7 +93,7 @@ def box_of(tensor: Tensor) -> Box:
 
 
 def write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], files: DurableFiles) -> None:
-    """Write this rank's file, durable; StorageError when the disk does not take it."""
+    """Write this rank's file durably; StorageError when the disk fails."""
     header = {name: piece.box for name, piece in pieces.items()}
     metadata = {_HEADER_KEY: msgspec.json.encode(header, order="sorted").decode()}
     tensors = {name: piece.values for name, piece in pieces.items()}

@@ -42,7 +42,7 @@ _OPTIMIZER = "optimizer."
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the saved weights belong to; a checkpoint is exported without asking a config."""
+    """What the saved weights belong to, so that a checkpoint can be exported without a config."""
 
     model: dict[str, Any]
     """The model that training started from, as the config names it."""
@@ -68,7 +68,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainingProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where training stands."""
+    """How far training has come."""
 
     step: int
     """Updates applied; training continues with this step."""
@@ -100,7 +100,7 @@ def build_origin(
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """A copy of this rank's part of the state; training may go on while it is written."""
+    """A copy of this rank's part of the state; training may continue while it is written."""
 
     progress: TrainingProgress
     pieces: Mapping[str, Piece]
@@ -111,7 +111,7 @@ class StateSnapshot:
         return num_bytes(self.pieces)
 
     def write(self, folder: Path, rank: int, files: DurableFiles) -> None:
-        """Write this rank's files into the trainer's part; StorageError when the disk refuses."""
+        """Write this rank's files into the trainer's part; StorageError when the disk fails."""
         part = folder / PART
         files.make_folder(part)
         write_shard(part, rank, self.pieces, files)
@@ -225,7 +225,7 @@ def _refuse_left_over(
 
 
 def read_progress(part: Path) -> TrainingProgress:
-    """Where training stood when the part was saved."""
+    """How far training had come when the part was saved."""
     path = part / _PROGRESS_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrainingProgress)

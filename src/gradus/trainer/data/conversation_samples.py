@@ -271,7 +271,7 @@ class ConversationStream:
         return taken
 
     def go_to(self, num_read: int) -> None:
-        """Go on as if `num_read` conversations had been drawn, without reading them again."""
+        """Continue as if `num_read` conversations had been drawn, without reading them again."""
         number, position = divmod(num_read, len(self._conversations))
         self._order = itertools.islice(self._passes(number), position, None)
         self.num_read = num_read

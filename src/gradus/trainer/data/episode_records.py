@@ -1,4 +1,4 @@
-"""Conversations from episode records: what good episodes said, to be learned by imitation.
+"""Conversations from episode records: good episodes as examples to imitate.
 
 A record is a line of `episodes/step_N/train.jsonl`. Each branch of a trace becomes a conversation;
 a message that branches share is learned in the first of them only. Text is rendered again by the
@@ -19,7 +19,7 @@ _STEP = re.compile(r"step_(\d+)")
 
 
 def is_record(row: Any) -> bool:
-    """Whether a row is an episode record, and no conversation."""
+    """Whether a row is an episode record rather than a conversation."""
     return isinstance(row, Mapping) and "gradus" in row and "messages" not in row
 
 
@@ -41,7 +41,7 @@ def record_conversations(
     """The branches of every trace that the policy played to its end with enough reward.
 
     None of an episode that failed, or whose messages were too large to be recorded whole;
-    ConfigError for a record that is not ours.
+    ConfigError for a record that gradus did not write.
     """
     try:
         if row["gradus"].get("cut", {}).get("messages"):

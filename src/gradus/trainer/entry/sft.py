@@ -1,7 +1,7 @@
 """Supervised fine-tuning, from conversations to a model directory: one rank.
 
-Every rank reads the same data in the same order, so that a resumed run only needs to know how far
-it had read. Versions are published for evaluation alone, and nothing waits for it.
+Every rank reads the same data in the same order, so a resumed run only needs to know how far it had
+read. Versions are published only to be evaluated, and training does not wait for that.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ConversationBatches:
     vocabulary: int
 
     def receive(self, step: int) -> StepBatch:  # noqa: ARG002
-        """The batch of the next step; what was read before decides, not its number."""
+        """The next batch, whatever the number of its step: the stream knows what was read before."""
         samples = self.stream.take(self.config.batch_conversations)
         max_tokens = self.config.micro_batch_tokens
         mine = pack_own_share(

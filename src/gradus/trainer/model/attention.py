@@ -113,7 +113,7 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention)
 
 
 def _refuse_hidden_window(module: torch.nn.Module, layout: PackedLayout) -> None:
-    """Some models keep their window to the mask, which packed rows do not have."""
+    """Some models put their window into the mask only, which packed rows do not have."""
     window = getattr(getattr(module, "config", None), "sliding_window", None)
     # Some configs write 0 for no window.
     if window and window < layout.longest:

@@ -57,8 +57,8 @@ def refuse_leaking_layers(model: PreTrainedModel) -> None:
 
 
 def refuse_changing_positions(model: PreTrainedModel, max_length_tokens: int) -> None:
-    """Some position encodings are of another kind beyond a length; the longest sample of a packed
-    row would decide for all of them."""
+    """Some position encodings change beyond a length; the longest sample of a packed row would
+    change them for all."""
     config = model.config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
     # Flat, or one for each kind of layer.

@@ -33,7 +33,7 @@ _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 
 class LoraLinear(torch.nn.Linear):
-    """A frozen linear layer with a trained adapter beside it.
+    """A frozen linear layer with a trained adapter.
 
     >>> layer = LoraLinear(torch.nn.Linear(4, 3), rank=2, alpha=4)
     >>> sorted(name for name, p in layer.named_parameters() if p.requires_grad)
@@ -66,7 +66,7 @@ class LoraLinear(torch.nn.Linear):
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torch.dtype) -> None:
-    """Freeze `model` and put an adapter beside every target layer, in place.
+    """Freeze `model` and give every target layer an adapter, in place.
 
     Frozen weights are kept in the compute dtype: without updates they need no float32 master.
     ConfigError when a target names no linear layer.
@@ -123,7 +123,7 @@ def adapter_files(
 ) -> dict[str, bytes]:
     """The files of an adapter's directory except its tensors: PEFT's config and the base's digest.
 
-    `base_model` is the base's name or path; ranks that write nothing know no digest. vLLM
+    `base_model` is the base's name or path; ranks that write nothing pass no digest. vLLM
     fuses q, k, v and gate, up itself: it wants PEFT's separate names.
     """
     leaves = sorted({name.rpartition(".")[2] for name in adapted_layers(model)})

@@ -38,7 +38,7 @@ class TokenScores:
 
 
 class PolicyModel(torch.nn.Module):
-    """Wraps any transformers causal language model; owns no parameters of its own.
+    """Wraps any transformers causal language model; has no other parameters.
 
     >>> scores = PolicyModel(model)(tensors)  # doctest: +SKIP
     """

@@ -52,7 +52,7 @@ def refuse_inexact(model: PreTrainedModel) -> None:
 
 
 def _probe(vocabulary: int) -> MicroBatch:
-    """Two samples of tokens from the middle of the vocabulary, where no special ones stand."""
+    """Two samples of tokens from the middle of the vocabulary, away from special tokens."""
     first, count = vocabulary // 4, max(1, vocabulary // 2)
     num_tokens = sum(_LENGTHS)
     token_ids = first + (np.arange(num_tokens) * 7919) % count

@@ -106,7 +106,7 @@ class PolicyOptimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state_dict` gave; CorruptStateError when an entry is missing or odd."""
+        """Continue from what `state_dict` gave; CorruptStateError for a missing or unknown entry."""
         present = self.state_dict()
         odd = sorted(present.keys() ^ state.keys())
         if odd:

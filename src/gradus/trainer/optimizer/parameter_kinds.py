@@ -1,4 +1,4 @@
-"""What each trained parameter is to an optimizer: which decay, and which update rule fits it."""
+"""The kind of each trained parameter, which decides its decay and its update rule."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def trained_parameters(model: torch.nn.Module) -> list[TrainedParameter]:
 
 
 def _special_kinds(model: torch.nn.Module) -> Iterator[tuple[int, ParameterKind]]:
-    """Parameters whose kind their shape does not tell; embeddings last, for they win when tied."""
+    """Parameters whose shape does not tell their kind; embeddings last, to win when tied."""
     modules = list(model.modules())
     for module in modules:
         heads = getattr(module, "get_output_embeddings", None)

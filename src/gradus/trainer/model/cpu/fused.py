@@ -28,7 +28,7 @@ Forward = Callable[..., Any]
 
 
 def fuse_layers(model: torch.nn.Module) -> None:
-    """Replace the forward of every norm, gated product and rotation that is a known one.
+    """Replace the forward of every norm, gated product and rotation whose formula is known.
 
     Parameters and names stay. Not for models to be compiled: a compiler fuses more than this.
     """
@@ -44,7 +44,7 @@ def fuse_layers(model: torch.nn.Module) -> None:
 
 
 def _fused_form(module: torch.nn.Module) -> Forward | None:
-    """What computes the same as the module, called with it first; None when nothing known does."""
+    """A faster form of the module's forward, which takes the module first; None if there is none."""
     if _is_norm(module):
         return _norm
     if _is_gated_product(module):
