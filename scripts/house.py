@@ -10,8 +10,9 @@ What is counted:
 - Names from config: what modules outside `gradus.config` import from anywhere in it.
 - Class names: public classes at the top of a module, by name.
 - Places of an option: the source files where the name of one existing plug-in is a word of a string
-  or docstring, or the name of a field, an argument or an attribute. Whoever adds one more of its
-  kind opens these files. Comments, tests and generated pages do not count.
+  or docstring, or the name of a field, an argument, an attribute or, in capitals, a class.
+  Whoever adds one more of its kind opens these files. Comments, tests and generated pages do not
+  count.
 - Concepts: the rows of the first table in `docs/glossary.md`.
 """
 
@@ -124,6 +125,8 @@ class Module:
                     found.add(name)
                 case ast.AnnAssign(target=ast.Name(id=name)):
                     found.add(name)
+                case ast.ClassDef(name=name):
+                    found.add(re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
         return found
 
 
