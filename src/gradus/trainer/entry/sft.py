@@ -112,7 +112,7 @@ class ConversationBatches:
     vocabulary: int
 
     def receive(self, step: int) -> StepBatch:  # noqa: ARG002
-        """The next batch, whatever the number of its step: the stream knows what was read before."""
+        """The next batch, whatever the step: the stream knows what was read before."""
         samples = self.stream.take(self.config.batch_conversations)
         max_tokens = self.config.micro_batch_tokens
         mine = pack_own_share(

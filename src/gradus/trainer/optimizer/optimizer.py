@@ -106,7 +106,7 @@ class PolicyOptimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state_dict` gave; CorruptStateError for a missing or unknown entry."""
+        """Continue from what `state_dict` gave; CorruptStateError where entries do not match."""
         present = self.state_dict()
         odd = sorted(present.keys() ^ state.keys())
         if odd:

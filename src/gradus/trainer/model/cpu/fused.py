@@ -44,7 +44,7 @@ def fuse_layers(model: torch.nn.Module) -> None:
 
 
 def _fused_form(module: torch.nn.Module) -> Forward | None:
-    """A faster form of the module's forward, which takes the module first; None if there is none."""
+    """A faster forward, called with the module first; None if no known formula fits."""
     if _is_norm(module):
         return _norm
     if _is_gated_product(module):
