@@ -139,6 +139,7 @@ class Loop:
             self.slots.release_trained(version=step + 1)
             self.slot_freed.set()
             self.rewards.append(sum(s.reward for s in batch.samples) / len(batch.samples))
+            # The step minus the oldest version that sampled a token of the batch.
             self.staleness.append(staleness(step, packed.versions))
             print(
                 f"step {step:2}  reward {self.rewards[-1]:.2f}  loss {loss.total:+.4f}  "

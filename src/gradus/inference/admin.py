@@ -151,6 +151,7 @@ class WeightAdmin:
         began = time.monotonic()
         self.is_paused = True
         try:
+            # Running requests freeze where they are, with their tokens and their KV cache.
             await self._engine.pause()
         except Exception as error:
             raise ApplyRefusal(500, f"the engine could not be paused: {error}") from error

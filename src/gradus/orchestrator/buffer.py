@@ -7,8 +7,11 @@
            GONE, its slot is free ◄───────────────────────────────────────┴──────────────────┘
                                                        inference serves a version trained on it
 
-The task of a group that took too long goes back to its source. Each change is a line of the
-journal. Next page: `groups/grading.py`.
+A slot (`groups/slots.py`) is freed once: when inference serves a version trained on its group, when
+a graded group has nothing to train, or at once when a group is abandoned because its oldest episode
+began more than `max_staleness` versions before the batch that fills now. Episodes of an abandoned
+group that still run are cancelled. The task of a group that took too long goes back to its source.
+Each change is a line of the journal. Next page: `groups/grading.py`.
 """
 
 from __future__ import annotations

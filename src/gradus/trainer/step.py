@@ -1,12 +1,13 @@
 """From micro batches to gradients; the only place that divides a loss by a number of tokens.
 
 L = Σ rl / N_rl + Σ ce / N_ce + Σ ref_kl / N_ref. Each N counts the members of that component over
-all ranks and micro batches of the step, and is at least 1. Members of ce_batch have the loss of ce,
-and count and divide with rl: (Σ rl + Σ ce_batch) / (N_rl + N_ce_batch). Packing, micro-batching and
-splitting over ranks therefore change neither the loss nor the gradient. With the aggregation
-`sequence_mean`, rl and ce_batch are first averaged over their members in each sample, and N is the
-number of samples that have any: Σ_samples (Σ rl + Σ ce_batch) / n_sample / N. Shapes: T tokens of a
-micro batch. Next page: `losses.py`.
+all ranks and micro batches of one update, and is at least 1. A step is one update, unless its batch
+is split into several. Members of ce_batch have the loss of ce, and count and divide with rl: (Σ rl
++ Σ ce_batch) / (N_rl + N_ce_batch). Packing, micro-batching and splitting over ranks therefore
+change neither the loss nor the gradient. With the aggregation `sequence_mean`, rl and ce_batch are
+first averaged over their members in each sample, and N is the number of samples that have any:
+Σ_samples (Σ rl + Σ ce_batch) / n_sample / N. Shapes: T tokens of a micro batch. Next page:
+`losses.py`.
 """
 
 from __future__ import annotations
