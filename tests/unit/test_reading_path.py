@@ -14,7 +14,8 @@ ROW = re.compile(r"^\| \d+ \| `(?P<page>[^`]+)` \| (?P<parts>[^|]+) \|", re.MULT
 
 def path_rows() -> list[tuple[Path, list[str]]]:
     """Each page with the definitions to read; none means all of it."""
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    text = page.split("## Reading path")[1].split("\n## ")[0]
     rows = [
         (ROOT / row["page"], re.findall(r"`(\w+)`", row["parts"])) for row in ROW.finditer(text)
     ]
