@@ -66,7 +66,7 @@ def test_a_loss_that_looks_at_neighbours_fails(capsys: pytest.CaptureFixture[str
         ([], "which loss?"),
         (["--threshold", "1"], "which loss?"),
         (["dpo"], "loss 'dpo' is not known"),
-        (["dppo", "--threshold", "7"], "threshold: 7 is out of range"),
+        (["dppo", "--threshold", "7"], "threshold: 7.0 is out of range"),
         (["ipo", "--clip-low", "0.1"], "unknown key"),
     ],
 )

@@ -64,7 +64,8 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     world = build_world(parallel, torch.device("cpu"))
     folder = Path(command["folder"])
     policy = build_policy(command, world)
-    loss_config = build_loss_config(**command["loss"])
+    given = dict(command["loss"])
+    loss_config = build_loss_config(given.pop("type", "dppo"), **given.pop("options", {}), **given)
     step = GradientStep(
         policy,
         build_loss(loss_config),

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.torch
+
 PROGRAM = """
 import resource, sys
 import numpy as np
 from gradus.trainer.distributed import keep_freed_memory
-
-pytestmark = pytest.mark.torch
 
 def fill() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
