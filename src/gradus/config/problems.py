@@ -20,7 +20,7 @@ from gradus.config.keys import (
 )
 from gradus.config.read.renames import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
-from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, tag_of
+from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, tag_of
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
 
@@ -69,11 +69,16 @@ def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
     path, owner = _place(entry["loc"], model)
     kind, value = entry["type"], entry.get("input")
     if kind == "extra_forbidden":
-        return Problem(path, unknown_key(model, path, owner))
+        return Problem(path, unknown_key(model, path, owner, value))
     if kind == "missing":
         return Problem(path, _missing(owner, path))
+    if kind == "union_tag_not_found" and not isinstance(value, dict):
+        kind = "model_type"
     if kind.startswith("union_tag"):
+        found = annotation_at(model, path)
         path = (*path, "type")
+        if kind == "union_tag_not_found":
+            return Problem(path, f"missing; use one of: {', '.join(map(str, _variants(found)))}")
         value = value.get("type") if isinstance(value, dict) else value
     reason = _reason(kind, value, entry.get("ctx") or {}) or entry["msg"]
     if isinstance(value, dict | list) or "env_vars" in path or kind == "value_error":
@@ -92,7 +97,7 @@ def _place(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[KeyPath,
     for part in loc:
         if part == "[key]":
             continue
-        variants = {tag_of(variant): variant for variant in models(here)}
+        variants = _variants(here)
         if len(variants) > 1 and part in variants:
             here = variants[str(part)]
             continue
@@ -100,25 +105,52 @@ def _place(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[KeyPath,
     return path, holder
 
 
-def unknown_key(model: Any, path: KeyPath, holder: Any = None) -> str:
+def _variants(annotation: Any) -> dict[str | None, type[BaseModel]]:
+    """`type` → the model that it selects, for the alternatives of an annotation."""
+    return {tag_of(variant): variant for variant in models(annotation)}
+
+
+def unknown_key(model: Any, path: KeyPath, holder: Any = None, value: Any = None) -> str:
     """Says that nothing reads the key at `path`, and which valid key is nearest.
 
     `holder` is the model that holds the key, where its table may be one of several.
     """
     name, siblings = str(path[-1]), keys_at(holder, ()) or keys_at(model, path[:-1])
+    if hint := _variant_hint(_variants(annotation_at(model, path[:-1])), path, holder, value):
+        return f"unknown key; {hint}"
     if hint := field_hint(path, lambda key: _exists(model, key)):
         return f"unknown key; {hint}"
     near = nearest(name, siblings)
     if near is not None:
         return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
-    is_plugin = isinstance(holder, type) and issubclass(holder, PluginConfig)
-    found = () if is_plugin else all_key_paths(model)
+    is_own = holder is not None and tag_of(holder) == OWN_PLUGIN
+    if is_own and "options" in siblings:
+        return f"unknown key; write {dotted((*path[:-1], 'options', name))} for your own class"
+    is_variant = isinstance(holder, type) and "type" in siblings
+    found = () if is_variant else all_key_paths(model)
     elsewhere = [other for other in found if other[-1] == name]
     if elsewhere:
         return f"unknown key here; did you mean {dotted(elsewhere[0])}?"
     if siblings:
         return f"unknown key; remove it, or use one of: {', '.join(siblings)}"
     return "unknown key; remove it"
+
+
+def _variant_hint(
+    variants: dict[str | None, type[BaseModel]], path: KeyPath, holder: Any, value: Any
+) -> str | None:
+    """What an unknown key of one variant is in the others; None when it is nothing there."""
+    name, chosen = str(path[-1]), None if holder is None else tag_of(holder)
+    if len(variants) < 2 or chosen in (None, OWN_PLUGIN):
+        return None
+    if name == "options":
+        written = list(value) if isinstance(value, dict) else []
+        keys = " and ".join(dotted((*path[:-1], key)) for key in written)
+        return f"options stand beside `type`: {f'write {keys}' if keys else 'remove it'}"
+    others = [f"{tag!r}" for tag, other in variants.items() if name in other.model_fields]
+    if not others:
+        return None
+    return f"it is an option of {' or '.join(others)}, not of {chosen!r}"
 
 
 def _exists(model: Any, key: str) -> bool:
@@ -193,7 +225,6 @@ _FIXED = {
     "dict_type": _TABLE,
     "model_type": _TABLE,
     "model_attributes_type": _TABLE,
-    "union_tag_not_found": "needs a `type`",
 }
 """pydantic's kind of error → what the value must be."""
 _BOUNDS = {

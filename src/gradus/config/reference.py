@@ -194,7 +194,8 @@ def _shown(default: Any) -> str:
 
 def _as_table(entry: BaseModel) -> dict[str, Any]:
     """An entry of a list, with the keys that one would write."""
-    return entry.model_dump(exclude_defaults=True)
+    tag = tag_of(type(entry))
+    return {**({} if tag is None else {"type": tag}), **entry.model_dump(exclude_defaults=True)}
 
 
 def _one_line(text: str) -> str:
@@ -362,22 +363,30 @@ def _one(found: list[Section], asked: str, width: int) -> str:
             lines += ["", *textwrap.wrap(text, width, break_on_hyphens=False)]
         return "\n".join(lines)
     entries = [
-        "\n".join(_entry(section, key, width))
+        (section, "\n".join(_entry(section, key, width)))
         for section in found
         for key in section.keys
         if _path(section, key) == wanted
     ]
-    if entries:
-        return "\n".join(dict.fromkeys(entries))
+    different = dict.fromkeys(entry for _, entry in entries)
+    if len(different) > 1:
+        lines = [line for section, entry in entries for line in (*_title(section, width), entry)]
+        return "\n".join(lines)
+    if different:
+        return "".join(different)
     below = sorted({s.path for s in found if s.path.startswith(f"{wanted}.")})
     near = below or difflib.get_close_matches(wanted, [s.path for s in found], n=3)
     hint = f"; there is {', '.join(near)}" if near else ""
     raise ConfigError(f"no section or key {asked!r}{hint}; --help without a name lists them")
 
 
-def _section(section: Section, width: int) -> Iterator[str]:
+def _title(section: Section, width: int) -> list[str]:
     title = f"[{section.path}]" if section.path else "[top level]"
-    yield from textwrap.wrap(f"{title} {section.text}", width)
+    return textwrap.wrap(f"{title} {section.text}", width)
+
+
+def _section(section: Section, width: int) -> Iterator[str]:
+    yield from _title(section, width)
     for key in section.keys:
         yield from _entry(section, key, width)
 

@@ -84,7 +84,8 @@ def test_the_arguments_of_ones_own_class_are_what_is_written() -> None:
     ("place", "name", "options", "words"),
     [
         ("algo", "rae", {"momentun": 0.5}, "algo.momentun: unknown key; did you mean"),
-        ("algo", "max_rl", {"scale_by_std": True}, "unknown key; remove it, or use one of: type"),
+        ("algo", "rae", {"zzz": 1}, "unknown key; remove it, or use one of: type"),
+        ("algo", "max_rl", {"scale_by_std": True}, "option of 'grpo' or 'echo', not of 'max_rl'"),
         ("algo", "rae", {"momentum": 1.0}, "1.0 is out of range; it must be less than 1"),
         ("algo", "rae", {"momentum": "0.9"}, "'0.9' must be a number, without quotes"),
         ("algo", "rae", {"key": "environment"}, "did you mean 'environment/agent'?"),
@@ -99,8 +100,17 @@ def test_the_arguments_of_ones_own_class_are_what_is_written() -> None:
         ("own algo", "opsd", {"hint": "Look:"}, "must be"),
         ("own algo", "sft", {"min_reward": "1"}, "must be a number, without quotes"),
         ("algo", "grp", {}, "did you mean 'grpo'?"),
+        (
+            "algo",
+            "rae",
+            {"options": {"key": 1}},
+            "beside `type`: write orchestrator.train.algo.key",
+        ),
+        ("algo", "a.b:C", {"momentum": 0.5}, "write orchestrator.train.algo.options.momentum for"),
+        ("loss", "dppo", {"options": {}}, "options stand beside `type`: remove it"),
+        ("loss", "dppo", {"clip_ratio": 0.2}, "gradus calls it trainer.loss.clip_low"),
         ("loss", "dapo", {"clip_hi": 0.2}, "did you mean trainer.loss.clip_high?"),
-        ("loss", "gspo", {"threshold": 0.1}, "trainer.loss.threshold: unknown key"),
+        ("loss", "gspo", {"threshold": 0.1}, "an option of 'dppo' or 'ipo', not of 'gspo'"),
         ("loss", "gspo", {"clip_low": 2.0}, "it must be at most 1"),
         ("loss", "dppo", {"importance_sampling": "truncate"}, "did you mean 'truncated'?"),
         ("loss", "dppo", {"importance_cap": 1.0}, "it must be greater than 1"),
@@ -139,6 +149,55 @@ def test_an_option_that_cannot_be_used_is_refused_at_its_key(
 def test_a_filter_needs_a_type() -> None:
     with pytest.raises(ValueError, match="Unable to extract tag"):
         build_run_config({"orchestrator": {"filters": [{"enforce": False}]}})
+
+
+def test_a_filter_without_a_type_is_told_which_there_are(tmp_path: Any) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN_TOML + "[[orchestrator.filters]]\nenforce = false\n")
+    with pytest.raises(
+        ConfigError, match=r"filters\.0\.type: missing; use one of: zero_advantage,"
+    ):
+        load_config(RunConfig, ["@", str(file)])
+
+
+def test_a_filter_that_is_no_table_is_refused_at_its_place(tmp_path: Any) -> None:
+    words = ["--orchestrator.filters", '["zero_advantage"]']
+    file = tmp_path / "run.toml"
+    file.write_text(RUN_TOML)
+    with pytest.raises(ConfigError, match=r"filters\.0: 'zero_advantage' must be a table"):
+        load_config(RunConfig, ["@", str(file), *words])
+
+
+def test_a_key_of_another_update_rule_is_said_to_be_one(tmp_path: Any) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN_TOML)
+    words = ["--trainer.optimizer.type", "sgd", "--trainer.optimizer.betas", "[0.9, 0.99]"]
+    with pytest.raises(ConfigError, match="option of 'adamw' or 'muon', not of 'sgd'"):
+        load_config(RunConfig, ["@", str(file), *words])
+
+
+def test_the_default_filters_are_shown_as_one_writes_them() -> None:
+    (line,) = (
+        line
+        for line in command_help(RunConfig, "rl", "orchestrator.filters", width=100).splitlines()
+        if "--orchestrator.filters " in line
+    )
+    shown = json.loads(line.partition("default: ")[2])
+    values = {"orchestrator": {"filters": shown}}
+    assert build_run_config(values) == build_run_config({})
+
+
+def test_the_help_of_one_option_says_which_default_belongs_to_which_plug_in() -> None:
+    lines = command_help(RunConfig, "rl", "trainer.loss.clip_low", width=100).splitlines()
+    flag = "  --trainer.loss.clip-low  float above 0 and at most 1, default:"
+    assert [line for line in lines if "`type = " in line or line.startswith(flag)] == [
+        '[trainer.loss] With `type = "ppo_clip"`: Clips the ratio of probabilities.',
+        f"{flag} 0.2",
+        '[trainer.loss] With `type = "dapo"`: `ppo_clip` with more room upwards.',
+        f"{flag} 0.2",
+        '[trainer.loss] With `type = "gspo"`: `ppo_clip` on the ratio of the whole sequence.',
+        f"{flag} 0.0003",
+    ]
 
 
 def test_another_type_on_the_command_line_drops_the_options_of_the_first(tmp_path: Any) -> None:
