@@ -12,7 +12,6 @@ Who supplies the versions differs, and what a new one must wait for:
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import EvalSourcesConfig, SftEvaluatorProcessConfig
-from gradus.errors import ProtocolError
-from gradus.files import read_json, write_json
+from gradus.errors import ProtocolError, StorageError
+from gradus.files import DurableFiles, read_json, write_json
 from gradus.log import get_logger
 from gradus.monitor import Monitor, read_records
 from gradus.orchestrator.evaluation.episodes import (
@@ -45,6 +44,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
+from gradus.sealed import discard
 from gradus.transport import BatchSender
 from gradus.wire.events import PolicyPublished, TrainerDone
 
@@ -345,6 +345,7 @@ class SftEvaluation:
     events: BatchSender
     """Only its events are read."""
     monitor: Monitor
+    files: DurableFiles = field(default_factory=DurableFiles)
 
     @property
     def run_dir(self) -> RunDirectory:
@@ -366,7 +367,7 @@ class SftEvaluation:
             if not self._is_measured(event.version):
                 await self.policy.apply(event)
                 await self._measure(event.version)
-            shutil.rmtree(self.run_dir.version(event.version), ignore_errors=True)
+            self._delete(event.version)
         self._warn_of_missing()
 
     async def _measure(self, version: int) -> None:
@@ -376,6 +377,16 @@ class SftEvaluation:
         write_json(self.run_dir.evaluation(version), metrics)
         self.monitor.record(metrics, step=version)
         log.info("version %d is evaluated in %.1f s", version, measured.seconds)
+
+    def _delete(self, version: int) -> None:
+        """A kill leaves no half of a version for a resume to find."""
+        folder = self.run_dir.version(version)
+        if not folder.is_dir():
+            return
+        try:
+            discard(folder, self.config.term, self.files)
+        except StorageError as error:
+            log.warning("version %d stays on disk: %s", version, error)
 
     def _record_again(self) -> None:
         """Record evaluations once more whose records a resume cut off with later steps."""

@@ -14,7 +14,7 @@ import pytest
 
 from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.errors import ConfigError, FencedError, ProcessError, ProtocolError
-from gradus.files import read_json, write_json
+from gradus.files import DurableFiles, read_json, write_json
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
@@ -22,6 +22,7 @@ from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.orchestrator.evaluation.process import run
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
+from gradus.testing.checkpoints import Crash, FaultyFiles
 from gradus.testing.episodes import build_episode
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, TrainerDone
@@ -52,6 +53,7 @@ class Rig:
     max_steps: int = 5
     resume_step: int | None = None
     term: int = 1
+    files: DurableFiles = field(default_factory=DurableFiles)
 
     @property
     def run_dir(self) -> RunDirectory:
@@ -98,6 +100,7 @@ class Rig:
             policy=self.policy,
             events=self.events,
             monitor=monitor,
+            files=self.files,
         )
         try:
             async with asyncio.timeout(LIMIT_SECONDS):
@@ -149,6 +152,19 @@ async def test_a_version_leaves_the_disk_only_when_its_numbers_are_on_it(rig: Ri
     await rig.play()
     assert seen == [(True, True)] * 4 + [(False, True)] * 4
     assert list(rig.run_dir.weights.iterdir()) == []
+
+
+async def test_a_kill_in_a_deletion_leaves_no_half_of_a_version(rig: Rig) -> None:
+    rig.files = FaultyFiles(1)
+    rig.publish(2, is_done=False)
+    with pytest.raises(Crash):
+        await rig.play()
+    assert rig.files.operations == ["rename", "delete"]
+    assert not rig.run_dir.version(2).exists()
+    rig.files = DurableFiles()
+    rig.publish(4)
+    await rig.play()
+    assert rig.measured == [0, 2, 4]
 
 
 async def test_versions_that_come_during_an_evaluation_wait_their_turn(rig: Rig) -> None:
