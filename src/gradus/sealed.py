@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
-from gradus.files import DurableFiles
+from gradus.files import DISK_ERRORS, DurableFiles, storage_error
 from gradus.log import get_logger
 
 FORMAT = 4
@@ -125,6 +125,11 @@ def stage(target: Path, files: DurableFiles, *, term: int = 0) -> Iterator[Path]
     except StorageError:
         sweep(staging, files)
         raise
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        sweep(staging, files)
+        raise storage_error(error, staging) from error
 
 
 def seal(

@@ -165,6 +165,21 @@ def test_a_folder_that_a_full_disk_refuses_goes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_fails_while_a_folder_is_read_back_is_named(tmp_path: Path) -> None:
+    failed = OSError(errno.EIO, "Input/output error")
+    with (
+        pytest.raises(StorageError, match="Input/output error"),
+        stage(tmp_path / "x", DurableFiles()),
+    ):
+        raise failed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_is_not_the_disks_is_not_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionResetError), stage(tmp_path / "x", DurableFiles()):
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
 def test_a_version_is_verified_by_the_digest_that_was_announced(
     sealed: SealedFolder[VersionLabel],
 ) -> None:
