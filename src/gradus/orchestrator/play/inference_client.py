@@ -187,7 +187,7 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
         return answer
     text = answer.decode(errors="replace")[:500]
     # The engine answers 409 to an older term: another orchestrator took over.
-    if response.status == 409 and "term" in text:
+    if response.status == 409 and " is stale" in text:
         raise FencedError(f"inference refused {url}: {text}")
     if response.status == 422 and url.endswith("/gradus/apply"):
         raise CorruptStateError(

@@ -24,6 +24,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reset, Status, Stuck
 from gradus.wire.events import PolicyPublished
+from gradus.wire.inference import ServedPolicy
 
 
 @pytest.fixture
@@ -130,6 +131,16 @@ async def test_weights_that_were_damaged_on_the_way_are_named_and_the_old_versio
 async def test_a_stale_term_is_fenced(engine: ScriptedEngine) -> None:
     client = await connect(engine, term=0)
     with pytest.raises(FencedError, match="term 1 owns the run"):
+        await client.apply(published(engine, 1))
+    await client.close()
+
+
+async def test_a_server_of_another_run_fences_nobody_whatever_its_name(
+    engine: ScriptedEngine,
+) -> None:
+    client = await connect(engine)
+    engine.served = ServedPolicy(run_id="terminal", term=1, version=0, digest=None)
+    with pytest.raises(ProtocolError, match="serves run 'terminal', not 'demo'"):
         await client.apply(published(engine, 1))
     await client.close()
 
