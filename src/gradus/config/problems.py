@@ -141,7 +141,7 @@ def _variant_hint(
 ) -> str | None:
     """What an unknown key of one variant is in the others; None when it is nothing there."""
     name, chosen = str(path[-1]), None if holder is None else tag_of(holder)
-    if len(variants) < 2 or chosen in (None, OWN_PLUGIN):
+    if chosen in (None, OWN_PLUGIN):
         return None
     if name == "options":
         written = list(value) if isinstance(value, dict) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from gradus.config import (
     SftConfig,
     describe,
     dotted,
+    load_config,
     sections,
 )
 from gradus.config.keys import all_key_paths
 from gradus.config.reference import help_text, reference
-from gradus.testing.configs import build_run_config, build_sft_config
+from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 ROOT = Path(__file__).resolve().parents[3]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{number}")
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    for number, block in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL))
+]
 
 
 def lines_of(text: str, start: str) -> list[str]:
@@ -29,6 +36,21 @@ def lines_of(text: str, start: str) -> list[str]:
 def test_the_reference_in_docs_is_fresh() -> None:
     written = (ROOT / "docs" / "configuration.md").read_text()
     assert written == reference(), "run scripts/docs and commit docs/configuration.md"
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_config_in_the_docs_is_valid(block: str, tmp_path: Path) -> None:
+    is_sft = block.startswith("[eval]")
+    file = tmp_path / "page.toml"
+    if "[orchestrator.train.env." in block:  # below a source, which the page leaves out
+        file.write_text(RUN_TOML + block)
+        words = ["@", str(file)]
+    else:
+        file.write_text(block)
+        base = tmp_path / "base.toml"
+        base.write_text(f"max_steps = 20\n{SFT_TOML}" if is_sft else RUN_TOML)
+        words = ["@", str(base), "@", str(file)]
+    load_config(SftConfig if is_sft else RunConfig, words)
 
 
 def test_the_script_that_writes_the_reference_is_short() -> None:

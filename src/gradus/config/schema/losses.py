@@ -127,5 +127,8 @@ def loss_config(name: str) -> type[LossConfig]:
     """The config that `type = name` selects; ConfigError for a name that is not known."""
     known = LossConfig.registered()
     if ":" not in name and name not in known:
-        raise ConfigError(f"loss {name!r} is not known; use one of: {', '.join(known)}")
+        raise ConfigError(
+            f"loss {name!r} is not known; use one of: {', '.join(known)}, "
+            f"or your own as {OWN_PLUGIN!r}"
+        )
     return known.get(name, OwnLossConfig)
