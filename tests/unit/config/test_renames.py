@@ -237,6 +237,12 @@ def test_a_task_set_without_an_id_above_it_is_the_source(tmp_path: Path) -> None
         (("ckpt",), "gradus calls it checkpoint"),
         (("wandb",), "gradus writes metrics.jsonl"),
         (
+            ("orchestrator", "train", "env", 0, "errors", "type"),
+            "which errors are tried again is set by retry_on",
+        ),
+        (("trainer", "loss", "clip_ratio"), "gradus calls it trainer.loss.clip_low"),
+        (("trainer", "loss", "beta"), "gradus calls it trainer.loss.reference_kl_coefficient"),
+        (
             ("orchestrator", "rollouts_per_example"),
             "gradus calls it orchestrator.train.env.N.group_size",
         ),

@@ -157,8 +157,11 @@ FIELD_WORDS: Mapping[str, str] = {
     "slurm": "gradus runs on one machine; take it away",
     "num_train_epochs": "gradus counts steps; write max_steps",
     "critic": "gradus trains no critic; take it away",
+    # earlier builds of gradus
+    "errors.type": "which errors are tried again is set by retry_on; take it away",
+    "errors.options": "which errors are tried again is set by retry_on; take it away",
 }
-"""Key without an equivalent → what to do."""
+"""Key without an equivalent, with as many parts as it takes to know it → what to do."""
 
 _UNITS = {
     "batch_size": "; it counts groups: batch_size / group_size",
