@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
@@ -138,7 +139,7 @@ class ConsoleProgress:
         self._stream.flush()
 
 
-class View:
+class View(ABC):
     """Shows one launch and sums it up; this base shows the notices of its processes."""
 
     def __init__(self, console: ConsoleProgress, run_dir: RunDirectory) -> None:
@@ -161,6 +162,6 @@ class View:
         """Show what came last, and take away what moves."""
         self.show()
 
+    @abstractmethod
     def sum_up(self, outcome: str, cause: str | None, seconds: PhaseSeconds) -> int:
         """The last lines; returns the exit code of an outcome `done`."""
-        raise NotImplementedError

@@ -65,8 +65,8 @@ def external_models(config: LaunchedConfig) -> Iterator[ExternalModel]:
 def check_external_models(config: LaunchedConfig, environment: Mapping[str, str]) -> None:
     """Ask each endpoint that a config names for its models, before anything is started.
 
-    ConfigError for a refused key or an unknown model, ProcessError when nobody answers; both say
-    which source needs it.
+    ConfigError for a refused key or an unknown model, ProcessError for a server that does not
+    answer; both say which source needs it.
     """
     for external in external_models(config):
         try:
