@@ -9,13 +9,13 @@ from gradus.config.check import (
 )
 from gradus.config.keys import dotted
 from gradus.config.machine import (
-    NO_COMPILER,
-    has_compiler,
+    compiler_problem,
     has_module,
     head_problem,
     is_on_this_machine,
     plugin_module,
 )
+from gradus.config.memory.prediction import predict_memory
 from gradus.config.owned import PASSED_TO_EVERY_PROCESS, variables_named_in
 from gradus.config.problems import nearest, refuse
 from gradus.config.processes import (
@@ -106,7 +106,6 @@ __all__ = [
     "MergedConfig",
     "ModelConfig",
     "MuonConfig",
-    "NO_COMPILER",
     "NO_KEY_VARIABLE",
     "OpsdConfig",
     "OptimizerConfig",
@@ -141,6 +140,7 @@ __all__ = [
     "WatchdogConfig",
     "check",
     "command_help",
+    "compiler_problem",
     "continued_identity",
     "contradictions",
     "describe",
@@ -148,7 +148,6 @@ __all__ = [
     "dotted",
     "environment_process",
     "from_prime_rl",
-    "has_compiler",
     "has_module",
     "head_problem",
     "is_on_this_machine",
@@ -159,6 +158,7 @@ __all__ = [
     "one_config",
     "parallel_problems",
     "plugin_module",
+    "predict_memory",
     "read_config_file",
     "refuse",
     "renderer_settings",

@@ -266,7 +266,7 @@ def has_plugin(plugin_id: str, kinds: Sequence[str]) -> bool:
     return module.isidentifier() and has_module(module)
 
 
-NO_COMPILER = (
+_NO_COMPILER = (
     "torch.compile needs a C compiler and none is here (looked for $CXX, $CC, g++, gcc, clang++, "
     "clang, cc); install one, or turn compile off"
 )
@@ -280,8 +280,8 @@ def parallel_machine_problems(
     Reads the config.json of a model that lies in a directory here; of any other the trainer says
     the same once it has loaded it.
     """
-    if parallel.compile and not has_compiler(variables):
-        yield Problem((*path, "compile"), NO_COMPILER)
+    if parallel.compile and (problem := compiler_problem(variables)):
+        yield Problem((*path, "compile"), problem)
     if parallel.context_parallel_size == 1:
         return
     heads = _heads(Path(model.name) / "config.json")
@@ -307,11 +307,12 @@ def _heads(config_file: Path) -> tuple[int, int] | None:
     return heads, key_heads
 
 
-def has_compiler(variables: Mapping[str, str]) -> bool:
-    """Whether this machine has a C compiler, which torch.compile needs."""
+def compiler_problem(variables: Mapping[str, str]) -> str | None:
+    """Why torch.compile cannot work here, for want of a C compiler; None when there is one."""
     chosen = [variables[name] for name in ("CXX", "CC") if variables.get(name)]
     names = [*chosen, "g++", "gcc", "clang++", "clang", "cc"]
-    return any(shutil.which(name, path=variables.get("PATH")) for name in names)
+    is_here = any(shutil.which(name, path=variables.get("PATH")) for name in names)
+    return None if is_here else _NO_COMPILER
 
 
 def head_problem(num_heads: int, num_key_heads: int, context_parallel_size: int) -> str | None:

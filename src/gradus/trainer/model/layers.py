@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
 )
 from transformers import PreTrainedModel
 
-from gradus.config import NO_COMPILER, has_compiler
+from gradus.config import compiler_problem
 from gradus.errors import ConfigError
 from gradus.trainer.model.attention import keep_from_compiler
 
@@ -72,8 +72,8 @@ def compile_layers(layers: Sequence[torch.nn.Module], *, backend: str = "inducto
     Goes before `recompute_layers`, which then runs compiled code again in backward. ConfigError
     when this machine has no C compiler, which torch needs for CPUs and GPUs alike.
     """
-    if backend == "inductor" and not has_compiler(os.environ):
-        raise ConfigError(f"parallel.compile: {NO_COMPILER}")
+    if backend == "inductor" and (problem := compiler_problem(os.environ)):
+        raise ConfigError(f"parallel.compile: {problem}")
     keep_from_compiler()
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)

@@ -1,0 +1,1 @@
+"""The memory that a trainer will need, before it loads anything; no torch."""

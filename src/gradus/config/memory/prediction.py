@@ -1,0 +1,239 @@
+"""What a trainer's rank will hold at most, in bytes by part, computed before anything is loaded.
+
+Numbers of parameters decide the weights, their gradients, the optimizer's state and what FSDP
+gathers; those parts are exact up to rounding to whole blocks. Activations, logits and what the
+libraries keep for themselves are estimates. Nothing here has been compared with a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradus.config.memory.shape import ModelShape, read_model_shape
+from gradus.config.schema.optimizers import OptimizerConfig, SgdConfig
+from gradus.config.schema.sft import SftConfig
+from gradus.config.schema.trainer import ParallelConfig, TrainerConfig
+
+GIB = 2**30
+_MASTER = 4
+"""Bytes of a float32 number: masters, gradients, moments."""
+_LIBRARIES_ON_GPU = 3 * GIB // 4
+"""CUDA's context and its libraries' workspaces; a guess."""
+_TRANSFERS_ON_GPU = GIB // 2
+"""nccl's buffers, where there is more than one rank; a guess."""
+_PROCESS_ON_HOST = 5 * GIB // 8
+"""A process that has imported torch and transformers: 0.6 GiB here."""
+_FRAGMENTS = 0.05
+"""Share of activations and gathered weights that an allocator leaves unused; a guess."""
+_LOGIT_BLOCKS = 3
+"""Blocks of logits that exist at once: the logits, their exponentials, a gradient."""
+_BLOCK_ON_GPU, _BLOCK_ON_CPU = 4096 * 16384, 512 * 1024
+"""Logits of one block."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one rank holds at most, in bytes.
+
+    >>> print(footprint_of(shape, config.trainer, compute_bytes=2, on_gpu=True))  # doctest: +SKIP
+    device 41.2 GiB: weights 6.7, gradients 6.7, optimizer 13.3, ...; host 1.4 GiB
+    """
+
+    states: Mapping[str, int]
+    """On the device, exact: weights, gradients, optimizer, gathered layers."""
+    working: Mapping[str, int]
+    """On the device, estimated: activations, logits, libraries."""
+    host: Mapping[str, int]
+    """In main memory. A trainer on CPUs has its states and working memory there too."""
+    on_gpu: bool
+
+    @property
+    def device_bytes(self) -> int:
+        """On the GPU; nothing for a trainer on CPUs."""
+        return sum(self._device.values()) if self.on_gpu else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """In main memory."""
+        return sum(self.host.values()) + (0 if self.on_gpu else sum(self._device.values()))
+
+    @property
+    def certain_bytes(self) -> int:
+        """Of `states` alone: less can never do."""
+        return sum(self.states.values())
+
+    @property
+    def _device(self) -> dict[str, int]:
+        return {**self.states, **self.working}
+
+    def __str__(self) -> str:
+        host = f"host {self.host_bytes / GIB:.1f} GiB: {_listed(self.host)}"
+        if not self.on_gpu:
+            return f"host {self.host_bytes / GIB:.1f} GiB: {_listed(self._device | {**self.host})}"
+        return f"device {self.device_bytes / GIB:.1f} GiB: {_listed(self._device)}; {host}"
+
+
+def predict_memory(
+    folder: Path, settings: TrainerConfig | SftConfig, *, compute_bytes: int, on_gpu: bool
+) -> Footprint | None:
+    """As `footprint_of`, of the model in a folder; None when its files do not say how large it is.
+
+    Reads config.json and the headers of the safetensors files.
+    """
+    shape = read_model_shape(folder)
+    if shape is None:
+        return None
+    return footprint_of(shape, settings, compute_bytes=compute_bytes, on_gpu=on_gpu)
+
+
+def footprint_of(
+    shape: ModelShape, settings: TrainerConfig | SftConfig, *, compute_bytes: int, on_gpu: bool
+) -> Footprint:
+    """The most that one rank of this trainer holds, on its device and in main memory.
+
+    `compute_bytes` are those of a number in the compute dtype: 2 for bfloat16, 4 for float32.
+    """
+    plan = _Plan.of(shape, settings, compute_bytes, on_gpu)
+    states = {
+        "weights": plan.weight_bytes,
+        "gradients": plan.gradient_bytes,
+        "optimizer": plan.optimizer_bytes,
+    }
+    host = {"process": _PROCESS_ON_HOST}
+    if isinstance(settings, TrainerConfig):
+        host["version being published"] = plan.published_bytes
+    if plan.is_offloaded:
+        host |= {f"{name} (offloaded)": size for name, size in states.items()}
+        states = {}
+    states["gathered layers"] = plan.gathered_bytes
+    working = {
+        "activations": plan.activation_bytes(settings.micro_batch_tokens),
+        "logits": plan.logit_bytes,
+    }
+    if on_gpu:
+        moved = states["gathered layers"] + working["activations"]
+        working["libraries"] = _LIBRARIES_ON_GPU + (_TRANSFERS_ON_GPU if plan.ranks > 1 else 0)
+        working["fragments"] = int(_FRAGMENTS * moved)
+    return Footprint(states, working, host, on_gpu)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a trainer splits a model."""
+
+    shape: ModelShape
+    parallel: ParallelConfig
+    optimizer: OptimizerConfig
+    ranks: int
+    compute: int
+    """Bytes of a number in the compute dtype."""
+    trained: int
+    """Parameters that change."""
+    frozen: int
+    """Parameters that stay, beside adapters; kept in the compute dtype."""
+    published_bytes: int
+    on_gpu: bool
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, settings: TrainerConfig | SftConfig, compute: int, on_gpu: bool
+    ) -> _Plan:
+        """Trains every parameter, or adapters beside all of them."""
+        lora, trained, frozen = settings.lora, shape.num_parameters, 0
+        published = trained
+        if lora is not None:
+            adapters = shape.num_adapter_parameters(lora.rank, lora.target_modules)
+            trained, frozen = adapters, shape.num_parameters
+            if getattr(lora, "serve", "merged") == "adapter":
+                published = adapters
+        return cls(
+            shape=shape,
+            parallel=settings.parallel,
+            optimizer=settings.optimizer,
+            ranks=settings.num_processes,
+            compute=compute,
+            trained=trained,
+            frozen=frozen,
+            published_bytes=published * compute,
+            on_gpu=on_gpu,
+        )
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the model."""
+        return max(1, self.ranks // self.parallel.replicate_size)
+
+    @property
+    def is_offloaded(self) -> bool:
+        return self.parallel.offload_optimizer and self.on_gpu
+
+    @property
+    def weight_bytes(self) -> int:
+        return (_MASTER * self.trained + self.compute * self.frozen) // self.shards
+
+    @property
+    def gradient_bytes(self) -> int:
+        """A shard; and the whole gradient where micro batches are added up before they are shared
+        out."""
+        shard = _MASTER * self.trained // self.shards
+        whole = _MASTER * self.trained if self.parallel.gradient_sync == "last" else 0
+        return shard if self.shards == 1 else shard + whole
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Two moments; of Muon, which keeps one of a matrix, that is an upper bound."""
+        rule, moments = self.optimizer, 2
+        if isinstance(rule, SgdConfig):
+            moments = 1 if rule.momentum else 0
+        return moments * _MASTER * self.trained // self.shards
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What a forward needs whole: two layers (one is fetched ahead), embedding and head; or
+        everything. On the way back also the gradients of two layers, in float32."""
+        held = 2 * self.shape.largest_layer
+        if not self.parallel.reshard_after_forward:
+            held = self.shape.num_layers * self.shape.largest_layer
+        weights = self.compute * (held + self.shape.num_outer_parameters)
+        share = self.trained / max(1, self.trained + self.frozen)
+        gradients = _MASTER * min(2 * self.shape.largest_layer, held)
+        return weights + int(share * gradients)
+
+    def activation_bytes(self, micro_batch_tokens: int) -> int:
+        """What backward needs of every layer, of which one is whole in any case."""
+        tokens = -(-micro_batch_tokens // self.parallel.context_parallel_size)
+        kept = {
+            "none": self._layer_bytes,
+            "selective": self._selected_bytes,
+            "full": self.compute * self.shape.hidden_size,
+        }[self.parallel.activation_checkpointing]
+        return tokens * (self.shape.num_layers * kept + self._layer_bytes)
+
+    @property
+    def _layer_bytes(self) -> int:
+        """Per token: norms keep float32 and rounded hidden states, attention its queries, keys,
+        values and result, the gated product its four factors."""
+        shape, size = self.shape, self.compute
+        norms = 2 * (_MASTER + 2 * size) * shape.hidden_size
+        attention = 3 * size * (shape.query_size + shape.key_size)
+        return norms + attention + 4 * size * shape.intermediate_size
+
+    @property
+    def _selected_bytes(self) -> int:
+        """Per token: the layer's input, attention's result and every second matrix product."""
+        shape = self.shape
+        kept = 2 * shape.hidden_size + shape.query_size + shape.key_size + shape.intermediate_size
+        return self.compute * kept
+
+    @property
+    def logit_bytes(self) -> int:
+        """Some blocks, and the gradient of the head in float32."""
+        block = _BLOCK_ON_GPU if self.on_gpu else _BLOCK_ON_CPU
+        head = self.shape.vocabulary * self.shape.hidden_size
+        return _LOGIT_BLOCKS * _MASTER * block + (0 if self.frozen else self.compute * head)
+
+
+def _listed(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)

@@ -1,0 +1,165 @@
+"""How large a model is, from its config.json and the headers of its safetensors files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+"""Where the number of a decoder layer stands in a tensor's name."""
+_LARGEST_HEADER_BYTES = 100 * 2**20
+_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+"""Linear layers that get no adapter unless they are named."""
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers of a causal language model that its memory follows from.
+
+    >>> shape = read_model_shape(Path("Qwen3-0.6B"))  # doctest: +SKIP
+    >>> shape.num_parameters  # doctest: +SKIP
+    596049920
+    """
+
+    num_parameters: int
+    """All, a tied head counted once."""
+    num_layers: int
+    largest_layer: int
+    """Parameters of the largest decoder layer."""
+    largest_tensor: int
+    """Numbers of the largest tensor, usually the embedding."""
+    adapted: Mapping[str, int]
+    """Of the linear layers in decoder layers, by the last part of their names: the sum of their
+    inputs and outputs, which times the rank is the size of their adapters."""
+    vocabulary: int
+    hidden_size: int
+    intermediate_size: int
+    """Hidden units that work on one token: of a mixture, those of its chosen experts."""
+    query_size: int
+    """Heads times the size of a head."""
+    key_size: int
+    """Key heads times the size of a head."""
+
+    @property
+    def num_outer_parameters(self) -> int:
+        """Embedding, last norm and head: what no decoder layer holds."""
+        return max(0, self.num_parameters - self.num_layers * self.largest_layer)
+
+    def num_adapter_parameters(self, rank: int, targets: Sequence[str] | None) -> int:
+        """Of adapters beside the layers named, or beside all of attention and MLP."""
+        names = self.adapted.keys() - _ROUTERS if targets is None else targets
+        return rank * sum(self.adapted.get(name, 0) for name in names)
+
+
+def read_model_shape(folder: Path) -> ModelShape | None:
+    """The shape of the model in a folder; None when its files do not say."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        tensors = dict(_tensors(folder))
+        return shape_of(config, tensors) if tensors else shape_of_config(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return None
+
+
+def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape of a decoder of the usual kind (Llama, Qwen, Mixtral, ...), from config.json alone.
+
+    KeyError when a size is missing. Norms and biases inside layers, at most 0.1 % of a model, are
+    counted as two norms a layer.
+    """
+    own = config.get("text_config", config)
+    return shape_of(config, dict(_usual_tensors(own, bool(config.get("tie_word_embeddings")))))
+
+
+def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
+    """The shape of a model with these tensors."""
+    own = config.get("text_config", config)
+    by_layer: Counter[str] = Counter()
+    adapted: defaultdict[str, int] = defaultdict(int)
+    if config.get("tie_word_embeddings"):
+        tensors = {name: it for name, it in tensors.items() if name != "lm_head.weight"}
+    for name, shape in tensors.items():
+        if found := _LAYER.search(name):
+            by_layer[found.group(1)] += math.prod(shape)
+            # Experts are one tensor in memory, without adapters.
+            if len(shape) == 2 and name.endswith(".weight") and ".experts." not in name:
+                adapted[name.split(".")[-2]] += sum(shape)
+    hidden = own.get("hidden_size") or own["n_embd"]
+    heads = own.get("num_attention_heads") or own["n_head"]
+    head_size = own.get("head_dim") or hidden // heads
+    return ModelShape(
+        num_parameters=sum(map(math.prod, tensors.values())),
+        num_layers=len(by_layer),
+        largest_layer=max(by_layer.values(), default=0),
+        largest_tensor=max(map(math.prod, tensors.values())),
+        adapted=dict(adapted),
+        vocabulary=own["vocab_size"],
+        hidden_size=hidden,
+        intermediate_size=_active_units(own, hidden),
+        query_size=heads * head_size,
+        key_size=(own.get("num_key_value_heads") or heads) * head_size,
+    )
+
+
+def _active_units(own: Mapping[str, Any], hidden: int) -> int:
+    """Hidden units of the MLP that work on one token."""
+    dense: int = own.get("intermediate_size") or own.get("n_inner") or 4 * hidden
+    if not _num_experts(own):
+        return dense
+    chosen: int = own.get("num_experts_per_tok", 1)
+    shared: int = own.get("shared_expert_intermediate_size", 0)
+    size: int = own.get("moe_intermediate_size") or dense
+    return chosen * size + shared
+
+
+def _num_experts(own: Mapping[str, Any]) -> int:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((int(own[name]) for name in names if own.get(name)), 0)
+
+
+def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str, Sequence[int]]]:
+    hidden, vocabulary = own["hidden_size"], own["vocab_size"]
+    heads = own["num_attention_heads"]
+    head = own.get("head_dim") or hidden // heads
+    query, key = heads * head, (own.get("num_key_value_heads") or heads) * head
+    yield "embed_tokens.weight", (vocabulary, hidden)
+    yield "norm.weight", (hidden,)
+    if not is_tied:
+        yield "lm_head.weight", (vocabulary, hidden)
+    experts = _num_experts(own)
+    size = own.get("moe_intermediate_size") or own["intermediate_size"]
+    for number in range(own["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        yield f"{layer}.norms", (2, hidden)
+        for leaf, width in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
+            yield f"{layer}.self_attn.{leaf}.weight", (width, hidden)
+        yield f"{layer}.self_attn.o_proj.weight", (hidden, query)
+        if experts:
+            yield f"{layer}.mlp.gate.weight", (experts, hidden)
+            yield f"{layer}.mlp.experts", (experts, 3 * size, hidden)
+            yield f"{layer}.mlp.shared", (own.get("shared_expert_intermediate_size", 0), 3 * hidden)
+            continue
+        for leaf in ("gate_proj", "up_proj", "down_proj"):
+            yield f"{layer}.mlp.{leaf}.weight", (size, hidden)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Sequence[int]]]:
+    """Name and shape of every tensor of a folder's safetensors files; no tensor is read."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > _LARGEST_HEADER_BYTES:
+                raise ValueError(f"{path}: its header cannot be {size} bytes long")
+            header = json.loads(file.read(size))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                yield name, entry["shape"]

@@ -1,0 +1,166 @@
+"""A model's size is read off its files, and a trainer's memory follows from it by part."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config import LoraConfig, ParallelConfig, SftConfig, TrainerConfig
+from gradus.config.memory.prediction import GIB, Footprint, footprint_of, predict_memory
+from gradus.config.memory.shape import ModelShape, read_model_shape, shape_of_config
+
+QWEN3_SMALL = {
+    "hidden_size": 1024,
+    "vocab_size": 151936,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "tie_word_embeddings": True,
+}
+LLAMA_8B = {
+    "hidden_size": 4096,
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+}
+QWEN3_MIXTURE = {
+    **{"hidden_size": 2048, "vocab_size": 151936, "num_attention_heads": 32, "head_dim": 128},
+    **{"num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768},
+    **{"num_hidden_layers": 48, "num_experts": 128, "num_experts_per_tok": 8},
+}
+
+
+def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, list[int]]) -> Path:
+    """A folder with a config.json and a safetensors header without tensors behind it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    header = {
+        name: {"dtype": "BF16", "shape": it, "data_offsets": [0, 0]} for name, it in shapes.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    return folder
+
+
+def predict(shape: ModelShape, *, compute_bytes: int = 2, **settings: Any) -> Footprint:
+    return footprint_of(
+        shape, TrainerConfig.model_validate(settings), compute_bytes=compute_bytes, on_gpu=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [(QWEN3_SMALL, 596_049_920), (LLAMA_8B, 8_030_261_248), (QWEN3_MIXTURE, 30_532_122_624)],
+)
+def test_a_config_alone_tells_the_number_of_parameters(
+    config: dict[str, Any], parameters: int
+) -> None:
+    """The published numbers of Qwen3-0.6B, Llama 3.1 8B and Qwen3-30B-A3B."""
+    assert shape_of_config(config).num_parameters == pytest.approx(parameters, rel=1e-3)
+
+
+def test_the_headers_of_the_files_are_counted_when_they_are_there(tmp_path: Path) -> None:
+    layer = "model.layers.0."
+    shapes = {
+        "model.embed_tokens.weight": [50, 8],
+        "lm_head.weight": [50, 8],
+        f"{layer}self_attn.q_proj.weight": [16, 8],
+        f"{layer}mlp.experts.0.up_proj.weight": [4, 8],
+    }
+    shape = read_model_shape(write_model(tmp_path, QWEN3_SMALL, shapes))
+    assert shape is not None
+    # A tied head counts once, though this folder holds it twice.
+    assert shape.num_parameters == 50 * 8 + 16 * 8 + 4 * 8
+    assert (shape.num_layers, shape.largest_layer) == (1, 16 * 8 + 4 * 8)
+    assert shape.adapted == {"q_proj": 24}
+
+
+def test_files_that_say_nothing_predict_nothing(tmp_path: Path) -> None:
+    def predicted() -> object:
+        return predict_memory(tmp_path, TrainerConfig(), compute_bytes=2, on_gpu=True)
+
+    assert predicted() is None
+    (tmp_path / "config.json").write_text("[]")
+    assert predicted() is None
+    write_model(tmp_path, QWEN3_SMALL, {})
+    assert predicted() is not None
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert predicted() is None
+
+
+def test_full_training_keeps_sixteen_bytes_for_each_parameter_over_all_ranks() -> None:
+    shape = shape_of_config(LLAMA_8B)
+    found = predict(shape, num_processes=8, parallel=ParallelConfig(gradient_sync="each"))
+    parts = ("weights", "gradients", "optimizer")
+    assert 8 * sum(found.states[part] for part in parts) == pytest.approx(
+        16 * shape.num_parameters, rel=1e-6
+    )
+
+
+def test_gradients_shared_after_the_last_micro_batch_are_whole_on_each_rank() -> None:
+    shape = shape_of_config(LLAMA_8B)
+    last, each = (
+        predict(shape, num_processes=8, parallel=ParallelConfig(gradient_sync=sync))
+        for sync in ("last", "each")
+    )
+    assert last.states["gradients"] - each.states["gradients"] == 4 * shape.num_parameters
+
+
+def test_offloaded_states_lie_in_main_memory() -> None:
+    shape = shape_of_config(LLAMA_8B)
+    found = predict(shape, parallel=ParallelConfig(offload_optimizer=True))
+    assert set(found.states) == {"gathered layers"}
+    assert found.host["weights (offloaded)"] == 4 * shape.num_parameters
+    assert found.host_bytes > 16 * shape.num_parameters > found.device_bytes
+
+
+def test_adapters_need_no_master_of_the_frozen_model() -> None:
+    shape = shape_of_config(LLAMA_8B)
+    found = predict(shape, lora={"rank": 16})
+    adapters = shape.num_adapter_parameters(16, None)
+    # As PEFT counts them for all linear layers of Llama 3.1 8B.
+    assert adapters == 41_943_040
+    assert found.states["weights"] == 2 * shape.num_parameters + 4 * adapters
+    assert found.host["version being published"] == 2 * adapters
+    named = predict(shape, lora={"rank": 16, "target_modules": ["q_proj"]})
+    assert named.states["optimizer"] == 8 * 16 * 2 * 4096 * 32
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_tokens": 2048},
+        {"parallel": ParallelConfig(activation_checkpointing="selective")},
+        {"parallel": ParallelConfig(context_parallel_size=2), "num_processes": 2},
+        {"lora": {"rank": 16}},
+        {"optimizer": {"type": "sgd"}},
+    ],
+)
+def test_what_saves_memory_lowers_the_prediction(change: dict[str, Any]) -> None:
+    shape = shape_of_config(QWEN3_SMALL)
+    assert predict(shape, **change).device_bytes < predict(shape).device_bytes
+
+
+def test_a_trainer_on_cpus_has_everything_in_main_memory() -> None:
+    found = footprint_of(
+        shape_of_config(QWEN3_SMALL), TrainerConfig(), compute_bytes=4, on_gpu=False
+    )
+    assert found.device_bytes == 0
+    assert found.host_bytes > 16 * 596_042_752
+    assert str(found).startswith(f"host {found.host_bytes / GIB:.1f} GiB: weights 2.2, gradients")
+
+
+def test_a_supervised_run_publishes_nothing() -> None:
+    sft = SftConfig.model_validate(
+        {"model": {"name": "m"}, "data": {"path": "d"}, "lora": LoraConfig().model_dump()}
+    )
+    found = footprint_of(shape_of_config(LLAMA_8B), sft, compute_bytes=2, on_gpu=True)
+    assert set(found.host) == {"process"}
