@@ -63,7 +63,7 @@ def inference_server(
         term=0,
         model=ModelConfig(name=str(tiny_model), max_length_tokens=1024),
         seed=0,
-        inference=InferenceConfig(kv_cache_gib=0.5, max_num_seqs=64),
+        inference=InferenceConfig(dtype="bfloat16", kv_cache_gib=0.5, max_num_seqs=64),
     )
     with RunningInference(config) as server:
         server.wait_ready()

@@ -37,7 +37,9 @@ def start(tmp_path: Path, tiny_model: Path) -> Iterator[Start]:
                 term=0,
                 model=ModelConfig(name=str(model), max_length_tokens=256),
                 seed=0,
-                inference=InferenceConfig(**{"kv_cache_gib": 0.1, **inference}),
+                inference=InferenceConfig(
+                    **{"dtype": "bfloat16", "kv_cache_gib": 0.1, **inference}
+                ),
             )
             return stack.enter_context(RunningInference(config))
 

@@ -47,7 +47,7 @@ def server(
         model=ModelConfig(name=str(tiny_model), max_length_tokens=1024),
         seed=0,
         lora_rank=RANK,
-        inference=InferenceConfig(kv_cache_gib=0.2, max_num_seqs=16),
+        inference=InferenceConfig(dtype="bfloat16", kv_cache_gib=0.2, max_num_seqs=16),
     )
     with RunningInference(config) as running:
         running.wait_ready()

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInferenc
         term=0,
         model=ModelConfig(name=str(model), max_length_tokens=512),
         seed=0,
-        inference=InferenceConfig(kv_cache_gib=0.2, max_num_seqs=8),
+        inference=InferenceConfig(dtype="bfloat16", kv_cache_gib=0.2, max_num_seqs=8),
     )
     with RunningInference(config) as running:
         running.wait_ready()

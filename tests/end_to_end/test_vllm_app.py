@@ -33,7 +33,7 @@ def config(model: Path, **inference: Any) -> InferenceProcessConfig:
         term=0,
         model=ModelConfig(name=str(model)),
         seed=0,
-        inference=InferenceConfig(**inference),
+        inference=InferenceConfig(**({"dtype": "bfloat16"} | inference)),
     )
 
 

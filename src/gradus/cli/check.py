@@ -6,6 +6,7 @@ get: all parts at once, each with a deadline. Everything that they started is en
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 import time
@@ -38,6 +39,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import read_json, write_json
+from gradus.launch.job import settled
 from gradus.launch.plan import Machine
 from gradus.launch.variables import (
     inference_variables,
@@ -45,6 +47,7 @@ from gradus.launch.variables import (
     source_variables,
     trainer_variables,
 )
+from gradus.processes.hardware import Hardware
 from gradus.processes.log_tail import find_cause, find_crash
 from gradus.processes.started import Child, ProcessSpec
 from gradus.processes.supervisor import Supervisor, become_subreaper
@@ -107,7 +110,7 @@ def _load(words: Sequence[str], *, is_loaded: bool) -> tuple[LaunchedConfig, lis
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else _kind(rest)
-    config = load_config(KINDS[kind], rest, check=check)
+    config = settled(load_config(KINDS[kind], rest, check=check), Hardware.current(os.environ))
     return config, describe(config, is_loaded=is_loaded)
 
 

@@ -128,7 +128,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if command is BENCH and isinstance(config, RunConfig):
         job = bench_job(config)
     else:
-        job = job_of(config)
+        job = job_of(config, resume=RESUME in options)
     return launch(
         job,
         resume=RESUME in options,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
 import subprocess
@@ -16,7 +17,9 @@ from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, check, load_config
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import read_json, write_atomically
+from gradus.launch.job import settled
 from gradus.log import configure_logging, end_quietly
+from gradus.processes.hardware import Hardware
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
@@ -57,6 +60,7 @@ def run(words: Sequence[str]) -> int:
     if taken and file is not None:
         raise ConfigError(f"{NO_TOKEN} and {TOKEN_FILE} contradict each other; use one of them")
     config = load_config(ServeConfig, _spelled_out(rest), check=check)
+    config = settled(config, Hardware.current(os.environ))
     source = find_source(config.model)
     configure_logging("serve")
     end_quietly()

@@ -12,6 +12,7 @@ from typing import Any
 from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.parsers import Parsers
+from gradus.processes.hardware import given_dtype
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -53,7 +54,7 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         "served_model_name": [SERVED_MODEL_NAME],
         "trust_remote_code": config.model.trust_remote_code,
         "max_model_len": config.model.max_length_tokens,
-        "dtype": own.dtype,
+        "dtype": given_dtype("inference.dtype", own.dtype),
         "max_num_seqs": own.max_num_seqs,
         "tensor_parallel_size": own.tensor_parallel_size,
         "enforce_eager": own.enforce_eager,

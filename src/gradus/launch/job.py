@@ -8,28 +8,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO, TypeVar, cast
 
 from gradus.config import (
     EvalConfig,
     LaunchConfig,
     LaunchedConfig,
     RunConfig,
+    ServeConfig,
     SftConfig,
     resolve,
     run_name,
     without_secrets,
 )
+from gradus.files import read_json
 from gradus.launch.console import View
 from gradus.launch.endpoints import check_external_models
 from gradus.launch.episodes import Episodes
-from gradus.launch.plan import LaunchPlan, Machine, plan_config, plan_processes
+from gradus.launch.plan import LaunchPlan, Machine, config_file, plan_config, plan_processes
 from gradus.launch.resume import Entry, ResumePoint
 from gradus.launch.steps import Steps
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
-from gradus.run.lease import RunKind, RunLease
+from gradus.processes.hardware import Hardware
+from gradus.run.lease import RunKind, RunLease, run_path
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch
+
+AUTO = "auto"
+Settled = TypeVar("Settled", bound=LaunchedConfig | ServeConfig)
 
 Planner = Callable[[RunDirectory, int, int | None], LaunchPlan]
 """Run directory, term, step of the checkpoint to go on from → the plan."""
@@ -68,10 +74,21 @@ class Job:
     """Whether a stop from outside waits for a checkpoint."""
     evaluation_seconds: float = 0.0
     """Time that evaluations at the end may take."""
+    notes: tuple[str, ...] = ()
+    """What a person must know before it starts."""
 
 
-def job_of(config: LaunchedConfig) -> Job:
-    """What `gradus rl`, `gradus sft` and `gradus eval` launch."""
+def job_of(
+    config: LaunchedConfig, *, resume: bool = False, hardware: Hardware | None = None
+) -> Job:
+    """What `gradus rl`, `gradus sft` and `gradus eval` launch, on this machine unless told so.
+
+    With `resume` it computes in the dtypes of the launches before, whatever this machine has.
+    """
+    here = hardware or Hardware.current(os.environ)
+    recorded = _recorded_dtypes(config) if resume else Dtypes()
+    notes = _kept(config, here, recorded)
+    config = settled(config, here, recorded)
     start = partial(
         Job,
         name=run_name(config, secrets.token_hex(4)),
@@ -79,6 +96,7 @@ def job_of(config: LaunchedConfig) -> Job:
         launch=config.launch,
         plan=partial(plan_config, config, Machine.current()),
         check=partial(check_external_models, config, os.environ),
+        notes=notes,
     )
     if isinstance(config, EvalConfig):
         return start(kind="eval", work=Episodes())
@@ -102,6 +120,7 @@ def job_of(config: LaunchedConfig) -> Job:
 
 def bench_job(config: RunConfig) -> Job:
     """The trainer of an RL run by itself, on made-up samples."""
+    config = settled(config, Hardware.current(os.environ))
 
     def planned(run_dir: RunDirectory, term: int, _: int | None) -> LaunchPlan:
         configs = resolve(config, run_dir=run_dir.root, term=term)
@@ -122,6 +141,78 @@ def bench_job(config: RunConfig) -> Job:
         plan=planned,
         work=Steps("bench", num_steps, BENCH_COLUMNS),
     )
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """What the trainer and the engine compute in; None where nothing says it."""
+
+    trainer: str | None = None
+    engine: str | None = None
+
+
+def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None) -> Settled:
+    """The config with a dtype in every place of `auto`; the one place that decides it.
+
+    What is written stays, then what was `recorded`, then the dtype that the other part was given,
+    then what the hardware multiplies fast. A part that this launch does not start decides nothing.
+    """
+    known = recorded or Dtypes()
+    written = _dtypes(config)
+    trainer = known.trainer if written.trainer == AUTO else written.trainer
+    engine = known.engine if written.engine == AUTO else written.engine
+    auto = hardware.dtype(trains=written.trainer is not None, serves=written.engine is not None)
+    given = Dtypes(trainer or engine or auto, engine or trainer or auto)
+    if isinstance(config, SftConfig):
+        changes: dict[str, Any] = {"compute_dtype": given.trainer}
+    elif isinstance(config, RunConfig):
+        trained = config.trainer.model_copy(update={"compute_dtype": given.trainer})
+        changes = {"trainer": trained}
+    else:
+        changes = {}
+    changes["inference"] = config.inference.model_copy(update={"dtype": given.engine})
+    copied: Any = config.model_copy(update=changes)
+    return cast("Settled", copied)
+
+
+def _dtypes(config: LaunchedConfig | ServeConfig) -> Dtypes:
+    """What is written, `auto` too, for the parts that this config starts."""
+    engine = config.inference.dtype
+    if isinstance(config, RunConfig):
+        return Dtypes(config.trainer.compute_dtype, engine)
+    if isinstance(config, SftConfig):
+        return Dtypes(config.compute_dtype, None if config.eval is None else engine)
+    return Dtypes(engine=engine)
+
+
+def _recorded_dtypes(config: LaunchedConfig) -> Dtypes:
+    """Those of the last launch of the run that goes on."""
+    if config.name is None:
+        return Dtypes()
+    run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
+    trainer, engine = _process_values(run_dir, "trainer"), _process_values(run_dir, "inference")
+    learns = trainer.get("sft") or trainer.get("trainer") or {}
+    serves = engine.get("inference") or {}
+    return Dtypes(learns.get("compute_dtype"), serves.get("dtype"))
+
+
+def _process_values(run_dir: RunDirectory, process: str) -> dict[str, Any]:
+    """What the last launch gave a process; empty when it started none."""
+    try:
+        values = read_json(config_file(run_dir, process))
+    except FileNotFoundError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _kept(config: LaunchedConfig, hardware: Hardware, recorded: Dtypes) -> tuple[str, ...]:
+    """A line when a run goes on in another dtype than this machine would choose."""
+    written, now = _dtypes(settled(config, hardware, recorded)), _dtypes(settled(config, hardware))
+    if written == now:
+        return ()
+    kept, chosen = (it.trainer or it.engine for it in (written, now))
+    line = f"{kept}, as in the launches before; on this machine auto would be {chosen}"
+    return (f"{'precision':<18}{line}",)
 
 
 def all_evaluations_seconds(config: SftConfig) -> float:

@@ -59,7 +59,7 @@ def launch(
     try:
         point = job.work.resume_point(lease) if resume else None
         plan = job.plan(lease.run_dir, lease.term, point.step if point else None)
-        console.line(f"{job.work.title:<18}{lease.run_dir.root}")
+        console.lines([f"{job.work.title:<18}{lease.run_dir.root}", *job.notes])
         entry = job.work.enter(lease, plan, point)
         console.lines(entry.lines)
         if point is not None and point.is_finished:

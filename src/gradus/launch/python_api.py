@@ -129,7 +129,7 @@ def train(
     checked = _checked(config)
     if resume and checked.name is None:
         raise ConfigError("resume needs the name of the run: set `name` in the config")
-    job = job_of(checked)
+    job = job_of(checked, resume=resume)
     code = launch(job, resume=resume, clean=clean)
     if code == INTERRUPTED:
         raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gradus.files import PatientFiles
+from gradus.processes.hardware import given_dtype
 from gradus.sealed import put_in_place, stage
 from gradus.trainer.distributed import World, whole_tensor
 from gradus.trainer.model.lora import (
@@ -36,8 +37,9 @@ Tensors = Iterable[tuple[str, Tensor]]
 
 
 def serving_dtype(compute_dtype: str) -> torch.dtype:
-    """Dtype of compute, publishing and serving."""
-    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[compute_dtype]
+    """Dtype of compute, publishing and serving; ConfigError for "auto"."""
+    names = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+    return names[given_dtype("compute_dtype", compute_dtype)]
 
 
 def serving_tensors(

@@ -124,7 +124,7 @@ OUT_OF_RANGE = [
 
 WRONG_CHOICES = [
     bad("schedule", "[trainer.optimizer]\nschedule = 'cosin'", "is not one of", "mean 'cosine'?"),
-    bad("precision", "[trainer]\ncompute_dtype = 'fp16'", "'bfloat16' or 'float32'"),
+    bad("precision", "[trainer]\ncompute_dtype = 'fp16'", "'auto', 'bfloat16' or 'float32'"),
     bad("optimizer", "[trainer.optimizer]\ntype = 'adam'", "did you mean 'adamw'?"),
     bad("optimizer that is no table", "trainer.optimizer = 3", "must be a table"),
     bad("key of another optimizer", "[trainer.optimizer]\ntype = 'sgd'\neps = 1e-8", "eps"),
@@ -328,7 +328,7 @@ SFT_CASES = [
     ),
     bad("folder as data", "[data]\npath = './'", "holds no step_N/train.jsonl"),
     bad("no roles", "[data]\ntrain_roles = []", "too few entries"),
-    bad("precision", "compute_dtype = 'fp8'", "'fp8' must be bfloat16 or float32"),
+    bad("precision", "compute_dtype = 'fp8'", "'auto', 'bfloat16' or 'float32'"),
     bad("more ranks than samples", "batch_conversations = 1\nnum_processes = 2", "2 ranks nothing"),
     bad("micro batch", "micro_batch_tokens = 100", "cannot hold the longest sample"),
     bad("own variable", "env_vars = {WORLD_SIZE = '2'}", "gradus sets it itself"),

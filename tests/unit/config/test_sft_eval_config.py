@@ -134,4 +134,4 @@ def test_the_plan_for_a_person_says_what_is_evaluated_and_when() -> None:
     text = "\n".join(describe(config))
     assert "8 tasks of reverse-text x 2 (temperature 1), every 20 steps" in text
     assert "eval_reverse-text" in text
-    assert "vLLM, bfloat16" in text
+    assert "vLLM, auto" in text

@@ -18,7 +18,7 @@ def config(model: str = "org/name", **inference: Any) -> InferenceProcessConfig:
         term=1,
         model=ModelConfig(name=model, max_length_tokens=640),
         seed=11,
-        inference=InferenceConfig(**inference),
+        inference=InferenceConfig(**({"dtype": "bfloat16"} | inference)),
     )
 
 

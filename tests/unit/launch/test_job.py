@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from gradus.config import (
     ModelConfig,
     OrchestratorProcessConfig,
     RunConfig,
+    ServeConfig,
     SftConfig,
     SftDataConfig,
     SftEvalConfig,
@@ -22,10 +25,15 @@ from gradus.config import (
 from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
-from gradus.launch.job import all_evaluations_seconds, job_of
+from gradus.files import write_json
+from gradus.launch.job import all_evaluations_seconds, job_of, settled
 from gradus.launch.launch import launch
-from gradus.launch.plan import LaunchPlan
+from gradus.launch.plan import LaunchPlan, config_file
+from gradus.processes.hardware import Hardware
+from gradus.run.lease import RunLease, open_run
 from gradus.run.paths import RunDirectory
+from gradus.run.recording import read_launch
+from gradus.testing.configs import build_run_config
 
 
 def rl_config(tmp_path: Path, *, name: str | None = None) -> RunConfig:
@@ -102,3 +110,70 @@ def test_resume_is_refused_before_anything_is_created(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds no run to resume"):
         launch(job_of(rl_config(tmp_path, name="demo")), resume=True)
     assert list(tmp_path.iterdir()) == []
+
+
+PLAIN = Hardware(frozenset({"avx2"}))
+WITH_BFLOAT16 = Hardware(frozenset({"avx512_bf16"}))
+
+
+def dtypes(config: RunConfig) -> tuple[str, str]:
+    return config.trainer.compute_dtype, config.inference.dtype
+
+
+@pytest.mark.parametrize(
+    ("hardware", "dtype"), [(PLAIN, "float32"), (WITH_BFLOAT16, "bfloat16")], ids=["plain", "bf16"]
+)
+def test_every_job_computes_in_what_the_machine_multiplies_fast(
+    tmp_path: Path, hardware: Hardware, dtype: str
+) -> None:
+    run_dir = RunDirectory(tmp_path / "demo")
+    played = job_of(rl_config(tmp_path), hardware=hardware).plan(run_dir, 1, None)
+    learned = job_of(sft_config(tmp_path), hardware=hardware).plan(run_dir, 1, None)
+    configs = process_configs(played)
+    assert configs["trainer"]["trainer"]["compute_dtype"] == dtype
+    assert configs["inference"]["inference"]["dtype"] == dtype
+    assert process_configs(learned)["trainer"]["sft"]["compute_dtype"] == dtype
+    assert settled(ServeConfig(model="tiny"), hardware).inference.dtype == dtype
+
+
+def test_one_side_follows_the_dtype_that_is_written_for_the_other() -> None:
+    trainer = {"trainer": {"compute_dtype": "float32"}}
+    engine = {"inference": {"dtype": "float32"}}
+    apart = {"trainer": {"compute_dtype": "bfloat16"}, "inference": {"dtype": "float32"}}
+    found = [dtypes(settled(build_run_config(it), WITH_BFLOAT16)) for it in (trainer, engine)]
+    assert found == [("float32", "float32")] * 2
+    assert dtypes(settled(build_run_config(apart), PLAIN)) == ("bfloat16", "float32")
+
+
+def test_a_resumed_run_keeps_its_dtypes_on_another_machine_and_says_so(tmp_path: Path) -> None:
+    config = rl_config(tmp_path, name="demo")
+    run_dir = RunDirectory(tmp_path / "demo")
+    first = job_of(config, hardware=PLAIN).plan(run_dir, 1, None)
+    for process, values in process_configs(first).items():
+        write_json(config_file(run_dir, process), values)
+    resumed = job_of(config, resume=True, hardware=WITH_BFLOAT16)
+    assert process_configs(resumed.plan(run_dir, 1, None)) == process_configs(first)
+    assert resumed.notes == (
+        "precision         float32, as in the launches before; on this machine auto would be "
+        "bfloat16",
+    )
+    assert job_of(config, resume=True, hardware=PLAIN).notes == ()
+    assert job_of(config, hardware=WITH_BFLOAT16).notes == ()
+
+
+@contextmanager
+def closing_lease(runs: Path) -> Iterator[RunLease]:
+    lease = open_run(runs, "demo", kind="rl")
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def test_what_is_recorded_for_a_replay_names_the_dtype(tmp_path: Path) -> None:
+    config = rl_config(tmp_path, name="demo")
+    with closing_lease(tmp_path) as lease:
+        job = job_of(config, hardware=WITH_BFLOAT16)
+        job.work.enter(lease, job.plan(lease.run_dir, lease.term, None), None).write()
+        recorded = read_launch(lease.run_dir, lease.term).config
+    assert recorded["trainer"]["compute_dtype"] == "bfloat16"

@@ -27,9 +27,10 @@ from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesCo
 from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirectoryError
 from gradus.files import write_json
 from gradus.launch.episodes import MODEL_FILES, digest_files
-from gradus.launch.job import job_of
+from gradus.launch.job import job_of, settled
 from gradus.launch.launch import launch
 from gradus.launch.replay import replay_job
+from gradus.processes.hardware import Hardware
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunKind, RunLease, open_run
 from gradus.run.paths import RunDirectory
@@ -37,6 +38,8 @@ from gradus.testing.checkpoints import commit
 
 Launch = Callable[..., int]
 KINDS: tuple[RunKind, ...] = ("rl", "sft", "eval", "replay", "bench")
+
+WITH_BFLOAT16 = Hardware(frozenset({"avx512_bf16"}))
 
 
 @pytest.fixture
@@ -215,7 +218,7 @@ def test_a_resume_without_a_whole_checkpoint_changes_nothing(
 def begun_evaluation(runs: Path, model: Path, config: EvalConfig) -> Path:
     """The folder of an evaluation whose identity is noted."""
     root = make_run(runs, "eval")
-    resolved = resolve(config, run_dir=root, term=1).evaluator.identity
+    resolved = resolve(settled(config, WITH_BFLOAT16), run_dir=root, term=1).evaluator.identity
     digests = digest_files(model, MODEL_FILES)
     write_json(root / "evaluation.json", resolved | {"files": digests})
     return root
@@ -241,8 +244,9 @@ def test_an_evaluation_of_something_else_is_refused_and_left_as_it_is(
     before = snapshot(tmp_path)
     if changes.keys() & {"renderer", "tokenizer", "max_length_tokens"}:
         changes = {"model": ModelConfig(name=str(model), **changes)}
+    job = job_of(build_eval(runs, model, **changes), hardware=WITH_BFLOAT16)
     with pytest.raises(ConfigError, match=named):
-        launch(job_of(build_eval(runs, model, **changes)), resume=True, dry_run=is_dry)
+        launch(job, resume=True, dry_run=is_dry)
     assert snapshot(tmp_path) == before
 
 
@@ -272,7 +276,7 @@ def test_other_files_under_the_path_of_an_evaluated_model_are_noticed(
     (model / name).write_bytes(b"other")
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=f"files.{name} was"):
-        launch(job_of(build_eval(runs, model)), resume=True)
+        launch(job_of(build_eval(runs, model), hardware=WITH_BFLOAT16), resume=True)
     assert snapshot(tmp_path) == before
 
 
@@ -290,7 +294,7 @@ def test_fewer_tasks_and_other_speed_are_the_same_evaluation(
     runs = tmp_path / "runs"
     begun_evaluation(runs, model, build_eval(runs, model))
     config = build_eval(runs, model, **changes)
-    assert launch(job_of(config), resume=True, dry_run=True) == 0
+    assert launch(job_of(config, hardware=WITH_BFLOAT16), resume=True, dry_run=True) == 0
 
 
 def test_the_run_of_a_living_launcher_is_refused_and_left_as_it_is(

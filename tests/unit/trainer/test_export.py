@@ -41,6 +41,7 @@ def trained_run(root: Path, model: Path, **options: Any) -> Path:
         data=SftDataConfig(path=str(data)),
         max_steps=2,
         batch_conversations=1,
+        compute_dtype="bfloat16",
         micro_batch_tokens=64,
         checkpoint=CheckpointConfig(interval_steps=1),
         **options,

@@ -59,6 +59,7 @@ def build_config(
             "max_steps": 6,
             "batch_conversations": 3,
             "micro_batch_tokens": 64,
+            "compute_dtype": "bfloat16",
             "deterministic": True,
             "checkpoint": CheckpointConfig(interval_steps=2, keep_last=3),
             **options,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
 
 OWN_PLUGIN = "package.module:Class"
 """The form of a `type` that names a class of the user's own."""
 OWN_PATTERN = r"^[^:]+:[^:]+$"
+
+Precision: TypeAlias = Literal["auto", "bfloat16", "float32"]
+"""A dtype; `auto` goes by what the machine multiplies fast, and the launch puts a dtype there."""
 
 
 class StrictConfig(BaseModel):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.base import Precision, StrictConfig
 
 
 class SamplingConfig(StrictConfig):
@@ -26,8 +26,9 @@ class SamplingConfig(StrictConfig):
 class InferenceConfig(StrictConfig):
     """The vLLM server that gradus starts."""
 
-    dtype: Literal["bfloat16", "float32", "auto"] = "bfloat16"
-    """Precision of the served weights."""
+    dtype: Precision = "auto"
+    """Precision of the served weights. "auto" is that of the trainer where one is written, else
+    bfloat16 on GPUs and on CPUs that multiply it, float32 on others."""
     max_num_seqs: int = Field(256, ge=1)
     """Most sequences that the engine runs at once."""
     kv_cache_gib: float | None = Field(None, gt=0)

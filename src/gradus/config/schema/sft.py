@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.base import Precision, StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN, SftEvalConfig
 from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.model import ModelConfig
@@ -71,8 +71,9 @@ class SftConfig(StrictConfig):
     """Conversations per step."""
     micro_batch_tokens: int = Field(8192, ge=8)
     """Most tokens of one forward on one rank."""
-    compute_dtype: str = Field("bfloat16", pattern="^(bfloat16|float32)$")
-    """Precision of forward and backward."""
+    compute_dtype: Precision = "auto"
+    """Precision of forward and backward. "auto" is bfloat16 on GPUs and on CPUs that multiply it,
+    float32 on others."""
     logits_dtype: Literal["float32", "compute"] = "float32"
     """How the output layer's products are kept: as their float32 sums, or rounded to the compute
     dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.base import Precision, StrictConfig
 from gradus.config.schema.losses import DppoConfig, LossChoice
 from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
 
@@ -92,8 +92,10 @@ class TrainerConfig(StrictConfig):
     """How the processes share the model and the sequences."""
     micro_batch_tokens: int = Field(8192, ge=8)
     """Most tokens of one forward on one rank."""
-    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Precision of forward and backward; master weights and reductions are float32."""
+    compute_dtype: Precision = "auto"
+    """Precision of forward and backward; master weights and reductions are float32. "auto" is that
+    of the engine where one is written, else bfloat16 on GPUs and on CPUs that multiply it, float32
+    on others."""
     logits_dtype: Literal["float32", "compute"] = "float32"
     """How the output layer's products are kept: as their float32 sums, or rounded to the compute
     dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
