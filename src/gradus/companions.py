@@ -19,10 +19,15 @@ CUDA_LIBRARY = "libtorch_cuda.so"
 
 def misfits() -> tuple[str, ...]:
     """The installed companions that this machine's torch cannot load; imports none of them."""
-    torch = _folder("torch")
-    if torch is None or (torch / "lib" / CUDA_LIBRARY).exists():
+    if _folder("torch") is None or has_cuda_torch():
         return ()
     return tuple(name for name in COMPANIONS if _needs_cuda(_folder(name)))
+
+
+def has_cuda_torch() -> bool:
+    """Whether the installed torch can compute on a GPU of NVIDIA; does not import it."""
+    torch = _folder("torch")
+    return torch is not None and (torch / "lib" / CUDA_LIBRARY).exists()
 
 
 def hide_misfits() -> None:

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,13 +41,14 @@ from gradus.config import (
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.job import settled
-from gradus.launch.plan import Machine
+from gradus.launch.plan import Machine, placement_of
 from gradus.launch.variables import (
     inference_variables,
     orchestrator_variables,
     source_variables,
     trainer_variables,
 )
+from gradus.processes.gpus import FoundGpus
 from gradus.processes.hardware import Hardware
 from gradus.processes.log_tail import find_cause, find_crash
 from gradus.processes.started import Child, ProcessSpec
@@ -82,11 +84,11 @@ def run(words: Sequence[str]) -> int:
         return ExitCode.DONE
     options, rest = take_options(words, OPTIONS)
     is_fast = FAST in options
-    config, plan = _load(rest, is_loaded=not is_fast)
+    machine = Machine.current()
+    config, plan = _load(rest, machine.gpus, is_loaded=not is_fast)
     if is_fast:
         print("\n".join(["this config is consistent; nothing was loaded", *plan]))
         return ExitCode.DONE
-    machine = Machine.current()
     become_subreaper()
     findings = look_at(parts_of(config, machine), machine)
     is_refused = any(finding.verdict == REFUSED for finding in findings)
@@ -105,13 +107,16 @@ def _converted(trainer: str, files: Sequence[str]) -> str:
     return from_prime_rl(read_config_file(files[0]).values).toml()
 
 
-def _load(words: Sequence[str], *, is_loaded: bool) -> tuple[LaunchedConfig, list[str]]:
+def _load(
+    words: Sequence[str], gpus: FoundGpus, *, is_loaded: bool
+) -> tuple[LaunchedConfig, list[str]]:
     """The config with its plan in a few lines; ConfigError with every problem of the config."""
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else _kind(rest)
-    config = settled(load_config(KINDS[kind], rest, check=check), Hardware.current(os.environ))
-    return config, describe(config, is_loaded=is_loaded)
+    config = load_config(KINDS[kind], rest, check=partial(check, gpus=gpus))
+    config = settled(config, Hardware.current(os.environ))
+    return config, describe(config, gpus, is_loaded=is_loaded)
 
 
 def _kind(words: Sequence[str]) -> str:
@@ -178,13 +183,14 @@ def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
         "loss": config.trainer.loss.model_dump(mode="json"),
         "num_processes": config.trainer.num_processes,
     }
-    yield Part("trainer", "trainer", request, _trainer(config.trainer.env_vars, machine))
-    yield _engine_part(config.inference, machine)
+    own = {**config.trainer.env_vars, **_gpus("trainer", configs, machine)}
+    yield Part("trainer", "trainer", request, _trainer(own, machine))
+    yield _engine_part(config.inference, configs, machine)
 
 
 def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
     configs = resolve(config, run_dir=Path(config.output_dir), term=0)
-    variables = _trainer(config.env_vars, machine)
+    variables = _trainer({**config.env_vars, **_gpus("trainer", configs, machine)}, machine)
     if config.eval is not None:
         yield _model_part(config.model, machine)
     if Path(config.data.path).exists():
@@ -199,7 +205,7 @@ def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
     yield Part("trainer", "trainer", request, variables)
     if config.eval is not None:
         yield from _environment_parts(configs, config, machine)
-        yield _engine_part(config.inference, machine)
+        yield _engine_part(config.inference, configs, machine)
 
 
 def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
@@ -210,7 +216,7 @@ def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
         yield Part("model", skipped=f"served at {config.base_url}")
     yield from _environment_parts(configs, config, machine)
     if config.base_url is None:
-        yield _engine_part(config.inference, machine)
+        yield _engine_part(config.inference, configs, machine)
 
 
 def _model_part(model: ModelConfig, machine: Machine) -> Part:
@@ -249,9 +255,16 @@ def _environment_parts(
             yield Part(name, skipped=f"you run it at {source.given.address}")
 
 
-def _engine_part(inference: InferenceConfig, machine: Machine) -> Part:
-    variables = inference_variables(machine.environment, inference.env_vars)
+def _engine_part(inference: InferenceConfig, configs: ProcessConfigs, machine: Machine) -> Part:
+    own = {**inference.env_vars, **_gpus("inference", configs, machine)}
+    variables = inference_variables(machine.environment, own)
     return Part("engine", "engine", {"inference": without_secrets(inference)}, variables)
+
+
+def _gpus(process: str, configs: ProcessConfigs, machine: Machine) -> dict[str, str]:
+    """What makes a process see the GPUs that it would have in a run."""
+    placement = placement_of(configs.by_process(), machine.gpus)
+    return placement.variables(process, machine.gpus, machine.environment)
 
 
 def _trainer(own: Mapping[str, str], machine: Machine) -> dict[str, str]:

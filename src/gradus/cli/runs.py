@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         print_help(command.name, command.summary, command.config, command.all_options, words=words)
         return ExitCode.DONE
     options, rest = _take_options(command, words)
-    config = load_config(command.config, rest, check=check)
+    checked = partial(check, is_served=command is not BENCH)
+    config = load_config(command.config, rest, check=checked)
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
@@ -19,7 +20,9 @@ from gradus.errors import ConfigError, ProcessError
 from gradus.files import read_json, write_atomically
 from gradus.launch.job import settled
 from gradus.log import configure_logging, end_quietly
+from gradus.processes.gpus import find_gpus
 from gradus.processes.hardware import Hardware
+from gradus.processes.placement import place
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
@@ -59,8 +62,11 @@ def run(words: Sequence[str]) -> int:
     taken, rest = take_options(rest, {NO_TOKEN: ""})
     if taken and file is not None:
         raise ConfigError(f"{NO_TOKEN} and {TOKEN_FILE} contradict each other; use one of them")
-    config = load_config(ServeConfig, _spelled_out(rest), check=check)
+    gpus = find_gpus(os.environ)
+    config = load_config(ServeConfig, _spelled_out(rest), check=partial(check, gpus=gpus))
     config = settled(config, Hardware.current(os.environ))
+    placement = place({"inference": config.inference.gpu_wish}, gpus, may_share=False)
+    os.environ.update(placement.variables("inference", gpus, os.environ))
     source = find_source(config.model)
     configure_logging("serve")
     end_quietly()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -43,21 +44,30 @@ from gradus.config.sources import (
     TrainSource,
     resolve_sources,
 )
+from gradus.processes.gpus import FoundGpus, find_gpus
 
 MAX_SEED = 2**32 - 1
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS_FORMS = ("tcp://", "ipc://")
 
 
-def check(config: LaunchedConfig | ServeConfig) -> list[Problem]:
+def check(
+    config: LaunchedConfig | ServeConfig,
+    *,
+    gpus: FoundGpus | None = None,
+    is_served: bool = True,
+) -> list[Problem]:
     """Everything that keeps a config from working on this machine; creates nothing.
 
-    Pass it to `load_config`, so that each problem names its file and line.
+    Pass it to `load_config`, so that each problem names its file and line. `gpus` are those of this
+    shell, which is asked without them; `is_served` is false for a trainer that runs by itself.
     """
+    found = find_gpus(os.environ) if gpus is None else gpus
     if isinstance(config, ServeConfig):
-        return serve_problems(config)
+        return serve_problems(config, found)
     sources = resolve_sources(config)
-    return [*contradictions(config, sources), *machine_problems(config, sources)]
+    on_this_machine = machine_problems(config, sources, found, is_served=is_served)
+    return [*contradictions(config, sources), *on_this_machine]
 
 
 def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.keys import KeyPath
+from gradus.config.memory.sharing import memory_problems, trainer_footprint
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
 from gradus.config.schema.base import PluginConfig
@@ -27,15 +28,20 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
 from gradus.config.sources import LaunchedConfig, Sources
+from gradus.processes.gpus import FoundGpus
+from gradus.processes.placement import Placement, place
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
 _DATA_SUFFIXES = (".json", ".jsonl")
 
 
-def machine_problems(config: LaunchedConfig, sources: Sources) -> list[Problem]:
+def machine_problems(
+    config: LaunchedConfig, sources: Sources, gpus: FoundGpus, *, is_served: bool = True
+) -> list[Problem]:
     """What a config needs and this machine does not have; creates nothing."""
     problems = list(_output_problems(config.output_dir))
+    problems += _gpu_problems(config, gpus, is_served=is_served)
     if not (isinstance(config, EvalConfig) and config.base_url is not None):
         problems += _model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
@@ -57,6 +63,40 @@ def machine_problems(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     return problems
 
 
+def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = True) -> Placement:
+    """Which process of a config gets which of these GPUs; `is_served` is false for a trainer that
+    is started by itself."""
+    wishes = {}
+    has_engine = is_served
+    if isinstance(config, EvalConfig):
+        has_engine = config.base_url is None
+    elif isinstance(config, SftConfig):
+        has_engine = config.eval is not None
+    if has_engine:
+        wishes["inference"] = config.inference.gpu_wish
+    if isinstance(config, RunConfig):
+        wishes["trainer"] = config.trainer.gpu_wish
+    elif isinstance(config, SftConfig):
+        wishes["trainer"] = config.gpu_wish
+    may_share = has_engine and config.inference.gpu_sharing != "never"
+    return place(wishes, gpus, may_share=may_share)
+
+
+def _gpu_problems(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool) -> Iterator[Problem]:
+    """GPUs that are not there, or that two processes would have."""
+    placement = placement_of(config, gpus, is_served=is_served)
+    for path, message in placement.refusals:
+        yield Problem(path, message)
+    if placement.refusals or not placement.gpus or isinstance(config, EvalConfig):
+        return
+    settings = config.trainer if isinstance(config, RunConfig) else config
+    folder = _folder_of(config.model.name)
+    footprint = None if folder is None else trainer_footprint(folder, settings)
+    if footprint is not None:
+        path = settings.gpu_wish.key
+        yield from memory_problems(footprint, config.inference, placement, gpus, path)
+
+
 def _plugins(config: RunConfig, sources: Sources) -> Iterator[tuple[KeyPath, str]]:
     """Every place that names a class or a function of the user's own, and what it names."""
     orchestrator = config.orchestrator
@@ -75,10 +115,16 @@ def _plugins(config: RunConfig, sources: Sources) -> Iterator[tuple[KeyPath, str
             yield (*path, "filter"), plugin.filter
 
 
-def serve_problems(config: ServeConfig) -> list[Problem]:
-    """Why neither the model nor the tokenizer is a folder, nor can be a name on the hub."""
-    tokenizer = config.tokenizer
+def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
+    """Why neither the model nor the tokenizer is a folder, nor can be a name on the hub; GPUs that
+    are not there, or that nobody would share."""
+    tokenizer, sharing = config.tokenizer, config.inference.gpu_sharing
+    alone = f"{sharing!r}: a server that stands alone shares its GPUs with no trainer; remove it"
+    wish = config.inference.gpu_wish
+    placement = place({"inference": wish}, gpus, may_share=False)
     return [
+        *(Problem(path, message) for path, message in placement.refusals),
+        *(() if sharing == "never" else (Problem(("inference", "gpu_sharing"), alone),)),
         *_place_problems(("model",), config.model),
         *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
     ]
@@ -127,9 +173,25 @@ def _is_directory_name(name: str) -> bool:
 
 def _is_cached(name: str) -> bool:
     """Whether the hub's cache on this machine holds a model."""
+    return _cache_of(name).is_dir()
+
+
+def _cache_of(name: str) -> Path:
+    """Where the hub's cache holds a model, if it does."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    return (cache / f"models--{name.replace('/', '--')}").is_dir()
+    return cache / f"models--{name.replace('/', '--')}"
+
+
+def _folder_of(name: str) -> Path | None:
+    """The files of a model, also of one in the hub's cache; None when they are not here."""
+    if Path(name).is_dir():
+        return Path(name)
+    cache = _cache_of(name)
+    try:
+        return cache / "snapshots" / (cache / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
 
 
 def _output_problems(output_dir: str) -> Iterator[Problem]:

@@ -82,6 +82,7 @@ OWNED_ENGINE_ARGS = {
     "port": "write inference.port",
     "kv_cache_memory_bytes": "write inference.kv_cache_gib",
     "api_key": "gradus guards every route with the run's own tokens",
+    "enable_sleep_mode": "write inference.gpu_sharing",
     "uds": "gradus serves on inference.host and inference.port",
     "enable_scale_out": "gradus needs the routes that it adds",
     "generation_config": "gradus states every sampling value itself",
@@ -96,16 +97,21 @@ OWNED_ENGINE_ARGS = {
 }
 """Keys of `inference.extra_args` that have another owner."""
 
+_PLACED = "the keys trainer.gpus and inference.gpus (gpus in a supervised run) choose the GPUs"
 RESERVED_EVERYWHERE: Mapping[str, str] = {
     "GRADUS_DEATH_PIPE": "it tells a process that its launcher is gone",
     "GRADUS_INFERENCE_TOKEN": "each process reads the run's token from the run directory",
 }
 RESERVED: Mapping[str, Mapping[str, str]] = {
-    "trainer": dict.fromkeys(
-        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-        "torchrun tells each rank its place with it; use num_processes",
-    ),
+    "trainer": {
+        "CUDA_VISIBLE_DEVICES": _PLACED,
+        **dict.fromkeys(
+            ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+            "torchrun tells each rank its place with it; use num_processes",
+        ),
+    },
     "inference": {
+        "CUDA_VISIBLE_DEVICES": _PLACED,
         "DO_NOT_TRACK": "no process of a run reports its use",
         "TOKENIZERS_PARALLELISM": "tokenizers that fork would wait for each other for ever",
         "VLLM_API_KEY": "every route is guarded by the run's own tokens",

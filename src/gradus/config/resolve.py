@@ -53,6 +53,7 @@ _MAX_MODEL_LENGTH = 24
 _SPEED_ONLY = {
     *("env_vars", "host", "port", "allow_public_bind", "start_timeout_seconds"),
     *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
+    *("gpus", "gpu_sharing"),
 }
 """Settings of the server that leave what it answers as it is."""
 

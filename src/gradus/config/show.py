@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from gradus.config.machine import placement_of
 from gradus.config.processes import EvaluationSourceConfig
 from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
@@ -15,6 +16,8 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import LoraConfig
 from gradus.config.sources import LaunchedConfig, Sources, TrainSource, resolve_sources
+from gradus.processes.gpus import NOT_ASKED, FoundGpus
+from gradus.processes.placement import Placement
 
 _SUFFIX = "<8 hex>"
 
@@ -32,14 +35,18 @@ _RESHAPING: dict[str, tuple[object, ...]] = {
 """Keys of `sampling.extra_body` that change which tokens are drawn, with values that do not."""
 
 
-def describe(config: LaunchedConfig, *, is_loaded: bool = False) -> list[str]:
+def describe(
+    config: LaunchedConfig, gpus: FoundGpus = NOT_ASKED, *, is_loaded: bool = False
+) -> list[str]:
     """The plan of a command: its size, its folder, and its processes in starting order.
 
-    `is_loaded` says that the environments were asked who plays, so that no note guesses it.
+    `gpus` are those of this shell; `is_loaded` says that the environments were asked who plays, so
+    that no note guesses it.
     """
     configs = resolve(config, run_dir=Path(config.output_dir), term=0)
     sources = resolve_sources(config)
     words = _words(config, sources)
+    placement = placement_of(config, gpus)
     served = f"{config.model.max_length_tokens} tokens"
     if isinstance(config, EvalConfig):
         served = config.base_url or f"served by gradus, {served}"
@@ -47,10 +54,46 @@ def describe(config: LaunchedConfig, *, is_loaded: bool = False) -> list[str]:
         _size(config, sources),
         f"model: {config.model.name}, {served}",
         f"folder: {Path(config.output_dir) / run_name(config, _SUFFIX)}",
+        *_gpu_lines(gpus),
         "processes, in starting order:",
-        *(f"  {process:<24} {words[process]}" for process in configs.by_process()),
+        *(
+            f"  {process:<24} {words[process]}{_places(placement, process)}"
+            for process in configs.by_process()
+        ),
+        *_gpu_notes(gpus, placement),
         *(f"note: {note}" for source in sources.train for note in _notes(source, is_loaded)),
     ]
+
+
+def _gpu_lines(gpus: FoundGpus) -> Iterator[str]:
+    """The GPUs of this shell, those of one kind together."""
+    if gpus.why_none:
+        yield f"gpus: none: {gpus.why_none}"
+    for kind in dict.fromkeys(gpu.description for gpu in gpus.gpus):
+        numbers = [str(n) for n, gpu in enumerate(gpus.gpus) if gpu.description == kind]
+        yield f"gpus: {', '.join(numbers)}: {kind}"
+
+
+def _places(placement: Placement, process: str) -> str:
+    """The GPUs of a process, after its other words."""
+    numbers = placement.gpus.get(process)
+    if numbers is None:
+        return ""
+    return f", GPU {', '.join(map(str, numbers))}" if numbers else ", no GPU"
+
+
+def _gpu_notes(gpus: FoundGpus, placement: Placement) -> Iterator[str]:
+    """GPUs that two processes have, and those that nobody uses."""
+    used = {number for numbers in placement.gpus.values() for number in numbers}
+    idle = [str(number) for number in range(len(gpus.gpus)) if number not in used]
+    if placement.shared():
+        numbers = ", ".join(map(str, sorted(placement.shared())))
+        yield f"note: engine and trainer share GPU {numbers}; both stay on them"
+    if used and idle:
+        yield (
+            f"note: GPU {', '.join(idle)} stays idle; raise num_processes of the trainer or "
+            "inference.tensor_parallel_size to use it"
+        )
 
 
 def _size(config: LaunchedConfig, sources: Sources) -> str:

@@ -22,6 +22,7 @@ from gradus.config import (
     SftProcessConfig,
     StrictConfig,
     TrainerProcessConfig,
+    refuse,
     resolve,
 )
 from gradus.errors import ConfigError
@@ -31,6 +32,8 @@ from gradus.launch.variables import (
     source_variables,
     trainer_variables,
 )
+from gradus.processes.gpus import NOT_ASKED, FoundGpus, find_gpus
+from gradus.processes.placement import Placement, place
 from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
 
@@ -44,11 +47,15 @@ class Machine:
     num_cores: int
     environment: Mapping[str, str]
     """The caller's variables; each process gets only those on its allow-list."""
+    gpus: FoundGpus = NOT_ASKED
+    """Those that the caller's shell may use."""
 
     @classmethod
     def current(cls) -> Machine:
         """This machine."""
-        return cls(sys.executable, len(os.sched_getaffinity(0)), dict(os.environ))
+        variables = dict(os.environ)
+        cores = len(os.sched_getaffinity(0))
+        return cls(sys.executable, cores, variables, find_gpus(variables))
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,7 @@ def plan_processes(
     that ends is restarted, `roles` which processes take another role than their config has.
     """
     stages: tuple[list[ProcessSpec], ...] = ([], [])
+    placement = placement_of(configs, machine.gpus)
     for name, config in configs.items():
         kind, set_by_user = KINDS[type(config)], own.get(name, {})
         is_environment = isinstance(config, EnvironmentProcessConfig)
@@ -112,7 +120,12 @@ def plan_processes(
                 config_file(run_dir, name),
                 num_processes=_num_ranks(config),
             ),
-            _variables(config, set_by_user, machine),
+            _variables(
+                config,
+                set_by_user,
+                machine,
+                placement.variables(name, machine.gpus, machine.environment),
+            ),
             log=log_file(run_dir, name),
             ready_file=run_dir.ready_file(name),
             finishes=kind.finishes,
@@ -152,9 +165,27 @@ def _num_ranks(config: StrictConfig) -> int:
     return config.sft.num_processes if isinstance(config, SftProcessConfig) else 1
 
 
-def _variables(config: StrictConfig, own: Mapping[str, str], machine: Machine) -> dict[str, str]:
-    """The whole environment of a process; `own` is what the user sets for it."""
-    caller = machine.environment
+def placement_of(configs: Mapping[str, StrictConfig], gpus: FoundGpus) -> Placement:
+    """Which of these processes gets which GPUs; ConfigError when they cannot have them."""
+    wishes, may_share = {}, False
+    for name, config in configs.items():
+        if isinstance(config, InferenceProcessConfig):
+            wishes[name] = config.inference.gpu_wish
+            may_share = config.inference.gpu_sharing != "never"
+        elif isinstance(config, TrainerProcessConfig):
+            wishes[name] = config.trainer.gpu_wish
+        elif isinstance(config, SftProcessConfig):
+            wishes[name] = config.sft.gpu_wish
+    placement = place(wishes, gpus, may_share=may_share)
+    refuse(f"{'.'.join(map(str, key))}: {message}" for key, message in placement.refusals)
+    return placement
+
+
+def _variables(
+    config: StrictConfig, user: Mapping[str, str], machine: Machine, placed: Mapping[str, str]
+) -> dict[str, str]:
+    """The whole environment of a process: what `user` sets for it, and which GPUs it sees."""
+    caller, own = machine.environment, {**user, **placed}
     if isinstance(config, InferenceProcessConfig):
         return inference_variables(caller, own)
     if isinstance(config, TrainerProcessConfig | SftProcessConfig):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gradus.config import PASSED_TO_EVERY_PROCESS, variables_named_in
+from gradus.processes.gpus import VISIBLE
 
 _EVERYWHERE = PASSED_TO_EVERY_PROCESS | {"LD_PRELOAD"}
 _HUB = frozenset({"HF_TOKEN", "HF_TOKEN_PATH"})
@@ -39,6 +40,11 @@ _DEFAULTS = {
 }
 
 
+_LIGHT = {"OMP_NUM_THREADS": "1", VISIBLE: ""}
+"""Of processes that move tokens: one thread for numerics, and no GPU, on which a library that looks
+around would take half a gigabyte."""
+
+
 def inference_variables(caller: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     """The inference server chooses its own number of threads."""
     return _build(caller, own, names=_HUB, prefixes=_COMPUTE_PREFIXES)
@@ -64,7 +70,7 @@ def orchestrator_variables(
     """One thread for numerics: the orchestrator waits and moves tokens. Of the caller's keys only
     those that the config names, for reference models."""
     names = variables_named_in(config) | set(_HUB)
-    return _build(caller, {"OMP_NUM_THREADS": "1", **own}, names=names)
+    return _build(caller, {**_LIGHT, **own}, names=names)
 
 
 def source_variables(
@@ -86,7 +92,8 @@ def source_variables(
         else _PROXY_USER.sub(r"\1", value)
         for name, value in caller.items()
     }
-    return _build(readable, {"OMP_NUM_THREADS": "1", **own}, names=names)
+    light = {name: value for name, value in _LIGHT.items() if name not in names}
+    return _build(readable, {**light, **own}, names=names)
 
 
 def _build(

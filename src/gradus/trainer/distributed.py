@@ -282,7 +282,7 @@ def _own_device() -> torch.device:
     if index >= count:
         raise ConfigError(
             f"trainer process {index} of this machine has no GPU: {count} can be seen; lower "
-            "num_processes, or set CUDA_VISIBLE_DEVICES in trainer.env_vars"
+            "num_processes, or name more of them in trainer.gpus"
         )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Literal
 
 from pydantic import Field
 
 from gradus.config.schema.base import Precision, StrictConfig
+from gradus.processes.placement import GpuWish
+
+_FURTHER_PARTS = ("pipeline_parallel_size", "data_parallel_size")
+"""Keys of `extra_args` that multiply the GPUs of the engine."""
 
 
 class SamplingConfig(StrictConfig):
@@ -41,6 +46,12 @@ class InferenceConfig(StrictConfig):
     compiling takes most of a minute and gains a tenth."""
     tensor_parallel_size: int = Field(1, ge=1)
     """GPUs per replica."""
+    gpus: list[int] | None = None
+    """GPUs of the engine, counted from 0 in the order of nvidia-smi or of the shell's
+    CUDA_VISIBLE_DEVICES. None means the first ones, as many as are needed."""
+    gpu_sharing: Literal["never", "memory"] = "never"
+    """Whether the trainer may have GPUs of the engine: with `memory` both stay on them, and what
+    both need must fit."""
     host: str = "127.0.0.1"
     """Address to listen on; anything else than loopback is refused without allow_public_bind."""
     port: int = Field(0, ge=0, le=65535)
@@ -53,6 +64,21 @@ class InferenceConfig(StrictConfig):
     """Further vLLM engine arguments by their Python name, passed through."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the inference process."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that vLLM's processes take, one each."""
+        parts = [self.extra_args.get(name, 1) for name in _FURTHER_PARTS]
+        further = [part for part in parts if isinstance(part, int)]
+        return math.prod([self.tensor_parallel_size, *further])
+
+    @property
+    def gpu_wish(self) -> GpuWish:
+        """What is wanted of this machine."""
+        has_more = any(name in self.extra_args for name in _FURTHER_PARTS)
+        size = "inference.tensor_parallel_size"
+        key = f"{size} x {' x '.join(_FURTHER_PARTS)}" if has_more else size
+        return GpuWish(("inference", "gpus"), self.gpus, self.num_gpus, key, can_do_without=False)
 
 
 class ServeConfig(StrictConfig):

@@ -13,6 +13,7 @@ from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig
 from gradus.config.schema.trainer import LoraConfig, ParallelConfig
+from gradus.processes.placement import GpuWish
 
 
 class SftDataConfig(StrictConfig):
@@ -79,6 +80,9 @@ class SftConfig(StrictConfig):
     dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
     num_processes: int = Field(1, ge=1)
     """Processes, one per device; more than one start under torchrun."""
+    gpus: list[int] | None = None
+    """GPUs of the trainer, one for each process, counted as in `inference.gpus`. None means those
+    after the engine's; [] trains on the CPU."""
     parallel: ParallelConfig = ParallelConfig()
     """How the processes share the model and the sequences."""
     max_skipped_steps: int = Field(5, ge=1)
@@ -96,3 +100,8 @@ class SftConfig(StrictConfig):
     on any other device."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer processes."""
+
+    @property
+    def gpu_wish(self) -> GpuWish:
+        """What the trainer wants of this machine."""
+        return GpuWish(("gpus",), self.gpus, self.num_processes, "num_processes", True)

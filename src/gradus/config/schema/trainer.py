@@ -9,6 +9,7 @@ from pydantic import Field
 from gradus.config.schema.base import Precision, StrictConfig
 from gradus.config.schema.losses import DppoConfig, LossChoice
 from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
+from gradus.processes.placement import GpuWish
 
 
 class LoraConfig(StrictConfig):
@@ -88,6 +89,9 @@ class TrainerConfig(StrictConfig):
     """Train low-rank adapters beside frozen weights. None means to train every weight."""
     num_processes: int = Field(1, ge=1)
     """Processes, one per device; more than one start under torchrun."""
+    gpus: list[int] | None = None
+    """GPUs of the trainer, one for each process, counted as in `inference.gpus`. None means those
+    after the engine's; [] trains on the CPU."""
     parallel: ParallelConfig = ParallelConfig()
     """How the processes share the model and the sequences."""
     micro_batch_tokens: int = Field(8192, ge=8)
@@ -121,3 +125,9 @@ class TrainerConfig(StrictConfig):
     """Made-up samples of `gradus bench-trainer`."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer processes."""
+
+    @property
+    def gpu_wish(self) -> GpuWish:
+        """What is wanted of this machine."""
+        count, key = self.num_processes, "trainer.num_processes"
+        return GpuWish(("trainer", "gpus"), self.gpus, count, key, can_do_without=True)

@@ -1,0 +1,81 @@
+"""Whether what is placed on a GPU fits on it: the trainer alone, or the trainer beside the engine.
+
+Computed like the rest of this package, and never compared with a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gradus.config.keys import KeyPath
+from gradus.config.memory.prediction import GIB, Footprint, predict_memory
+from gradus.config.problems import Problem
+from gradus.config.schema.inference import InferenceConfig
+from gradus.config.schema.sft import SftConfig
+from gradus.config.schema.trainer import TrainerConfig
+from gradus.processes.gpus import FoundGpus
+from gradus.processes.placement import Placement
+
+
+def trainer_footprint(folder: Path, settings: TrainerConfig | SftConfig) -> Footprint | None:
+    """What a rank on a GPU holds; None when the model's files do not say how large it is."""
+    compute_bytes = 4 if settings.compute_dtype == "float32" else 2
+    return predict_memory(folder, settings, compute_bytes=compute_bytes, on_gpu=True)
+
+
+def memory_problems(
+    footprint: Footprint,
+    inference: InferenceConfig,
+    placement: Placement,
+    gpus: FoundGpus,
+    path: KeyPath,
+) -> Iterator[Problem]:
+    """GPUs of the trainer that are too small for what they are given, one problem of a kind.
+
+    Of a trainer that has its GPUs alone only what is certain is held against it. A GPU whose memory
+    nobody told is left to the trainer, which looks again.
+    """
+    shared = placement.shared()
+    for number in placement.gpus.get("trainer", ()):
+        gpu = gpus.gpus[number]
+        memory, name = gpu.memory_bytes, f"GPU {number} ({gpu.description})"
+        if memory is None:
+            continue
+        if number not in shared and footprint.certain_bytes > memory:
+            yield Problem(
+                path,
+                f"{name} is too small: {_listed(footprint.states)} are needed at least; use more "
+                "processes, or offload_optimizer, lora or a smaller model",
+            )
+            return
+        if number in shared:
+            problem = _sharing_problem(footprint, inference, memory, name)
+            if problem is not None:
+                yield problem
+                return
+
+
+def _sharing_problem(
+    footprint: Footprint, inference: InferenceConfig, memory: int, name: str
+) -> Problem | None:
+    """Why engine and trainer do not fit on one GPU together."""
+    share = inference.gpu_memory_utilization
+    engine = int(share * memory)
+    left = max(0.0, 1 - footprint.device_bytes / memory)
+    if engine + footprint.device_bytes <= memory:
+        return None
+    advice = f"lower gpu_memory_utilization to {int(100 * left) / 100:g}"
+    if left < 0.1:
+        advice = "the trainer leaves the engine no room"
+    return Problem(
+        ("inference", "gpu_sharing"),
+        f"{inference.gpu_sharing!r}: {name} cannot hold both: the engine takes "
+        f"{engine / GIB:.1f} GiB (gpu_memory_utilization = {share:g}) and the trainer at most "
+        f"{footprint.device_bytes / GIB:.1f} GiB; {advice}, or make the trainer smaller "
+        "(trainer.micro_batch_tokens, activation_checkpointing, offload_optimizer, lora)",
+    )
+
+
+def _listed(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in parts.items() if size)

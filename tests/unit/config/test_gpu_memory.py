@@ -1,0 +1,102 @@
+"""Whether engine and trainer fit on one GPU, on machines that a test makes up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config import check
+from gradus.processes.gpus import FoundGpus, Gpu
+from gradus.testing.configs import build_run_config, build_sft_config
+
+GIB = 1 << 30
+ONE_BILLION = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+"""1.2 billion parameters: 18 GiB of weights, gradients and moments."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> dict[str, Any]:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(ONE_BILLION))
+    (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    return {"model": {"name": str(folder)}, "output_dir": str(tmp_path)}
+
+
+def gpus(number: int, gib: float | None) -> FoundGpus:
+    memory = None if gib is None else int(gib * GIB)
+    return FoundGpus(tuple(Gpu(str(n), "NVIDIA L40S", memory) for n in range(number)))
+
+
+def problems(changes: dict[str, Any], found: FoundGpus) -> list[str]:
+    return [str(problem) for problem in check(build_run_config(changes), gpus=found)]
+
+
+def shared(share: float, **trainer: Any) -> dict[str, Any]:
+    inference = {"gpu_sharing": "memory", "gpu_memory_utilization": share}
+    return {"inference": inference, "trainer": trainer}
+
+
+def test_two_that_fit_may_stay_on_one_gpu(model: dict[str, Any]) -> None:
+    assert problems({**model, **shared(0.3)}, gpus(1, 80)) == []
+
+
+def test_two_that_do_not_fit_are_refused_with_both_numbers(model: dict[str, Any]) -> None:
+    (told,) = problems({**model, **shared(0.9)}, gpus(1, 80))
+    assert told.startswith("inference.gpu_sharing: 'memory': GPU 0 (NVIDIA L40S, 80.0 GiB) cannot")
+    assert "the engine takes 72.0 GiB (gpu_memory_utilization = 0.9) and the trainer" in told
+    advised = float(told.split("lower gpu_memory_utilization to ")[1].split(",")[0])
+    assert problems({**model, **shared(advised)}, gpus(1, 80)) == []
+    assert problems({**model, **shared(advised + 0.01)}, gpus(1, 80)) != []
+
+
+def test_a_trainer_that_fills_the_gpu_leaves_the_engine_nothing_to_lower(
+    model: dict[str, Any],
+) -> None:
+    (told,) = problems({**model, **shared(0.3)}, gpus(1, 24))
+    assert "the trainer leaves the engine no room" in told
+
+
+def test_a_trainer_that_lies_in_main_memory_leaves_room(model: dict[str, Any]) -> None:
+    small = {"parallel": {"offload_optimizer": True, "activation_checkpointing": "full"}}
+    changes = shared(0.3, micro_batch_tokens=2048, **small)
+    assert problems({**model, **changes}, gpus(1, 24)) == []
+
+
+def test_a_gpu_of_its_own_must_hold_what_is_certain(model: dict[str, Any]) -> None:
+    (told,) = problems(model, gpus(2, 16))
+    assert told.startswith("trainer.gpus: GPU 1 (NVIDIA L40S, 16.0 GiB) is too small: weights 4.")
+    assert problems(model, gpus(2, 24)) == []
+    supervised = build_sft_config({**model, "num_processes": 1})
+    (problem,) = check(supervised, gpus=gpus(1, 16))
+    assert str(problem).startswith("gpus: GPU 0")
+
+
+def test_memory_that_nobody_told_is_left_to_the_trainer(model: dict[str, Any]) -> None:
+    assert problems(model, gpus(2, None)) == []
+    assert problems({**model, **shared(0.9)}, gpus(1, None)) == []
+
+
+def test_a_model_in_the_cache_of_the_hub_is_measured_too(
+    model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "models--someone--one-billion"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    (cache / "snapshots").mkdir()
+    (tmp_path / "model").rename(cache / "snapshots" / "abc")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    changes = {**model, "model": {"name": "someone/one-billion"}}
+    assert "is too small" in problems(changes, gpus(2, 16))[0]

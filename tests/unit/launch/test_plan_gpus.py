@@ -1,0 +1,158 @@
+"""Which GPUs the processes of a plan see, on machines that a test makes up."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config import (
+    ReplayConfig,
+    RunConfig,
+    StrictConfig,
+    check,
+    describe,
+    load_config,
+)
+from gradus.errors import ConfigError
+from gradus.files import write_json
+from gradus.launch.plan import Machine, plan_config
+from gradus.launch.resume import changed_settings
+from gradus.processes.gpus import FoundGpus, Gpu
+from gradus.run.paths import RunDirectory
+from gradus.testing.configs import RUN_TOML, build_run_config, build_sft_config
+
+GIB = 1 << 30
+RUN_DIR = RunDirectory(Path("/runs/demo"))
+
+
+def gpus(*devices: str) -> FoundGpus:
+    return FoundGpus(tuple(Gpu(device, "NVIDIA A100", 80 * GIB) for device in devices))
+
+
+def machine(*devices: str, **variables: str) -> Machine:
+    found = gpus(*devices) if devices else FoundGpus(why_none="none")
+    return Machine("/bin/python", 8, {"PATH": "/bin", **variables}, found)
+
+
+def seen(config: Any, on: Machine) -> dict[str, str | None]:
+    """Process → its CUDA_VISIBLE_DEVICES; None where it has none."""
+    plan = plan_config(config, on, RUN_DIR, 1)
+    specs = [spec for stage in plan.stages for spec in stage]
+    return {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in specs}
+
+
+def test_each_process_sees_its_own_gpus_and_the_others_none() -> None:
+    assert seen(build_run_config(), machine("0", "1")) == {
+        "inference": "0",
+        "env_gradus-reverse-text": "",
+        "trainer": "1",
+        "orchestrator": "",
+    }
+
+
+def test_eight_gpus_go_to_the_parts_that_the_config_counts() -> None:
+    changes = {"trainer": {"num_processes": 4}, "inference": {"tensor_parallel_size": 4}}
+    found = seen(build_run_config(changes), machine(*"01234567"))
+    assert (found["inference"], found["trainer"]) == ("0,1,2,3", "4,5,6,7")
+
+
+def test_the_list_of_the_shell_is_counted_from_zero() -> None:
+    changes = {"trainer": {"gpus": [0]}, "inference": {"gpus": [1]}}
+    on = machine("2", "GPU-8932", CUDA_VISIBLE_DEVICES="2,GPU-8932")
+    found = seen(build_run_config(changes), on)
+    assert (found["inference"], found["trainer"]) == ("GPU-8932", "2")
+
+
+def test_without_gpus_the_engine_and_the_trainer_see_what_the_shell_sees() -> None:
+    found = seen(build_run_config(), machine(CUDA_VISIBLE_DEVICES="5"))
+    assert (found["inference"], found["trainer"]) == ("5", "5")
+
+
+def test_replicas_of_vllm_count_as_its_gpus() -> None:
+    changes = {"inference": {"extra_args": {"data_parallel_size": 2}, "tensor_parallel_size": 2}}
+    assert seen(build_run_config(changes), machine(*"01234567"))["trainer"] == "4"
+    changes["inference"]["gpus"] = [0, 1]
+    with pytest.raises(ConfigError, match=r"data_parallel_size = 4 computes on 4 GPUs"):
+        seen(build_run_config(changes), machine(*"01234567"))
+
+
+def test_a_trainer_without_an_engine_takes_the_first_gpus(tmp_path: Path) -> None:
+    assert seen(build_sft_config({"num_processes": 2}), machine(*"0123")) == {"trainer": "0,1"}
+    replay = ReplayConfig(build_run_config(), tmp_path, 3)
+    assert seen(replay, machine("0"))["trainer"] == "0"
+
+
+def test_variables_that_place_a_process_by_hand_are_refused() -> None:
+    own = {"env_vars": {"CUDA_VISIBLE_DEVICES": "1"}}
+    for changes in ({"trainer": own}, {"inference": own}):
+        with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES.*trainer.gpus and inference"):
+            seen(build_run_config(changes), machine("0", "1"))
+
+
+def test_an_environment_that_needs_a_gpu_is_given_one_by_name() -> None:
+    env = [{"id": "gradus-reverse-text", "env_vars": {"CUDA_VISIBLE_DEVICES": "7"}}]
+    config = build_run_config({"orchestrator": {"train": {"env": env}}})
+    assert seen(config, machine(*"01234567"))["env_gradus-reverse-text"] == "7"
+    env = [{"id": "gradus-reverse-text", "pass_env": ["CUDA_VISIBLE_DEVICES"]}]
+    config = build_run_config({"orchestrator": {"train": {"env": env}}})
+    on = machine("0", "1", CUDA_VISIBLE_DEVICES="0,1")
+    assert seen(config, on)["env_gradus-reverse-text"] == "0,1"
+
+
+def refused(text: str, found: FoundGpus, tmp_path: Path, **options: bool) -> str:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ["@", str(file)], check=partial(check, gpus=found, **options))
+    return str(caught.value)
+
+
+def test_a_refused_list_names_its_file_and_line(tmp_path: Path) -> None:
+    text = f"{RUN_TOML}[trainer]\ngpus = [0, 1]\n"
+    told = refused(text, gpus("0", "1", "2"), tmp_path)
+    assert f"{tmp_path}/run.toml:7: trainer.gpus: [0, 1] has 2 GPUs" in told
+
+
+@pytest.mark.parametrize("written", ['"all"', "2", "[true]", '["0"]', "[0.5]"])
+def test_what_is_no_list_of_numbers_is_refused_by_its_key(written: str, tmp_path: Path) -> None:
+    told = refused(f"{RUN_TOML}[trainer]\ngpus = {written}\n", gpus("0", "1"), tmp_path)
+    assert "trainer.gpus" in told
+    assert "union" not in told
+    assert "literal" not in told
+
+
+def test_one_gpu_serves_a_trainer_that_is_started_alone(tmp_path: Path) -> None:
+    assert "gpu_sharing" in refused(RUN_TOML, gpus("0"), tmp_path)
+    config = build_run_config()
+    alone = check(config, gpus=gpus("0"), is_served=False)
+    assert alone == []
+
+
+def test_the_overview_shows_the_gpus_who_has_them_and_who_idles() -> None:
+    lines = describe(build_run_config(), gpus(*"0123"))
+    assert "gpus: 0, 1, 2, 3: NVIDIA A100, 80.0 GiB" in lines
+    assert any(line.startswith("  trainer ") and line.endswith(", GPU 1") for line in lines)
+    assert any(line.startswith("  inference ") and line.endswith(", GPU 0") for line in lines)
+    assert lines[-1].startswith("note: GPU 2, 3 stays idle")
+
+
+def test_the_overview_says_why_there_is_no_gpu() -> None:
+    lines = describe(build_run_config(), FoundGpus(why_none="nvidia-smi is not on the PATH"))
+    assert "gpus: none: nvidia-smi is not on the PATH" in lines
+
+
+def test_a_run_goes_on_with_other_gpus_and_says_so(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+
+    def configs(numbers: list[int]) -> dict[str, StrictConfig]:
+        config = build_run_config({"trainer": {"gpus": numbers}})
+        return dict(plan_config(config, machine(*"0123"), run_dir, 1).configs)
+
+    run_dir.config.mkdir()
+    for process, config in configs([1]).items():
+        write_json(run_dir.config / f"{process}.json", config.model_dump(mode="json"))
+    changed = changed_settings(run_dir, configs([3]), is_fresh=False)
+    assert changed == ["trainer: trainer.gpus.0 was 1 and is 3"]
