@@ -34,6 +34,10 @@ _SHORTEST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.02
 
 
+Number = float | Tensor
+"""Of the host, or a scalar on the device; one call takes only one of the two."""
+
+
 @dataclass(frozen=True)
 class ContextGroup:
     """The ranks that share the tokens of one micro batch, seen from one of them."""
@@ -84,37 +88,32 @@ class World:
         """Data-parallel ranks."""
         return self.size // self.context_size
 
-    def sums(self, values: Mapping[str, float]) -> dict[str, float]:
+    def sums(self, values: Mapping[str, Number]) -> dict[str, float]:
         """Each value added up over all data-parallel ranks, in float64.
 
         All ranks must pass the same names. The ranks of a context group hold the same numbers;
-        only the first of them counts.
+        only the first of them counts. Numbers of the host never meet the device, so that adding
+        them up does not wait for it; tensors are read once, after the sum.
         """
-        names = sorted(values)
-        vector = torch.tensor(
-            [values[name] for name in names], dtype=torch.float64, device=self.device
-        )
+        names, vector = _as_vector(values)
         if self.context is not None and self.context.rank > 0:
             vector.zero_()
         with named_failures("sum numbers over ranks"):
             dist.all_reduce(vector)
         return dict(zip(names, vector.tolist(), strict=True))
 
-    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The largest of each value over all ranks, which must pass the same names."""
+    def maxima(self, values: Mapping[str, Number]) -> dict[str, float]:
+        """The largest of each value over all ranks, which must pass the same names; as `sums`."""
         if not values:
             return {}
-        names = sorted(values)
-        vector = torch.tensor(
-            [values[name] for name in names], dtype=torch.float64, device=self.device
-        )
+        names, vector = _as_vector(values)
         with named_failures("compare numbers over ranks"):
             dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return dict(zip(names, vector.tolist(), strict=True))
 
     def all_agree(self, condition: bool) -> bool:
         """True when the condition holds on every rank."""
-        vote = torch.tensor(int(condition), dtype=torch.int32, device=self.device)
+        vote = torch.tensor(int(condition), dtype=torch.int32)
         with named_failures("agree over ranks"):
             dist.all_reduce(vote, op=dist.ReduceOp.MIN)
         return bool(vote.item())
@@ -188,6 +187,17 @@ class FirstRankTurn:
         return f"{self.number}.over"
 
 
+def _as_vector(values: Mapping[str, Number]) -> tuple[list[str], Tensor]:
+    """The names in order, and their values in float64, where they are."""
+    names = sorted(values)
+    ordered = [values[name] for name in names]
+    tensors = [value for value in ordered if isinstance(value, Tensor)]
+    if tensors:
+        assert len(tensors) == len(names), "numbers of the host and of the device at once"
+        return names, torch.stack([tensor.double() for tensor in tensors])
+    return names, torch.tensor(ordered, dtype=torch.float64)
+
+
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
@@ -211,7 +221,7 @@ def join_world(
         keep_freed_memory()
     is_alone = "WORLD_SIZE" not in os.environ
     dist.init_process_group(
-        # Offloaded gradients and weights lie in CPU memory and are summed there.
+        # Numbers of the host, and offloaded gradients and weights, are summed in CPU memory.
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=HashStore() if is_alone else None,
         rank=rank,

@@ -279,7 +279,7 @@ class _TableStep(torch.nn.Module):
         shares = [self._step.accumulate(micro_batches, members) for micro_batches in ranks]
         assert self.table.grad is not None
         return _Measured(
-            loss=sum(share["total"] for share in shares),
+            loss=sum(float(share["total"]) for share in shares),
             gradient=self.table.grad.double().numpy().copy(),
         )
 

@@ -12,7 +12,7 @@ first averaged over their members in each sample, and N is the number of samples
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -116,9 +116,7 @@ class GradientStep:
         members = self.count(micro_batches)
         if is_whole_batch:
             self.refuse_unscored(members)
-        sums = self.accumulate(micro_batches, members)
-        peaks = {name: sums.pop(name) for name in [*sums] if _is_peak(name)}
-        totals = self._world.sums(sums) | self._world.maxima(peaks)
+        totals = self._over_ranks(self.accumulate(micro_batches, members))
         return StepLoss(
             total=totals.pop("total"),
             members={name: members[name] for name in LOSS_NAMES},
@@ -128,13 +126,14 @@ class GradientStep:
 
     def accumulate(
         self, micro_batches: Sequence[MicroBatch], members: Mapping[str, int]
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         """Add this rank's gradients; gives its shares of L and of every metric.
 
         `members` counts each component over all ranks, so that shares only need to be added, and
-        peaks compared.
+        peaks compared. They are float64 and stay on the device: reading a number would wait for it
+        before the next micro batch could begin.
         """
-        sums: defaultdict[str, float] = defaultdict(float)
+        sums: dict[str, Tensor] = {}
         for remaining, micro_batch in enumerate(micro_batches, 1 - len(micro_batches)):
             expect_backward(self._policy, is_last=remaining == 0, sync=self._sync)
             tensors = TrainTensors.build(micro_batch, self._world.device)
@@ -143,8 +142,16 @@ class GradientStep:
                 # FSDP averages gradients over ranks; the denominators are global already.
                 (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
             for name, part in parts.items():
-                sums[name] = max(sums[name], part) if _is_peak(name) else sums[name] + part
+                before = sums.get(name)
+                merge = torch.maximum if _is_peak(name) else torch.add
+                sums[name] = part if before is None else merge(before, part)
         return sums
+
+    def _over_ranks(self, shares: Mapping[str, Tensor]) -> dict[str, float]:
+        """Every share merged over all ranks; the only look at numbers of the device."""
+        peaks = {name: share for name, share in shares.items() if _is_peak(name)}
+        added = {name: share for name, share in shares.items() if name not in peaks}
+        return self._world.sums(added) | self._world.maxima(peaks)
 
     def count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
         """Members of each component, and what else is counted, over all ranks."""
@@ -163,12 +170,12 @@ class GradientStep:
 
     def _forward(
         self, tensors: TrainTensors, members: Mapping[str, int]
-    ) -> tuple[Tensor, dict[str, float]]:
-        """This micro batch's share of L, and its share of every metric."""
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """This micro batch's share of L, and its share of every metric, float64 []."""
         scores = self._policy(tensors)
         # Keeps the model in the graph of a micro batch without members.
         loss = scores.logprobs[:0].sum()
-        shares: dict[str, float] = {}
+        shares: dict[str, Tensor] = {}
         for name in LOSS_NAMES:
             if not members[name]:
                 continue
@@ -182,12 +189,12 @@ class GradientStep:
             else:
                 component = weighted.sum() / _denominator(name, members)
             loss = loss + component
-            shares[f"{name}/mean"] = component.item()
+            shares[f"{name}/mean"] = component.detach().double()
             shares |= _means(output.metrics, tensors.members(name), members[name])
             if name in _OBSERVED:
                 shares |= _surprise(name, tensors, scores, members[name])
         shares |= _policy_means(tensors, scores, members)
-        return loss, shares | {"total": loss.item()}
+        return loss, shares | {"total": loss.detach().double()}
 
 
 def count_locally(micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
@@ -235,14 +242,14 @@ def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossI
 @torch.no_grad()
 def _surprise(
     name: str, tensors: TrainTensors, scores: TokenScores, num_members: int
-) -> dict[str, float]:
+) -> dict[str, Tensor]:
     """-policy logprob of the members, unweighted: its mean, its largest value, their number."""
     mask = tensors.members(name)
     surprise = torch.where(mask, -scores.logprobs, 0.0)
     return {
-        f"{name}/nll/mean": surprise.sum(dtype=torch.float64).item() / num_members,
-        f"{name}/nll/max": surprise.max().item(),
-        f"{name}/tokens/sum": float(mask.sum().item()),
+        f"{name}/nll/mean": surprise.sum(dtype=torch.float64) / num_members,
+        f"{name}/nll/max": surprise.max().double(),
+        f"{name}/tokens/sum": mask.sum(dtype=torch.float64),
     }
 
 
@@ -253,7 +260,7 @@ def _is_peak(metric: str) -> bool:
 
 def _policy_means(
     tensors: TrainTensors, scores: TokenScores, members: Mapping[str, int]
-) -> dict[str, float]:
+) -> dict[str, Tensor]:
     """Entropy of the main component; of the rl tokens mismatch KL = ratio - ln ratio - 1 and the
     largest ratio, which is the largest weight that a loss without a bound gives a token."""
     main = next((name for name in LOSS_NAMES if members[name]), "rl")
@@ -265,14 +272,14 @@ def _policy_means(
         mismatch = clamped_exp(log_ratio) - log_ratio - 1.0
         means |= _means({"mismatch_kl/mean": mismatch}, mask, denominator)
         ratio = torch.where(mask, clamped_exp(log_ratio), 0.0)
-        means["ratio/max"] = ratio.max().item()
+        means["ratio/max"] = ratio.max().double()
     return means
 
 
 @torch.no_grad()
-def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: int) -> dict[str, float]:
+def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: int) -> dict[str, Tensor]:
     """The shares of this micro batch in averages over `denominator` tokens."""
     return {
-        name: torch.where(mask, values, 0.0).sum(dtype=torch.float64).item() / denominator
+        name: torch.where(mask, values, 0.0).sum(dtype=torch.float64) / denominator
         for name, values in metrics.items()
     }
