@@ -25,8 +25,9 @@ from gradus.errors import ExitCode
 from gradus.inference.policy_engine import AdapterControl
 from gradus.run.model_files import model_digest
 from gradus.testing.running import RunningInference, wait_until_ended
-from gradus.weights.filesystem import FilesystemWeights, write_tensors
+from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import BASE_FILE, Published
+from gradus.weights.tensor_files import write_tensors
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -3,6 +3,8 @@
 consumes: batch v of a source, for v from 0     waits for: the source, the other ranks
 produces: version v + 1 and a report of step v  unblocked by: what fills the source
 
+Publishing and saving only copy the weights here: threads write the copies while the next step runs.
+
 Learning is forward_backward and optimize, once for each update of the batch; a step, a version and
 everything else go by batches. A version is published after a skipped update too, so that counts
 agree. Next page: `step.py`.
@@ -24,9 +26,9 @@ from gradus.trainer.checkpoint.saving import CheckpointSaver
 from gradus.trainer.distributed import World
 from gradus.trainer.learner import Learner
 from gradus.trainer.optimizer.optimizer import Update
+from gradus.trainer.publish import PendingVersion
 from gradus.trainer.step import StepLoss
 from gradus.trainer.throughput import Stopwatch
-from gradus.weights.published import Published
 
 logger = get_logger(__name__)
 
@@ -38,8 +40,8 @@ class StepReport:
     step: int
     metrics: Mapping[str, float]
     """Over all ranks."""
-    published: Published | None
-    """Version `step + 1`, on rank 0 and where it was due."""
+    published: PendingVersion | None
+    """Version `step + 1`, which is being written, on rank 0 and where it was due."""
     is_saved: bool
     """Whether checkpoint `step + 1` is made."""
 
@@ -57,8 +59,8 @@ class Ladder:
     """Called on every rank."""
     validate: Callable[[int], Mapping[str, float]] | None = None
     """Metrics of a version on what is never learned."""
-    publish_version: Callable[[int], Published | None] | None = None
-    """Makes a version available, if it is due."""
+    publish_version: Callable[[int], PendingVersion | None] | None = None
+    """Begins to make a version available, if it is due."""
     saver: CheckpointSaver | None = None
 
     def train(self, first_step: int, end_step: int) -> None:

@@ -1,15 +1,17 @@
 """The trained policy as others load it: a version that inference applies, or a model directory.
 
 Gathering weights from all ranks is a collective: every rank calls these functions, rank 0 writes.
+A version is copied between two steps, and hashed and written while the next step runs.
 """
 
 from __future__ import annotations
 
 import copy
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,8 +31,9 @@ from gradus.trainer.model.lora import (
     adapter_tensors,
     is_adapter_tensor,
 )
-from gradus.weights.filesystem import write_tensors
 from gradus.weights.published import Published, WeightPublisher
+from gradus.weights.publishing_thread import PublishingThread
+from gradus.weights.tensor_files import write_tensors
 from gradus.wire.events import PolicyPublished
 
 Tensors = Iterable[tuple[str, Tensor]]
@@ -45,18 +48,19 @@ def serving_dtype(compute_dtype: str) -> torch.dtype:
 def serving_tensors(
     model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and saved buffer, whole and on the CPU, as `save_pretrained` names them.
+    """Every parameter and saved buffer, whole, as `save_pretrained` names them.
 
     A collective: all ranks must exhaust it. Ranks with `keep` false take part and yield nothing.
     Tied parameters come once, under the name that Hugging Face keeps; adapters are added to their
-    weights.
+    weights. The tensors lie on the model's device and may be the trained weights themselves.
     """
     gathered = _whole_tensors(model, dtype, keep=keep)
     if not getattr(model, "_weight_conversions", None):
         yield from gathered
         return
-    # Some architectures fuse tensors when loading; undoing that needs all of them together.
-    state = dict(gathered)
+    # Some architectures fuse tensors when loading; undoing that needs all of them together, for
+    # which one GPU may have no room.
+    state = {name: tensor.cpu() for name, tensor in gathered}
     if keep:
         yield from revert_weight_conversion(model, state).items()
 
@@ -78,7 +82,7 @@ def _whole_tensors(
             # The trainer computes with buffers as they are, and with rounded parameters.
             is_rounded = whole.is_floating_point() and name not in buffers
             kind = dtype if is_rounded else whole.dtype
-            yield name, whole.detach().to(device="cpu", dtype=kind).contiguous()
+            yield name, whole.detach().to(kind).contiguous()
 
 
 class TensorSource(Protocol):
@@ -91,11 +95,70 @@ class TensorSource(Protocol):
         ...
 
 
+class WeightSnapshot:
+    """Owns one copy in main memory of what is published, which the next version overwrites.
+
+    >>> snapshot.take(serving_tensors(model, torch.bfloat16))  # doctest: +SKIP
+    >>> write(snapshot.tensors())  # on another thread  # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[str, Tensor] = {}
+        self._is_copied: torch.cuda.Event | None = None
+
+    def take(self, tensors: Tensors) -> None:
+        """Copy a stream of tensors; from a GPU without waiting for it."""
+        before, self._copies = self._copies, {}
+        is_on_gpu = False
+        for name, tensor in tensors:
+            copied = before.get(name)
+            if copied is None or (copied.dtype, copied.shape) != (tensor.dtype, tensor.shape):
+                copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._copies[name] = copied.copy_(tensor, non_blocking=True)
+            is_on_gpu |= tensor.is_cuda
+        self._is_copied = None
+        if is_on_gpu:
+            self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._is_copied.record()
+
+    def tensors(self) -> Tensors:
+        """What was copied; waits until a GPU has delivered it. Valid until the next `take`."""
+        if self._is_copied is not None:
+            self._is_copied.synchronize()
+        return self._copies.items()
+
+
+@dataclass
+class PendingVersion:
+    """A version on its way to inference; it is whole when the thread comes to a later task."""
+
+    version: int
+    began: float
+    """When the step's thread turned to it, by `time.perf_counter`."""
+    seconds: float = 0.0
+    """From then on until it was available."""
+    _published: Published | None = None
+
+    @property
+    def published(self) -> Published:
+        """The whole version; only for tasks that were submitted after it."""
+        assert self._published is not None, "asked for a version that is not written"
+        return self._published
+
+    def note(self, published: Published) -> None:
+        """It is available."""
+        self._published = published
+        self.seconds = time.perf_counter() - self.began
+
+
 @dataclass(frozen=True)
 class PolicyPublisher:
-    """Gathers the policy from all ranks and hands it to a weight transfer.
+    """Gathers the policy from all ranks and hands it to a weight transfer behind the next step.
 
-    >>> published = publisher.publish_version(1)  # doctest: +SKIP
+    At most one version is in the air: the next waits for it.
+
+    >>> pending = publisher.publish_version(1)  # doctest: +SKIP
+    >>> publisher.thread.submit(lambda: announce(pending.published))  # doctest: +SKIP
     """
 
     model: PreTrainedModel
@@ -103,36 +166,52 @@ class PolicyPublisher:
     dtype: torch.dtype
     weights: WeightPublisher | None
     """None on every rank but the first."""
+    thread: PublishingThread
+    """Only that of rank 0 is given work."""
     served: TensorSource = serving_tensors
     """What of the model is published."""
+    _snapshot: WeightSnapshot = field(default_factory=WeightSnapshot)
 
-    def publish_version(self, version: int) -> Published | None:
-        """Publish the present weights as `version`; what was published on rank 0, else None."""
-        published: list[Published] = []
+    def publish_version(self, version: int) -> PendingVersion | None:
+        """Begin to publish the present weights as `version`; None on all ranks but the first.
 
-        def write(tensors: Tensors) -> None:
+        Raises what became of the version before.
+        """
+        pending = PendingVersion(version, time.perf_counter())
+        # Before anything is gathered: a rank that waits in a collective gives up after a while.
+        self.settle()
+        tensors = self.served(self.model, self.dtype, keep=self.world.is_first)
+        _write_gathered(tensors, self._snapshot.take, self.world)
+        if not self.world.is_first:
+            return None
+        self.thread.submit(partial(self._publish, pending))
+        return pending
+
+    def settle(self) -> None:
+        """Wait on all ranks until no version is in the air, and there is room for another."""
+
+        def wait() -> None:
             assert self.weights is not None
-            published.append(self.weights.publish_version(version, tensors))
-
-        def wait_for_room() -> None:
-            assert self.weights is not None
+            self.thread.wait()
             self.weights.wait_for_room()
 
-        # Before anything is gathered: a rank that waits in a collective gives up after a while.
-        self.world.first_rank_does(wait_for_room)
-        tensors = self.served(self.model, self.dtype, keep=self.world.is_first)
-        _write_gathered(tensors, write, self.world)
-        return published[0] if published else None
+        self.world.first_rank_does(wait)
 
     def finish(self) -> None:
         """Wait on all ranks until inference has every published version, and end the transfer."""
 
         def drain() -> None:
             assert self.weights is not None
+            self.thread.wait()
             self.weights.drain()
             self.weights.close()
 
         self.world.first_rank_does(drain)
+
+    def _publish(self, pending: PendingVersion) -> None:
+        assert self.weights is not None
+        tensors = self._snapshot.tensors()
+        pending.note(self.weights.publish_version(pending.version, tensors))
 
 
 def save_model(
@@ -143,7 +222,7 @@ def save_model(
     files: Mapping[str, bytes],
 ) -> None:
     """Write a Hugging Face model directory that replaces `directory`, adapters merged."""
-    tensors = serving_tensors(model, dtype, keep=world.is_first)
+    tensors = _on_cpu(serving_tensors(model, dtype, keep=world.is_first))
     _write_gathered(tensors, partial(_replace_directory, directory, files, "model"), world)
 
 
@@ -155,8 +234,13 @@ def save_adapter(
     files: Mapping[str, bytes],
 ) -> None:
     """Write a PEFT adapter directory that replaces `directory`."""
-    tensors = adapter_tensors(model, dtype, keep=world.is_first)
+    tensors = _on_cpu(adapter_tensors(model, dtype, keep=world.is_first))
     _write_gathered(tensors, partial(_replace_directory, directory, files, ADAPTER_STEM), world)
+
+
+def _on_cpu(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        yield name, tensor.cpu()
 
 
 def _write_gathered(

@@ -34,7 +34,7 @@ class BatchReceiver(Protocol):
         ...
 
     def send_event(self, event: Event) -> None:
-        """Append one event for the orchestrator. Only rank 0 calls this."""
+        """Append one event for the orchestrator. Only rank 0 calls this, from any thread."""
         ...
 
     def close(self) -> None:

@@ -39,6 +39,7 @@ from gradus.files import DurableFiles
 from gradus.log import get_logger
 from gradus.processes.table import is_alive, read_process
 from gradus.run.paths import RunDirectory
+from gradus.sealed import Entries, describe
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published
 
@@ -163,7 +164,7 @@ class BroadcastWeights:
 
     def _write(
         self, directory: Path, tensors: Iterable[tuple[str, Tensor]], files: DurableFiles
-    ) -> None:
+    ) -> Entries:
         entries: list[StreamedTensor] = []
         for name, tensor in tensors:
             copy = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -173,7 +174,9 @@ class BroadcastWeights:
             entries.append(StreamedTensor(name, dtype, list(copy.shape), checksum(copy)))
             self._written.append(copy)
         stream = WeightStream(self._version, self._num_receivers, str(self._meeting), entries)
-        files.stage(directory / STREAM_NAME, msgspec.json.encode(stream))
+        content = msgspec.json.encode(stream)
+        files.stage(directory / STREAM_NAME, content)
+        return {STREAM_NAME: describe(content)}
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         with self._changed:

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gradus.errors import ConfigError, CorruptStateError, RunDirectoryError
 from gradus.files import DurableFiles, PatientFiles
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.sealed import discard, discard_unfinished, open_sealed, seal, stage
+from gradus.sealed import (
+    Entries,
+    describe,
+    discard,
+    discard_unfinished,
+    open_sealed,
+    seal,
+    stage,
+)
 from gradus.weights.published import Published, VersionLabel
+from gradus.weights.tensor_files import write_tensors
 
-SHARD_BYTES = 4 << 30
-"""Most bytes of tensors in one file; more are split over several files with an index."""
+Write = Callable[[Path, Iterable[tuple[str, Tensor]], DurableFiles], Entries]
+"""Writes a stream of tensors into a folder that is sealed later; what it wrote."""
 
-Write = Callable[[Path, Iterable[tuple[str, Tensor]], DurableFiles], None]
-"""Writes a stream of tensors into a folder that is sealed later."""
-
-_OS_ERROR = re.compile(r"os error (\d+)")
 _VERSION_NAME = re.compile(r"version_(\d{8})")
 
 
@@ -79,12 +79,18 @@ class FilesystemWeights:
                 "delete the run's weights"
             )
         with stage(target, self._files, term=self._term) as staging:
-            self._write(staging, tensors, self._files)
+            entries = dict(self._write(staging, tensors, self._files))
             for name, content in self._extra_files.items():
                 self._files.stage(staging / name, content)
-            check = partial(check_term, self._run_dir, self._term)
-            label = VersionLabel(version, self._term)
-            sealed = seal(staging, target, label, before_rename=check, files=self._files)
+                entries[name] = describe(content)
+            sealed = seal(
+                staging,
+                target,
+                VersionLabel(version, self._term),
+                entries=entries,
+                before_rename=partial(check_term, self._run_dir, self._term),
+                files=self._files,
+            )
         self._forget_old(version)
         return Published(version, target, sealed.digest)
 
@@ -132,55 +138,3 @@ def _versions(run_dir: RunDirectory) -> list[tuple[int, Path]]:
         for path in sorted(run_dir.weights.iterdir())
         if (match := _VERSION_NAME.fullmatch(path.name)) and not path.is_symlink()
     ]
-
-
-def write_tensors(
-    directory: Path,
-    tensors: Iterable[tuple[str, Tensor]],
-    files: DurableFiles,
-    *,
-    stem: str = "model",
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Write the stream as `<stem>.safetensors`, or as shards with their index."""
-    shards: list[tuple[Path, list[str]]] = []
-    total_bytes = 0
-    for shard in _in_shards(tensors, shard_bytes):
-        path = directory / f"shard-{len(shards):05d}"
-        num_bytes = sum(tensor.nbytes for tensor in shard.values())
-        files.stage_by(path, partial(_save_shard, shard), num_bytes=num_bytes)
-        total_bytes += num_bytes
-        shards.append((path, list(shard)))
-    if len(shards) == 1:
-        shards[0][0].rename(directory / f"{stem}.safetensors")
-        return
-    weight_map: dict[str, str] = {}
-    for number, (path, names) in enumerate(shards, start=1):
-        file = path.rename(directory / f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors")
-        weight_map |= dict.fromkeys(names, file.name)
-    index = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
-    files.stage(directory / f"{stem}.safetensors.index.json", index.encode())
-
-
-def _save_shard(shard: dict[str, Tensor], path: Path) -> None:
-    """Raises OSError with its number, which safetensors, written in Rust, only gives in words."""
-    try:
-        save_file(shard, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        number = _OS_ERROR.search(str(error))
-        code = int(number[1]) if number else errno.EIO
-        raise OSError(code, os.strerror(code) if number else str(error)) from error
-
-
-def _in_shards(
-    tensors: Iterable[tuple[str, Tensor]], shard_bytes: int
-) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    filled = 0
-    for name, tensor in tensors:
-        if shard and filled + tensor.nbytes > shard_bytes:
-            yield shard
-            shard, filled = {}, 0
-        shard[name] = tensor
-        filled += tensor.nbytes
-    yield shard

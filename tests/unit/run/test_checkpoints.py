@@ -21,7 +21,7 @@ from gradus.errors import (
 from gradus.run.checkpoints import CheckpointLabel, CheckpointStore
 from gradus.run.lease import MARKER_NAME, RunLease
 from gradus.run.paths import RunDirectory
-from gradus.sealed import FORMAT, MANIFEST_NAME, FileEntry, describe_file, open_sealed
+from gradus.sealed import FORMAT, MANIFEST_NAME, Check, FileEntry, describe_file, open_sealed
 from gradus.testing.checkpoints import (
     PARTS,
     Crash,
@@ -210,14 +210,13 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
     commit(run, 10)
     steps = iter([20, 30])
 
-    def hash_slowly(path: Path) -> FileEntry:
+    def hash_slowly(path: Path, by: Check) -> FileEntry:
         """The run goes on while a reader hashes."""
         if path.parent.parent.name == "step_00000010" and (step := next(steps, None)):
             commit(run, step)
             run.prune(2)
-        return describe_file(path)
+        return describe_file(path, by)
 
-    monkeypatch.setattr("gradus.sealed._THREADS", 1)
     monkeypatch.setattr("gradus.sealed.describe_file", hash_slowly)
     latest = CheckpointStore(run_dir, term=0).latest()
     assert latest is not None

@@ -14,8 +14,8 @@ from gradus.trainer.batches import StepBatch
 from gradus.trainer.distributed import World
 from gradus.trainer.ladder import Ladder, StepReport
 from gradus.trainer.learner import Learner
+from gradus.trainer.publish import PendingVersion
 from gradus.trainer.throughput import Stopwatch
-from gradus.weights.published import Published
 
 pytestmark = pytest.mark.torch
 
@@ -45,9 +45,9 @@ class Witness:
         self.calls.append(("validate", version))
         return {"validation/loss/mean": 2.0} if version == 2 else {}
 
-    def publish(self, version: int) -> Published:
+    def publish(self, version: int) -> PendingVersion:
         self.calls.append(("publish", version))
-        return Published(version, Path("weights"), "digest")
+        return PendingVersion(version, began=0.0)
 
     def record(self, report: StepReport) -> None:
         self.calls.append(("record", report.step))

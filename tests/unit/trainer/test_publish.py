@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from gradus.config import ModelConfig
-from gradus.errors import ConfigError, CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.tiny_model import build_tiny_model
@@ -28,7 +33,8 @@ from gradus.trainer.model.shard import shard_model
 from gradus.trainer.publish import PolicyPublisher, model_files, save_model, serving_tensors
 from gradus.trainer.step import GradientStep
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.weights.published import verify_version
+from gradus.weights.published import Published, verify_version
+from gradus.weights.publishing_thread import PublishingThread
 
 pytestmark = pytest.mark.torch
 
@@ -37,15 +43,25 @@ def config_of(directory: Path) -> ModelConfig:
     return ModelConfig(name=str(directory))
 
 
+@contextlib.contextmanager
+def build_publisher(
+    policy: PolicyModel, world: World, weights: Any, dtype: torch.dtype = torch.float32
+) -> Iterator[PolicyPublisher]:
+    with PublishingThread() as thread:
+        yield PolicyPublisher(policy.model, world, dtype=dtype, weights=weights, thread=thread)
+
+
 def test_a_published_version_is_the_model_in_the_serving_dtype(
     build_policy: Callable[..., PolicyModel], tiny_model: Path, world: World, tmp_path: Path
 ) -> None:
     policy = build_policy(torch.bfloat16)
     files = model_files(policy.model, load_tokenizer(config_of(tiny_model)), torch.bfloat16)
     weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files=files)
-    publisher = PolicyPublisher(policy.model, world, dtype=torch.bfloat16, weights=weights)
-    published = publisher.publish_version(1)
-    assert published is not None
+    with build_publisher(policy, world, weights, torch.bfloat16) as publisher:
+        pending = publisher.publish_version(1)
+        publisher.thread.wait()
+    assert pending is not None
+    published = pending.published
     verify_version(published.directory, published.digest)
     stored = load_file(published.directory / "model.safetensors")
     trained = dict(policy.model.named_parameters())
@@ -88,21 +104,98 @@ def test_ranks_that_do_not_write_keep_nothing(
     assert list(serving_tensors(build_policy().model, torch.bfloat16, keep=False)) == []
 
 
-def test_a_write_that_fails_is_raised_after_all_gathered(
+class GatedWeights:
+    """Writes a version once it is let; keeps what it was given as numbers."""
+
+    def __init__(self, *, error: Exception | None = None) -> None:
+        self.may_write = threading.Event()
+        self.error = error
+        self.written: list[tuple[int, dict[str, Tensor]]] = []
+        self.is_closed = False
+
+    def wait_for_room(self) -> None: ...
+
+    def publish_version(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
+        assert self.may_write.wait(timeout=10)
+        if self.error is not None:
+            raise self.error
+        self.written.append((version, {name: tensor.clone() for name, tensor in tensors}))
+        return Published(version, Path("weights"), "digest")
+
+    def drain(self) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_version_is_of_its_step_whatever_the_next_one_does_to_the_weights(
     build_policy: Callable[..., PolicyModel], world: World
 ) -> None:
-    class Broken:
-        def wait_for_room(self) -> None: ...
-
-        def publish_version(self, version: int, tensors: Any) -> Any:
-            next(iter(tensors))
-            raise OSError("disk full")
-
-        def close(self) -> None: ...
-
-    publisher = PolicyPublisher(build_policy().model, world, dtype=torch.float32, weights=Broken())
-    with pytest.raises(OSError, match="disk full"):
+    policy, weights = build_policy(), GatedWeights()
+    with build_publisher(policy, world, weights) as publisher:
+        before = {name: p.full_tensor().clone() for name, p in policy.model.named_parameters()}
         publisher.publish_version(1)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.add_(1.0)
+        weights.may_write.set()
+        publisher.publish_version(2)
+        publisher.finish()
+    assert [version for version, _ in weights.written] == [1, 2]
+    (_, first), (_, second) = weights.written
+    assert first.keys() == before.keys()
+    for name, tensor in before.items():
+        assert torch.equal(first[name], tensor)
+        assert torch.equal(second[name], tensor + 1.0)
+    assert weights.is_closed
+
+
+def test_a_step_goes_on_while_its_version_is_written_and_waits_for_it_with_the_next(
+    build_policy: Callable[..., PolicyModel], world: World
+) -> None:
+    weights = GatedWeights()
+    with build_publisher(build_policy(), world, weights) as publisher:
+        publisher.publish_version(1)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(publisher.thread.wait)
+            assert (weights.written, second.done()) == ([], False)
+            weights.may_write.set()
+            second.result(timeout=10)
+        assert [version for version, _ in weights.written] == [1]
+        publisher.finish()
+
+
+@pytest.mark.parametrize("where", ["next version", "end"])
+def test_a_write_that_fails_is_raised_by_what_comes_next(
+    build_policy: Callable[..., PolicyModel], world: World, where: str
+) -> None:
+    weights = GatedWeights(error=StorageError("disk full"))
+    weights.may_write.set()
+    told: list[int] = []
+    with build_publisher(build_policy(), world, weights) as publisher:
+        pending = publisher.publish_version(1)
+        assert pending is not None
+        with contextlib.suppress(StorageError):  # It may have failed already.
+            publisher.thread.submit(lambda: told.append(pending.published.version))
+        with pytest.raises(StorageError, match="disk full"):
+            publisher.finish() if where == "end" else publisher.publish_version(2)
+    assert told == [], "nobody hears of what is not there"
+
+
+def test_weights_that_cannot_be_gathered_end_the_step(
+    build_policy: Callable[..., PolicyModel], world: World
+) -> None:
+    def broken(*_: Any, **__: Any) -> Iterator[tuple[str, Tensor]]:
+        yield "w", torch.zeros(1)
+        raise RuntimeError("a rank died")
+
+    weights = GatedWeights()
+    with build_publisher(build_policy(), world, weights) as publisher:
+        publisher = dataclasses.replace(publisher, served=broken)
+        with pytest.raises(RuntimeError, match="a rank died"):
+            publisher.publish_version(1)
+        publisher.thread.wait()
+    assert weights.written == []
 
 
 def test_files_beside_the_weights_say_the_serving_dtype(tiny_model: Path, world: World) -> None:

@@ -19,8 +19,9 @@ from gradus.files import DurableFiles
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import wait_until
-from gradus.weights.filesystem import FilesystemWeights, published_versions, write_tensors
+from gradus.weights.filesystem import FilesystemWeights, published_versions
 from gradus.weights.published import verify_version
+from gradus.weights.tensor_files import write_tensors
 
 pytestmark = pytest.mark.torch
 

@@ -13,10 +13,11 @@ from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
 from gradus.trainer.learner import Learner
-from gradus.trainer.publish import PolicyPublisher, announcement
+from gradus.trainer.publish import PendingVersion, PolicyPublisher, announcement
 from gradus.transport import BatchReceiver, SpoolReceiver
 from gradus.weights.filesystem import FilesystemWeights, published_versions
 from gradus.weights.published import Published
+from gradus.weights.publishing_thread import PublishingThread
 from gradus.wire.events import TrainerDone
 
 logger = get_logger(__name__)
@@ -53,6 +54,7 @@ class EvaluatedVersions:
         learner: Learner,
         run_dir: RunDirectory,
         files: Mapping[str, bytes],
+        thread: PublishingThread,
     ) -> Self | None:
         """The versions of a run, with `files` beside each; None when nothing is evaluated."""
         settings = config.sft.eval
@@ -71,26 +73,27 @@ class EvaluatedVersions:
             run_dir=run_dir,
             term=config.term,
             world=world,
-            publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights),
+            publisher=PolicyPublisher(model, world, dtype=dtype, weights=weights, thread=thread),
             version_bytes=sum(it.numel() for it in model.parameters()) * dtype.itemsize,
             evaluator=evaluator,
         )
 
-    def publish_when_due(self, version: int) -> Published | None:
-        """Write the present weights when `version` is due; what was written on rank 0.
+    def publish_when_due(self, version: int) -> PendingVersion | None:
+        """Begin to write the present weights when `version` is due; what is written on rank 0.
 
-        StorageError when the disk has no room for it, even after waiting for an evaluation to end.
+        StorageError when the disk had no room for the version before, even after waiting for an
+        evaluation to end.
         """
         if not self.settings.is_due(version, max_steps=self.max_steps):
             return None
+        self.publisher.settle()
         self._wait_for_room(version)
         return self.publisher.publish_version(version)
 
-    def announce(self, published: Published | None) -> None:
-        """Tell the evaluator, after the step that made the version is recorded."""
-        if published is None or self.evaluator is None:
-            return
-        self.evaluator.send_event(announcement(published, self.term))
+    def announce(self, pending: PendingVersion | None) -> None:
+        """Tell the evaluator once the version is whole, after its step is recorded."""
+        if pending is not None:
+            self.publisher.thread.submit(lambda: self._tell(pending.published))
 
     def resume_at(self, version: int) -> None:
         """After a restart at `version`: announce what waits, and publish it if it is missing."""
@@ -98,15 +101,20 @@ class EvaluatedVersions:
         is_known = any(published.version == version for published in waiting)
         is_known |= self.evaluator is not None and self.run_dir.evaluation(version).is_file()
         for published in waiting:
-            self.announce(published)
+            self._tell(published)
         if self.world.all_agree(not is_known):
             self.announce(self.publish_when_due(version))
 
     def finish(self) -> None:
-        """Tell the evaluator that no more versions will come."""
+        """Tell the evaluator that no more versions will come, once the last is whole."""
+        self.publisher.finish()
         if self.evaluator is not None:
             self.evaluator.send_event(TrainerDone(step=self.max_steps - 1, term=self.term))
             self.evaluator.close()
+
+    def _tell(self, published: Published) -> None:
+        if self.evaluator is not None:
+            self.evaluator.send_event(announcement(published, self.term))
 
     def _wait_for_room(self, version: int) -> None:
         """Wait while the disk is full of versions: each that is evaluated makes room.

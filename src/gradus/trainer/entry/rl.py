@@ -1,16 +1,18 @@
 """The trainer of a reinforcement-learning run, or of its replay: one rank.
 
 Events of step v, in order: BatchReceived(v) when every rank holds the batch,
-PolicyPublished(v + 1), StepFinished(v) with the metrics of all ranks. CheckpointStaged(v) follows
-some time after the step that made version v. TrainerDone follows the last step, after the final
-model lies in the run directory. A resumed run first publishes the version of its checkpoint again:
-inference starts from the initial weights.
+PolicyPublished(v + 1) once the version is whole on disk, StepFinished(v) with the metrics of all
+ranks. Meanwhile the next step runs, so BatchReceived(v + 1) may come before the last two.
+CheckpointStaged(v) follows some time after StepFinished(v - 1). TrainerDone follows all of them,
+after the final model lies in the run directory. A resumed run first publishes the version of its
+checkpoint again: inference starts from the initial weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,11 +28,19 @@ from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
-from gradus.trainer.publish import PolicyPublisher, announcement, model_files, serving_tensors
+from gradus.trainer.publish import (
+    PendingVersion,
+    PolicyPublisher,
+    announcement,
+    model_files,
+    serving_tensors,
+)
 from gradus.transport import BatchReceiver, SpoolReceiver
 from gradus.weights.broadcast import BroadcastWeights
-from gradus.weights.filesystem import FilesystemWeights, write_tensors
+from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import WeightPublisher
+from gradus.weights.publishing_thread import PublishingThread
+from gradus.weights.tensor_files import write_tensors
 from gradus.wire.events import CheckpointStaged, StepFinished, TrainerDone
 
 
@@ -41,20 +51,31 @@ def run(config: TrainerProcessConfig) -> None:
         torch.manual_seed(config.seed)
         # Absolute, so that events name files for other processes.
         run_dir = RunDirectory(Path(config.run_dir).absolute())
-        with closing(SpoolReceiver(run_dir, config.term, world.data_rank)) as receiver:
-            _train(config, world, run_dir, receiver)
+        with (
+            closing(SpoolReceiver(run_dir, config.term, world.data_rank)) as receiver,
+            PublishingThread() as thread,
+        ):
+            _train(config, world, _Channels(run_dir, receiver, thread))
 
 
-def _train(
-    config: TrainerProcessConfig, world: World, run_dir: RunDirectory, receiver: BatchReceiver
-) -> None:
-    trainer = config.trainer
+@dataclass(frozen=True)
+class _Channels:
+    """Where a run's batches come from, and its versions, checkpoints and events go."""
+
+    run_dir: RunDirectory
+    receiver: BatchReceiver
+    thread: PublishingThread
+    """Sends the events that follow one another in order, behind what they tell of."""
+
+
+def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> None:
+    trainer, run_dir, receiver = config.trainer, channels.run_dir, channels.receiver
     learner = Learner.build(
         config.model, trainer, trainer.loss, max_steps=config.max_steps, world=world
     )
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
-    publisher = _build_publisher(config, learner, run_dir, files)
-    saver = _build_saver(config, learner, run_dir, receiver)
+    publisher = _build_publisher(config, learner, channels, files)
+    saver = _build_saver(config, learner, channels)
     ladder = Ladder(
         learner,
         SpooledBatches(
@@ -64,7 +85,7 @@ def _train(
             vocabulary=learner.vocabulary,
             timeout_seconds=trainer.receive_timeout_seconds,
         ),
-        record=partial(_send_report, receiver, config.term),
+        record=partial(_send_report, channels, config.term),
         publish_version=publisher.publish_version,
         saver=saver,
     )
@@ -73,7 +94,9 @@ def _train(
         resume(saver.state, saver.checkpoints, config.resume_step)
         published = publisher.publish_version(config.resume_step)
         if published is not None:
-            receiver.send_event(announcement(published, config.term))
+            _submit_announcement(channels, config.term, published)
+        # Nothing is played before inference serves it, and the orchestrator hears of it first.
+        publisher.settle()
     ladder.train(config.resume_step or 0, config.end_step)
     learner.save(run_dir, files)
     publisher.finish()
@@ -81,30 +104,43 @@ def _train(
         receiver.send_event(TrainerDone(step=config.end_step - 1, term=config.term))
 
 
-def _send_report(receiver: BatchReceiver, term: int, report: StepReport) -> None:
-    """Tell the orchestrator of a step; only rank 0 has something published to tell."""
-    published = report.published
-    if published is None:
-        return
-    metrics = dict(report.metrics) | {
-        "weights/version": float(published.version),
-        "weights/publish_seconds": report.metrics["time/publish_seconds"],
-    }
-    receiver.send_event(announcement(published, term))
-    receiver.send_event(
-        StepFinished(step=report.step, term=term, metrics=metrics, is_saved=report.is_saved)
+def _submit_announcement(channels: _Channels, term: int, pending: PendingVersion) -> None:
+    """Tell the orchestrator of a version once it is whole."""
+    channels.thread.submit(
+        lambda: channels.receiver.send_event(announcement(pending.published, term))
     )
 
 
+def _send_report(channels: _Channels, term: int, report: StepReport) -> None:
+    """Tell the orchestrator of a step; only rank 0 has something published to tell."""
+    pending = report.published
+    if pending is None:
+        return
+
+    def tell() -> None:
+        metrics = dict(report.metrics) | {
+            "weights/version": float(pending.version),
+            "weights/publish_seconds": pending.seconds,
+        }
+        channels.receiver.send_event(
+            StepFinished(step=report.step, term=term, metrics=metrics, is_saved=report.is_saved)
+        )
+
+    _submit_announcement(channels, term, pending)
+    channels.thread.submit(tell)
+
+
 def _build_saver(
-    config: TrainerProcessConfig, learner: Learner, run_dir: RunDirectory, receiver: BatchReceiver
+    config: TrainerProcessConfig, learner: Learner, channels: _Channels
 ) -> CheckpointSaver:
     """Saves only the trainer's part; the orchestrator adds its own and commits both."""
-    state = learner.state
+    state, run_dir = learner.state, channels.run_dir
     check_space(state, run_dir, config.checkpoint)
 
     def announce(step: int) -> None:
-        receiver.send_event(CheckpointStaged(step=step, term=config.term))
+        # The orchestrator must have heard of the step before.
+        staged = CheckpointStaged(step=step, term=config.term)
+        channels.thread.submit(lambda: channels.receiver.send_event(staged))
 
     return CheckpointSaver(
         state=state,
@@ -118,7 +154,7 @@ def _build_saver(
 def _build_publisher(
     config: TrainerProcessConfig,
     learner: Learner,
-    run_dir: RunDirectory,
+    channels: _Channels,
     files: Mapping[str, bytes],
 ) -> PolicyPublisher:
     """Publishes whole weights with `files` beside them, or adapters with theirs."""
@@ -126,12 +162,15 @@ def _build_publisher(
     serves_adapter = lora is not None and lora.serve == "adapter"
     beside = learner.adapter_files() if serves_adapter else files
     stem = ADAPTER_STEM if serves_adapter else "model"
-    is_first = learner.world.is_first
+    weights = None
+    if learner.world.is_first:
+        weights = _build_weights(config, learner, channels.run_dir, beside, stem)
     return PolicyPublisher(
         learner.model,
         learner.world,
         dtype=learner.dtype,
-        weights=_build_weights(config, learner, run_dir, beside, stem) if is_first else None,
+        weights=weights,
+        thread=channels.thread,
         served=adapter_tensors if serves_adapter else serving_tensors,
     )
 

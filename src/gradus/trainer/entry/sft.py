@@ -36,6 +36,7 @@ from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.publish import model_files
 from gradus.trainer.tensors import TrainTensors
+from gradus.weights.publishing_thread import PublishingThread
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.turns import read_stop_token_ids
 
@@ -52,12 +53,14 @@ def run(config: SftProcessConfig) -> None:
         torch.manual_seed(sft.seed)
         run_dir = RunDirectory(Path(config.run_dir).absolute())
         monitor = build_monitor(run_dir, world, max_steps=sft.max_steps, columns=SFT_COLUMNS)
-        with closing(monitor):
-            _train(config, world, run_dir, monitor)
+        with closing(monitor), PublishingThread() as thread:
+            _train(config, world, monitor, thread)
 
 
-def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monitor: Monitor) -> None:
-    sft = config.sft
+def _train(
+    config: SftProcessConfig, world: World, monitor: Monitor, thread: PublishingThread
+) -> None:
+    sft, run_dir = config.sft, RunDirectory(Path(config.run_dir).absolute())
     conversations, held_out = load_conversations(sft.data), _load_held_out(sft)
     tokenizer = load_tokenizer(sft.model)
     learner = Learner.build(
@@ -75,7 +78,7 @@ def _train(config: SftProcessConfig, world: World, run_dir: RunDirectory, monito
         shuffle=sft.data.shuffle,
     )
     validation = _build_validation(sft, learner, encoder, held_out)
-    versions = EvaluatedVersions.build(config, learner, run_dir, files)
+    versions = EvaluatedVersions.build(config, learner, run_dir, files, thread)
     saver = _build_saver(config, learner.state, run_dir, stream)
 
     def record(report: StepReport) -> None:

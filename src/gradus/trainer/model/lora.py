@@ -97,7 +97,7 @@ def is_adapter_tensor(name: str) -> bool:
 def adapter_tensors(
     model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every adapter factor, whole and on the CPU, under PEFT's names.
+    """Every adapter factor, whole, under PEFT's names.
 
     A collective: all ranks must exhaust it. Ranks with `keep` false take part and yield nothing.
     """
@@ -105,7 +105,7 @@ def adapter_tensors(
         for factor in ("lora_A", "lora_B"):
             whole = whole_tensor(getattr(layer, factor))
             if keep:
-                tensor = whole.detach().to(device="cpu", dtype=dtype).contiguous()
+                tensor = whole.detach().to(dtype).contiguous()
                 yield f"base_model.model.{name}.{factor}.weight", tensor
 
 

@@ -1,0 +1,79 @@
+"""What is written and told behind the trainer's back happens in order, or is raised."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gradus.errors import FencedError, StorageError
+from gradus.testing.commands import wait_until
+from gradus.weights import publishing_thread
+from gradus.weights.publishing_thread import PublishingThread
+
+
+def fail() -> None:
+    raise FencedError("a newer owner took the run")
+
+
+def test_tasks_are_done_in_their_order_on_one_other_thread() -> None:
+    done: list[int] = []
+    threads: set[int] = set()
+
+    def task(number: int) -> None:
+        threads.add(threading.get_ident())
+        done.append(number)
+
+    with PublishingThread() as thread:
+        for number in range(100):
+            thread.submit(lambda number=number: task(number))
+        thread.wait()
+        assert done == list(range(100))
+    assert len(threads - {threading.get_ident()}) == 1
+
+
+def test_after_a_failure_nothing_more_is_done_and_everybody_gets_it() -> None:
+    done: list[str] = []
+    may_fail = threading.Event()
+    with PublishingThread() as thread:
+        thread.submit(lambda: (may_fail.wait(10), fail()))
+        thread.submit(lambda: done.append("told"))
+        thread.check()
+        may_fail.set()
+        for ask in (thread.wait, thread.check, lambda: thread.submit(fail)):
+            with pytest.raises(FencedError, match="newer owner"):
+                ask()
+    assert done == []
+
+
+def test_an_end_with_an_error_first_does_what_was_begun() -> None:
+    done: list[str] = []
+    may_end = threading.Event()
+
+    def step() -> None:
+        with PublishingThread() as thread:
+            thread.submit(lambda: done.append("written" if may_end.wait(10) else "late"))
+            thread.submit(lambda: done.append("told"))
+            threading.Timer(0.05, may_end.set).start()
+            raise StorageError("of the step")
+
+    with pytest.raises(StorageError, match="of the step"):
+        step()
+    assert done == ["written", "told"]
+
+
+def test_an_end_with_an_error_does_not_wait_forever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(publishing_thread, "CLOSING_SECONDS", 0.01)
+    told: list[str] = []
+    may_end, ended = threading.Event(), threading.Event()
+    thread = PublishingThread()
+    thread.submit(lambda: (may_end.wait(10), ended.set()))
+    thread.submit(lambda: told.append("told"))
+    thread.close()
+    assert "left undone" in caplog.text
+    may_end.set()
+    assert ended.wait(10)
+    wait_until(lambda: "publish" not in {it.name for it in threading.enumerate()})
+    assert told == []
