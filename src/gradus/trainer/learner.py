@@ -19,10 +19,9 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState, build_origin
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import build_loss
-from gradus.trainer.model.load import load_model
-from gradus.trainer.model.lora import adapter_files, add_adapters
+from gradus.trainer.model.build import build_policy
+from gradus.trainer.model.lora import adapter_files
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
-from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import save_adapter, save_model, serving_dtype
 from gradus.trainer.step import GradientStep, StepLoss, merge_losses
@@ -58,15 +57,15 @@ class Learner:
         *,
         max_steps: int,
         world: World,
+        is_resumed: bool = False,
     ) -> Self:
-        """Load `base` and get it ready to learn; schedules end at `max_steps`."""
+        """Load `base` and get it ready to learn; schedules end at `max_steps`.
+
+        `is_resumed` leaves out what the checkpoint holds that is read next.
+        """
         dtype = serving_dtype(settings.compute_dtype)
-        model = load_model(base, world.device)
-        if settings.lora is not None:
-            add_adapters(model, settings.lora, dtype)
-        has_exact_logits = settings.logits_dtype == "float32"
-        policy = PolicyModel(model, world.context, has_exact_logits=has_exact_logits)
-        shard_model(policy, world.mesh, dtype, settings.parallel)
+        policy = build_policy(base, settings, world, dtype, is_resumed=is_resumed)
+        model = policy.model
         return cls(
             base=base,
             settings=settings,

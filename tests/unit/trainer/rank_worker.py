@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradus.config import AdamWConfig, ModelConfig, ParallelConfig
+from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import GradusError
 from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World, build_world, join_world
 from gradus.trainer.losses import build_loss
-from gradus.trainer.model.load import load_model
+from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.policy_model import PolicyModel
-from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.codec import decode_rank_batch
@@ -35,13 +34,6 @@ Arrays = dict[str, np.ndarray]
 def read_batch(folder: Path, step: int, world: World) -> list[MicroBatch]:
     path = folder / f"step_{step}_rank_{world.data_rank}.msgpack"
     return decode_rank_batch(path.read_bytes()).micro_batches
-
-
-def build_policy(command: dict[str, Any], world: World) -> PolicyModel:
-    model = load_model(ModelConfig(name=command["model"]), world.device)
-    parallel = ParallelConfig(**command["parallel"])
-    policy = PolicyModel(model, world.context)
-    return shard_model(policy, world.mesh, torch.float32, parallel)
 
 
 def gradients_of(policy: PolicyModel) -> Arrays:
@@ -63,7 +55,8 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     parallel = ParallelConfig(**command["parallel"])
     world = build_world(parallel, torch.device("cpu"))
     folder = Path(command["folder"])
-    policy = build_policy(command, world)
+    base, settings = ModelConfig(name=command["model"]), TrainerConfig(parallel=parallel)
+    policy = build_policy(base, settings, world, torch.float32)
     given = dict(command["loss"])
     loss_config = build_loss_config(given.pop("type", "dppo"), **given.pop("options", {}), **given)
     step = GradientStep(

@@ -29,8 +29,27 @@ _FRAGMENTS = 0.05
 """Share of activations and gathered weights that an allocator leaves unused; a guess."""
 _LOGIT_BLOCKS = 3
 """Blocks of logits that exist at once: the logits, their exponentials, a gradient."""
+_DOUBT = 0.8
+"""Share of a prediction that must fit; estimates are off by less than the rest, it is hoped."""
+_REMEDIES = {
+    "weights": "more num_processes, lora, parallel.offload_optimizer",
+    "gradients": "parallel.gradient_sync = 'each', lora, parallel.offload_optimizer",
+    "optimizer": "more num_processes, lora, parallel.offload_optimizer",
+    "gathered layers": "parallel.reshard_after_forward = true",
+    "activations": "a lower micro_batch_tokens, parallel.activation_checkpointing = 'full'",
+}
+"""Part → what lowers it."""
 _BLOCK_ON_GPU, _BLOCK_ON_CPU = 4096 * 16384, 512 * 1024
 """Logits of one block."""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """More memory is needed than there is."""
+
+    is_certain: bool
+    """Exceeded by what is exact, or by more than the estimates can be off."""
+    text: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,25 @@ class Footprint:
     def certain_bytes(self) -> int:
         """Of `states` alone: less can never do."""
         return sum(self.states.values())
+
+    def misfit(self, usable_bytes: int, *, ranks: int = 1) -> Misfit | None:
+        """Why `ranks` of this size do not fit into so much memory: that of one GPU, or the main
+        memory of a machine for trainers on CPUs."""
+        needed = ranks * (self.device_bytes if self.on_gpu else self.host_bytes)
+        if needed <= usable_bytes:
+            return None
+        certain = ranks * self.certain_bytes
+        parts = self._device.keys() & _REMEDIES.keys()
+        largest = sorted(parts, key=lambda part: -self._device[part])[:2]
+        remedies = "; ".join(f"{it}: {_REMEDIES[it]}" for it in largest)
+        kind = "the GPU" if self.on_gpu else "the main memory"
+        each = "" if ranks == 1 else f" for each of {ranks} ranks"
+        return Misfit(
+            is_certain=certain > usable_bytes or _DOUBT * needed > usable_bytes,
+            text=f"training needs about {needed / GIB:.1f} GiB of {kind}, of which "
+            f"{usable_bytes / GIB:.1f} GiB can be used ({_listed(self._device)}{each}). "
+            f"What lowers it: {remedies}",
+        )
 
     @property
     def _device(self) -> dict[str, int]:

@@ -54,6 +54,9 @@ class ParallelConfig(StrictConfig):
     offload_optimizer: bool = False
     """Keep a GPU's master weights, gradients and optimizer state in CPU memory and update them
     there; trainers on CPUs warn and go on."""
+    memory_check: Literal["refuse", "warn"] = "refuse"
+    """What happens before a model is loaded that clearly needs more memory than a GPU has:
+    the trainer ends and says which part is too large, or says so and tries."""
     compile: bool = False
     """Compile each layer with torch.compile, without attention; the first step takes longer."""
 

@@ -28,6 +28,7 @@ from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
+from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.publish import (
     PendingVersion,
     PolicyPublisher,
@@ -71,7 +72,12 @@ class _Channels:
 def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> None:
     trainer, run_dir, receiver = config.trainer, channels.run_dir, channels.receiver
     learner = Learner.build(
-        config.model, trainer, trainer.loss, max_steps=config.max_steps, world=world
+        config.model,
+        trainer,
+        trainer.loss,
+        max_steps=config.max_steps,
+        world=world,
+        is_resumed=config.resume_step is not None,
     )
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)
@@ -92,6 +98,7 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
     write_ready_file(run_dir, config.term, world)
     if config.resume_step is not None:
         resume(saver.state, saver.checkpoints, config.resume_step)
+        refuse_inexact(learner.policy, world)
         published = publisher.publish_version(config.resume_step)
         if published is not None:
             _submit_announcement(channels, config.term, published)

@@ -34,6 +34,7 @@ from gradus.trainer.entry.evaluated_versions import EvaluatedVersions
 from gradus.trainer.ladder import Ladder, StepReport, build_monitor, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
+from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.publish import model_files
 from gradus.trainer.tensors import TrainTensors
 from gradus.weights.publishing_thread import PublishingThread
@@ -64,7 +65,12 @@ def _train(
     conversations, held_out = load_conversations(sft.data), _load_held_out(sft)
     tokenizer = load_tokenizer(sft.model)
     learner = Learner.build(
-        sft.model, sft, TrainerConfig().loss, max_steps=sft.max_steps, world=world
+        sft.model,
+        sft,
+        TrainerConfig().loss,
+        max_steps=sft.max_steps,
+        world=world,
+        is_resumed=config.resume_step is not None,
     )
     files = model_files(learner.model, tokenizer, learner.dtype)
     encoder = ConversationEncoder(
@@ -97,6 +103,8 @@ def _train(
     write_ready_file(run_dir, config.term, world)
     logger.info("learns from %d conversations", len(conversations))
     first_step = _first_step(config, saver, stream)
+    if config.resume_step is not None:
+        refuse_inexact(learner.policy, world)
     if versions is not None and config.resume_step is not None:
         versions.resume_at(first_step)
     ladder.train(first_step, sft.max_steps)

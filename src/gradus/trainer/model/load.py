@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.initialization import meta_device_safe_creation_ops
+from transformers.modeling_utils import _get_resolved_checkpoint_files
 from transformers.utils.logging import disable_progress_bar
 
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
+from gradus.log import get_logger
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.gpu.flash import choose_flash_attention
-from gradus.trainer.model.probe import refuse_inexact
+from gradus.trainer.model.stored import StoredWeights
+
+logger = get_logger(__name__)
 
 _LEARNED_POSITIONS = frozenset({"wpe", "embed_positions", "position_embeddings"})
 """Names of embeddings with a row for each position."""
@@ -21,15 +35,48 @@ _SEPARATE_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers for which `packed_attention` does all that mixes tokens."""
 
 
-def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
-    """The initial weights in float32, with packed attention; ConfigError when there are none.
+@dataclass(frozen=True)
+class ModelOutline:
+    """A model whose parameters take no memory yet, and where their values are stored."""
 
-    They stay in CPU memory: sharding moves to `device` one layer after the other, so that a GPU
-    never holds a whole model.
+    model: PreTrainedModel
+    """Parameters on the meta device, buffers that no file holds computed; or all of it whole."""
+    stored: StoredWeights | None
+    """None when the model is whole."""
+
+    @torch.no_grad()
+    def fill(
+        self, owner: torch.nn.Module, device: torch.device, *, frozen_only: bool = False
+    ) -> None:
+        """Give the parameters of `owner`, which holds the model, memory on `device`, and this
+        rank's part of the stored values.
+
+        With `frozen_only` what is trained becomes NaN until a checkpoint is read into it.
+        """
+        if self.stored is None:
+            return
+        _leave_meta(owner, device)
+        self.stored.fill(self.model, frozen_only=frozen_only)
+
+
+def outline_model(config: ModelConfig, device: torch.device) -> ModelOutline:
+    """The model that `config` names, for packed attention on `device`, refused with ConfigError
+    when packing would change it or there is none.
+
+    Only names and shapes are read. A model that is not stored as plain safetensors files is loaded
+    whole, in float32 in CPU memory.
     """
     # Logs are read line by line; a bar that rewrites its line does not belong there.
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    model = _load_complete(config)
+    try:
+        outline = _outlined(config)
+    except SafetensorError as error:
+        raise CorruptStateError(
+            f"model {config.name!r}: its weights are damaged ({error}); fetch it again"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {config.name!r} cannot be loaded: {error}") from error
+    model = outline.model
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(
             f"model {config.name!r} ({type(model).__name__}) does not take its attention from "
@@ -41,8 +88,14 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     choose_flash_attention(device)
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
-    refuse_inexact(model)
-    return model
+    return outline
+
+
+def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
+    """The whole model in float32 in CPU memory, with packed attention for `device`."""
+    outline = outline_model(config, device)
+    outline.fill(outline.model, torch.device("cpu"))
+    return outline.model
 
 
 def refuse_leaking_layers(model: PreTrainedModel) -> None:
@@ -86,23 +139,107 @@ def refuse_missing_positions(model: PreTrainedModel, max_length_tokens: int) -> 
         )
 
 
-def _load_complete(config: ModelConfig) -> PreTrainedModel:
-    """The model with every tensor from disk; transformers would only warn about a missing one."""
-    loaded: Any
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            config.name,
+def _outlined(config: ModelConfig) -> ModelOutline:
+    name, trusted = config.name, config.trust_remote_code
+    settings: Any = AutoConfig.from_pretrained(name, trust_remote_code=trusted)
+    files, _ = _get_resolved_checkpoint_files(
+        name,
+        variant=None,
+        gguf_file=None,
+        use_safetensors=None,
+        user_agent=None,
+        is_remote_code=False,
+        transformers_explicit_filename=getattr(settings, "transformers_weights", None),
+    )
+    reason = _reason_for_whole(settings, name, files or ())
+    if reason is not None:
+        return _whole(config, reason)
+    with torch.device("meta"), meta_device_safe_creation_ops():
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            settings,
             dtype=torch.float32,
             attn_implementation=ATTENTION_NAME,
-            trust_remote_code=config.trust_remote_code,
-            output_loading_info=True,
+            trust_remote_code=trusted,
         )
-    except SafetensorError as error:
-        raise CorruptStateError(
-            f"model {config.name!r}: its weights are damaged ({error}); fetch it again"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {config.name!r} cannot be loaded: {error}") from error
+    model.config.name_or_path = name
+    _compute_buffers(model)
+    stored = StoredWeights.open(model, files or ())
+    if stored.holds_untied(model):
+        return _whole(config, "its files hold two values for tensors that its config.json ties")
+    if model.can_generate():
+        model.generation_config = _generation_config(name)
+    return ModelOutline(model, stored)
+
+
+def _reason_for_whole(settings: Any, name: str, files: Sequence[str]) -> str | None:
+    """Why a model cannot be read piece by piece."""
+    if not files or not all(str(path).endswith(".safetensors") for path in files):
+        return "its weights are no safetensors files"
+    if getattr(settings, "quantization_config", None) is not None:
+        return "its weights are quantized"
+    if (Path(name) / "adapter_config.json").is_file():
+        return "an adapter lies beside it"
+    return None
+
+
+def _generation_config(name: str) -> GenerationConfig:
+    """As `from_pretrained` finds it."""
+    try:
+        return GenerationConfig.from_pretrained(name, _from_auto=True)
+    except OSError:
+        return GenerationConfig.from_pretrained(
+            name, config_file_name="config.json", _from_auto=True, _from_model_config=True
+        )
+
+
+@torch.no_grad()
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Fill the buffers that are never saved, on the CPU, by the model's own code."""
+    for name, buffer in list(model.named_buffers()):
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner)._buffers[leaf] = torch.empty_like(buffer, device="cpu")
+    _compute_below(model, model)
+
+
+def _compute_below(owner: PreTrainedModel, module: torch.nn.Module) -> None:
+    """A model inside a model computes its own."""
+    for child in module.children():
+        _compute_below(child if isinstance(child, PreTrainedModel) else owner, child)
+    if module._non_persistent_buffers_set:
+        owner._init_weights(module)  # type: ignore[no-untyped-call]
+
+
+def _leave_meta(owner: torch.nn.Module, device: torch.device) -> None:
+    """Memory for every parameter on the meta device, filled with NaN; tied ones stay tied.
+
+    FSDP finds the new parameters at its first forward.
+    """
+    fresh: dict[int, torch.nn.Parameter] = {}
+    for module in owner.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_meta:
+                continue
+            if id(parameter) not in fresh:
+                values = torch.full_like(parameter, float("nan"), device=device)
+                fresh[id(parameter)] = torch.nn.Parameter(values, parameter.requires_grad)
+            module._parameters[name] = fresh[id(parameter)]
+
+
+def _whole(config: ModelConfig, reason: str) -> ModelOutline:
+    """The model with every tensor from disk; transformers would only warn about a missing one."""
+    logger.warning(
+        "model %r is loaded whole by every process before it is shared out, because %s; this "
+        "needs 4 bytes of main memory for each parameter and process",
+        config.name,
+        reason,
+    )
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        config.name,
+        dtype=torch.float32,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=config.trust_remote_code,
+        output_loading_info=True,
+    )
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
@@ -110,7 +247,7 @@ def _load_complete(config: ModelConfig) -> PreTrainedModel:
             f"model {config.name!r} lacks {len(missing)} tensors, the first is {missing[0]!r}, "
             "which would start at random; fetch it again"
         )
-    return model
+    return ModelOutline(model, None)
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

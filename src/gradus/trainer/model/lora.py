@@ -45,7 +45,8 @@ class LoraLinear(torch.nn.Linear):
         self.weight = base.weight
         self.bias = base.bias
         self.scale = alpha / rank
-        device = base.weight.device
+        # An adapter is no part of the model's files: beside an outline it has its values already.
+        device = torch.device("cpu") if base.weight.is_meta else base.weight.device
         # As PEFT starts: A random, B zero, so that the first policy is the base model.
         a = torch.empty(rank, base.in_features, dtype=torch.float32, device=device)
         torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5))

@@ -56,7 +56,7 @@ class PolicyModel(torch.nn.Module):
             _refuse_heads(model, context)
         self.model = model
         self._context = context
-        self._has_exact_logits = has_exact_logits
+        self.has_exact_logits = has_exact_logits
 
     def forward(self, tensors: TrainTensors) -> TokenScores:
         """Scores of every target token of `tensors`; each sample is read by itself."""
@@ -95,7 +95,7 @@ class PolicyModel(torch.nn.Module):
             tensors.token_ids[targets],
             tensors.temperatures[targets],
             bias=head.bias,
-            is_exact=self._has_exact_logits,
+            is_exact=self.has_exact_logits,
         )
 
     def _shared_scores(

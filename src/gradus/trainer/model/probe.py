@@ -1,38 +1,63 @@
-"""A loaded model reads a few tokens twice: packed as in training, and by its own forward.
+"""A policy that is ready to train reads a few tokens twice: packed, and by the model's own forward.
 
-Training takes a model apart: attention runs packed, and logprobs come from the last hidden states
-without the model's own head code. Anything else that an architecture does (caps on logits, state
-between tokens, special masks, layers after the last hidden state) would be silently left out; here
-it shows as a different logprob.
+Training takes a model apart: attention runs packed in a kernel of its own, layers are fused or
+compiled, and logprobs come from the last hidden states without the model's own head code. Anything
+else that an architecture does (caps on logits, state between tokens, special masks, layers after
+the last hidden state) would be silently left out; here it shows as a different logprob. The probe
+runs where training will, on the shards, in the compute dtype.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from gradus.errors import ConfigError, GradusError
+from gradus.log import get_logger
+from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.model.attention import ATTENTION_NAME
-from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.policy_model import PolicyModel, output_head, vocabulary_size
+from gradus.trainer.model.shard import release_gathered
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.tokens import TokenArrays
 
+logger = get_logger(__name__)
+
 _LENGTHS = (9, 7)
 """Tokens of the two samples; the second would see what leaks out of the first."""
 _LARGEST_DISTANCE = 1e-3
-"""Nats between logprobs of the median token. Float32 moves them by 1e-5; one token may move more,
-where it changes the experts that a router chooses."""
+"""Nats between logprobs of the median token in float32, which moves them by 1e-5; one token may
+move more, where it changes the experts that a router chooses."""
+_ROUNDING = 6.0
+"""In a shorter dtype, the distance allowed over that between two of the model's own forwards, which
+differ by rounding alone."""
+_LARGEST_ROUNDING = 0.25
+"""Nats; a model whose own forwards differ by more could hide anything behind its rounding."""
+_WORDS = 16384
+"""Words whose logits the reference computes at once."""
+_LEAST_ROUNDING = 0.05
+"""Nats that are always allowed in a shorter dtype: two forwards may round alike by chance."""
 
 
-def refuse_inexact(model: PreTrainedModel) -> None:
-    """ConfigError when packed logprobs are not those of the model's own forward."""
+def refuse_inexact(policy: PolicyModel, world: World) -> None:
+    """ConfigError when packed logprobs are not those of the model's own forward.
+
+    A collective: all ranks call it, and all come to the same answer.
+    """
+    model, device = policy.model, world.device
     name = model.config.name_or_path
     micro_batch = _probe(vocabulary_size(model))
     try:
-        packed = _packed_logprobs(model, micro_batch)
+        with named_failures("compare the sharded model with its own forward"):
+            packed = _packed_logprobs(policy, micro_batch, device)
     except GradusError:
         raise
     except Exception as error:
@@ -40,15 +65,26 @@ def refuse_inexact(model: PreTrainedModel) -> None:
             f"model {name!r} ({type(model).__name__}) cannot read packed samples "
             f"({type(error).__name__}: {error}); use another model"
         ) from error
-    own = _own_logprobs(model, micro_batch)
-    for mine, theirs in zip(packed, own, strict=True):
-        distance = float((mine - theirs).abs().median())
-        # Written so that NaN is refused.
-        if not distance <= _LARGEST_DISTANCE:
-            raise ConfigError(
-                f"model {name!r} ({type(model).__name__}) computes something that packed training "
-                f"leaves out: logprobs differ by {distance:.2g} nats; use another model"
-            )
+    token_ids = torch.tensor(micro_batch.arrays.token_ids, dtype=torch.int64, device=device)
+    with _by_itself(policy) as dtype:
+        own = _own_logprobs(policy, token_ids, "eager")
+        rounding = 0.0
+        if dtype != torch.float32:
+            rounding = _distance(own, _own_logprobs(policy, token_ids, "sdpa"))
+    agreed = world.maxima({"found": _distance(packed, own), "rounding": rounding})
+    found, allowed = agreed["found"], _allowed(dtype, agreed["rounding"])
+    if found > allowed:
+        raise ConfigError(
+            f"model {name!r} ({type(model).__name__}) computes something that packed training "
+            f"leaves out: logprobs differ by {found:.2g} nats on {device} in {_word(dtype)}, where "
+            f"{allowed:.2g} may be rounding; use another model"
+        )
+    logger.info(
+        "packed logprobs are those of the model's own forward: within %.2g nats on %s in %s",
+        found,
+        device,
+        _word(dtype),
+    )
 
 
 def _probe(vocabulary: int) -> MicroBatch:
@@ -61,24 +97,79 @@ def _probe(vocabulary: int) -> MicroBatch:
 
 
 @torch.no_grad()
-def _packed_logprobs(model: PreTrainedModel, micro_batch: MicroBatch) -> list[Tensor]:
-    """Of each sample, without its first token."""
-    tensors = TrainTensors.build(micro_batch, model.device)
-    logprobs = PolicyModel(model)(tensors).logprobs
+def _packed_logprobs(
+    policy: PolicyModel, micro_batch: MicroBatch, device: torch.device
+) -> list[Tensor]:
+    """Of each sample, without its first token; through everything that training runs through."""
+    logprobs = policy(TrainTensors.build(micro_batch, device)).logprobs
     return [sample[1:] for sample in torch.split(logprobs, list(_LENGTHS))]
 
 
+@contextmanager
+def _by_itself(policy: PolicyModel) -> Iterator[torch.dtype]:
+    """The model with its own code, parameters gathered; gives the dtype that it computes in.
+
+    Fused, compiled and recomputing forwards stand in the modules' own dictionaries, in front of
+    those of their classes.
+    """
+    replaced = [
+        (module, module.__dict__.pop("forward"))
+        for module in policy.model.modules()
+        if "forward" in module.__dict__
+    ]
+    if isinstance(policy, FSDPModule):
+        # The root gathers what lies outside of layers only in its own forward.
+        policy.unshard()
+    try:
+        yield output_head(policy.model).weight.dtype
+    finally:
+        release_gathered(policy)
+        for module, forward in replaced:
+            module.forward = forward
+        policy.model.set_attn_implementation(ATTENTION_NAME)
+
+
 @torch.no_grad()
-def _own_logprobs(model: PreTrainedModel, micro_batch: MicroBatch) -> list[Tensor]:
+def _own_logprobs(policy: PolicyModel, token_ids: Tensor, attention: str) -> list[Tensor]:
     """The same by transformers alone, one sample after the other."""
-    token_ids = torch.tensor(micro_batch.arrays.token_ids, dtype=torch.int64, device=model.device)
-    model.set_attn_implementation("eager")
+    model = policy.model
+    model.set_attn_implementation(attention)
+    # Training does not round its logits either, unless it is told to.
+    hook = output_head(model).register_forward_hook(_unrounded) if policy.has_exact_logits else None
     try:
         return [_alone(model, sample) for sample in torch.split(token_ids, list(_LENGTHS))]
     finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        if hook is not None:
+            hook.remove()
 
 
 def _alone(model: PreTrainedModel, sample: Tensor) -> Tensor:
     logits = model(input_ids=sample[None], use_cache=False).logits[0, :-1]
     return torch.log_softmax(logits.float(), dim=-1).gather(1, sample[1:, None])[:, 0]
+
+
+def _unrounded(head: torch.nn.Module, inputs: tuple[Tensor], _: Tensor) -> Tensor:
+    """The head's logits in float32, some words at a time."""
+    assert isinstance(head, torch.nn.Linear)
+    hidden = inputs[0].float()
+    parts = [hidden @ words.float().T for words in torch.split(head.weight, _WORDS)]
+    logits = torch.cat(parts, dim=-1)
+    return logits if head.bias is None else logits + head.bias.float()
+
+
+def _distance(ones: list[Tensor], others: list[Tensor]) -> float:
+    """Nats, of the median token of the sample where it is larger; infinite where it is no number,
+    which a maximum over ranks would pass over."""
+    pairs = zip(ones, others, strict=True)
+    medians = [float((one - other).abs().median()) for one, other in pairs]
+    return max(median if math.isfinite(median) else math.inf for median in medians)
+
+
+def _allowed(dtype: torch.dtype, rounding: float) -> float:
+    if dtype == torch.float32:
+        return _LARGEST_DISTANCE
+    return max(_LEAST_ROUNDING, min(_ROUNDING * rounding, _LARGEST_ROUNDING))
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

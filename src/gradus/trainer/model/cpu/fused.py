@@ -76,8 +76,14 @@ def _is_norm(module: torch.nn.Module) -> bool:
         return False
     if not isinstance(weight, Tensor) or weight.ndim != 1 or not _takes_one(module):
         return False
+    if len(list(module.parameters())) > 1:
+        return False
     probe = _probe(1, 3, len(weight))
-    return _agree(_norm(module, probe), module(probe))
+    # The model's own weight may have no values yet.
+    filled = {"weight": _probe(len(weight)).to(weight.dtype)}
+    expected = torch.func.functional_call(module, filled, probe)
+    with_weight = types.SimpleNamespace(**vars(module), **filled)
+    return _agree(_norm(with_weight, probe), expected)
 
 
 def _takes_one(module: torch.nn.Module) -> bool:

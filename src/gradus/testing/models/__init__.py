@@ -1,0 +1,1 @@
+"""Models that tests build: small ones of many families."""

@@ -1,0 +1,107 @@
+"""The policy from its config to its shards: outlined, adapted, split over ranks, then filled.
+
+No process ever holds the whole model in main memory; those of one machine read the same files, each
+the rows that it owns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from gradus.config import ModelConfig, SftConfig, TrainerConfig, predict_memory
+from gradus.errors import ConfigError
+from gradus.log import get_logger
+from gradus.run.model_files import model_folder
+from gradus.trainer.distributed import World
+from gradus.trainer.model.load import outline_model
+from gradus.trainer.model.lora import add_adapters
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.probe import refuse_inexact
+from gradus.trainer.model.shard import shard_model
+
+logger = get_logger(__name__)
+
+
+def build_policy(
+    base: ModelConfig,
+    settings: TrainerConfig | SftConfig,
+    world: World,
+    compute_dtype: torch.dtype,
+    *,
+    is_resumed: bool = False,
+) -> PolicyModel:
+    """The policy over all ranks, which call this together; ConfigError when packing changes it.
+
+    `is_resumed` says that a checkpoint is read next: what it holds is not read from the model's
+    files, and the caller asks `refuse_inexact` afterwards.
+    """
+    refuse_too_large(base, settings, world, compute_dtype)
+    outline = outline_model(base, world.device)
+    if settings.lora is not None:
+        add_adapters(outline.model, settings.lora, compute_dtype)
+    has_exact_logits = settings.logits_dtype == "float32"
+    policy = PolicyModel(outline.model, world.context, has_exact_logits=has_exact_logits)
+    parallel = settings.parallel
+    shard_model(policy, world.mesh, compute_dtype, parallel)
+    is_in_main_memory = parallel.offload_optimizer or world.device.type == "cpu"
+    place = torch.device("cpu") if is_in_main_memory else world.device
+    outline.fill(policy, place, frozen_only=is_resumed)
+    if not is_resumed:
+        refuse_inexact(policy, world)
+    return policy
+
+
+def refuse_too_large(
+    base: ModelConfig,
+    settings: TrainerConfig | SftConfig,
+    world: World,
+    compute_dtype: torch.dtype,
+    *,
+    usable_memory: Callable[[torch.device], int | None] | None = None,
+) -> None:
+    """ConfigError when training clearly needs more memory than a GPU has; else a warning.
+
+    All ranks call this together. On CPUs it only warns: the system may still find memory. Nothing
+    is said of a model whose files are not here yet.
+    """
+    folder = model_folder(base.name)
+    on_gpu = world.device.type == "cuda"
+    usable = (usable_memory or _usable_memory)(world.device)
+    predicted = misfit = None
+    if folder is not None:
+        predicted = predict_memory(
+            folder, settings, compute_bytes=compute_dtype.itemsize, on_gpu=on_gpu
+        )
+    if predicted is not None and usable is not None:
+        neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        misfit = predicted.misfit(usable, ranks=1 if on_gpu else neighbours)
+    is_refused = (
+        misfit is not None
+        and misfit.is_certain
+        and on_gpu
+        and settings.parallel.memory_check == "refuse"
+    )
+    text = "" if misfit is None else f"model {base.name!r}: {misfit.text}"
+    if not world.all_agree(not is_refused):
+        advice = "parallel.memory_check = 'warn' tries all the same"
+        raise ConfigError(f"{text}; {advice}" if is_refused else "another rank's GPU is too small")
+    if misfit is not None and world.is_first:
+        logger.warning("%s", text)
+
+
+def _usable_memory(device: torch.device) -> int | None:
+    """All of the GPU, since an engine that shares it leaves when the trainer steps; of a machine
+    what is free. None when it does not say."""
+    if device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(device)
+        return int(total)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = (line.split() for line in lines if line.startswith("MemAvailable:"))
+    return next((1024 * int(size) for _, size, _ in sizes), None)

@@ -1,0 +1,256 @@
+"""The tensors of a model's safetensors files, read into a model that exists in outline only.
+
+transformers' own tables say which stored tensors make up each tensor of a model: names differ, and
+experts are stored one by one but computed as one tensor. The files are mapped into memory, so all
+processes of a machine share what is read, and each copies only the rows that it owns.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+
+from gradus.errors import CorruptStateError
+from gradus.log import get_logger
+from gradus.trainer.checkpoint.shards import Box, box_of
+
+logger = get_logger(__name__)
+
+_FORMER_BUFFERS = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.masked_bias$")
+"""Old files hold buffers that models now compute."""
+
+Slices = Mapping[str, Any]
+"""Stored tensors by name, as safetensors' slices: they have a shape, and indexing reads."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Stored tensors that become one tensor of the model, or several."""
+
+    target: str
+    """The first that they become."""
+    stored: tuple[tuple[str, str], ...]
+    """Name of each, and the pattern of the table that it fits."""
+    convert: WeightConverter | None
+    """What fuses or splits them; None where only the name differs."""
+
+    def values(self, read: Callable[[str], Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+        """The model's tensors by name, from what `read` says of each stored one."""
+        if self.convert is None:
+            return {self.target: read(self.stored[0][0])}
+        convert: Any = copy.deepcopy(self.convert)
+        for name, pattern in self.stored:
+            convert.add_tensor(self.target, name, pattern, read(name))
+        found = convert.convert(self.target, model=model, config=model.config)
+        return {name: it[0] if isinstance(it, list) else it for name, it in found.items()}
+
+    def of_experts(self, first: int, count: int) -> _Part | None:
+        """Only what becomes these rows, where each stored tensor is one row; else None."""
+        if self.convert is None:
+            return None
+        stack, *rest = self.convert.operations
+        is_rows = isinstance(stack, MergeModulelist) and stack.dim == 0
+        if not is_rows or not all(isinstance(it, Concatenate) and it.dim > 0 for it in rest):
+            return None
+        by_pattern: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        for name, pattern in self.stored:
+            by_pattern[pattern].append((name, pattern))
+        rows = [it for names in by_pattern.values() for it in names[first : first + count]]
+        return _Part(self.target, tuple(rows), self.convert)
+
+
+class StoredWeights:
+    """What a model's files hold, matched with the model; nothing is read before `fill`.
+
+    >>> stored = StoredWeights.open(model, ["model.safetensors"])  # doctest: +SKIP
+    >>> stored.fill(model)  # doctest: +SKIP
+    """
+
+    def __init__(self, slices: Slices, parts: Sequence[_Part], name: str) -> None:
+        self._slices = slices
+        self._parts = parts
+        self._name = name
+
+    @classmethod
+    def open(cls, model: PreTrainedModel, files: Sequence[str]) -> StoredWeights:
+        """Matches names and shapes with those of `model`, which may be on the meta device.
+
+        CorruptStateError when a tensor is missing or has another shape, or a file is damaged. Says
+        which tensors the model has no place for.
+        """
+        name = str(model.config.name_or_path)
+        slices: dict[str, Any] = {}
+        try:
+            for path in files:
+                file: Any = safe_open(path, framework="pt")
+                slices |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise CorruptStateError(
+                f"model {name!r}: its weights are damaged ({error}); fetch it again"
+            ) from error
+        conversions: list[Any] = get_model_conversion_mapping(model)
+        parts, unused = _match(model, slices, conversions)
+        # As `from_pretrained` does: what was used is undone when the model is saved.
+        used: Any = [it for it in conversions if it.was_used()]
+        model._weight_conversions = used
+        _refuse_misfits(name, model, slices, parts)
+        if unused:
+            logger.warning(
+                "model %r: its files hold %d tensors that the model has no place for, "
+                "the first is %r",
+                name,
+                len(unused),
+                unused[0],
+            )
+        return cls(slices, parts, name)
+
+    def holds_untied(self, model: PreTrainedModel) -> bool:
+        """Whether the files hold two different values for tensors that the config ties."""
+        names = _names_by_tensor(model)
+        stored = {part.target: part.stored[0][0] for part in self._parts if part.convert is None}
+        for group in names.values():
+            first, *others = [stored[name] for name in group if name in stored] or [""]
+            for other in others:
+                if not torch.equal(self._slices[first][...], self._slices[other][...]):
+                    return True
+        return False
+
+    @torch.no_grad()
+    def fill(self, model: PreTrainedModel, *, frozen_only: bool = False) -> None:
+        """Copy what this rank owns into the model's tensors, in their own dtype.
+
+        `frozen_only` leaves out what is trained, for weights that come from a checkpoint.
+        """
+        state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        for part in self._parts:
+            if not (frozen_only and state[part.target].requires_grad):
+                self._fill_part(part, state, model)
+
+    def _fill_part(self, part: _Part, state: Mapping[str, Tensor], model: PreTrainedModel) -> None:
+        box = box_of(state[part.target])
+        if part.convert is None:
+            _copy(state[part.target], partial(self._read, part.stored[0][0], box))
+            return
+        rows = part.of_experts(box.offset[0], box.size[0])
+        if rows is not None:
+            values = rows.values(self._read, model) if box.size[0] else {}
+            for name, own in values.items():
+                _copy(state[name], partial(own.__getitem__, ...))
+            return
+        for name, whole in part.values(self._read, model).items():
+            _copy(state[name], partial(whole.__getitem__, _slices(box_of(state[name]))))
+
+    def _read(self, name: str, box: Box | None = None) -> Tensor:
+        try:
+            values: Tensor = self._slices[name][... if box is None else _slices(box)]
+        except SafetensorError as error:
+            raise CorruptStateError(
+                f"model {self._name!r}: {name!r} cannot be read ({error}); fetch it again"
+            ) from error
+        return values
+
+
+def _copy(target: Tensor, read: Callable[[], Tensor]) -> None:
+    """Into this rank's part of a tensor, unless it has none."""
+    local = getattr(target, "_local_tensor", target)
+    if local.numel():
+        local.copy_(read())
+
+
+def _slices(box: Box) -> Any:
+    if not box.size:
+        return ...
+    return tuple(slice(a, a + n) for a, n in zip(box.offset, box.size, strict=True))
+
+
+def _match(
+    model: PreTrainedModel, slices: Slices, conversions: Sequence[Any]
+) -> tuple[list[_Part], list[str]]:
+    """Which stored tensors become which of the model's, as transformers matches them; and the
+    stored ones that become nothing."""
+    state = model.state_dict()
+    renamings = [it for it in conversions if isinstance(it, WeightRenaming)]
+    converters = [it for it in conversions if isinstance(it, WeightConverter)]
+    by_pattern = {pattern: it for it in converters for pattern in it.source_patterns}
+    prefix = model.base_model_prefix
+    stored: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    used: dict[str, WeightConverter | None] = {}
+    unused = []
+    for name in sorted(slices, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        if target not in state and name in state:
+            target, pattern = rename_source_key(name, [], [], prefix, state)
+        if target not in state:
+            unused.append(name)
+            continue
+        stored[target].append((name, pattern or name))
+        used.setdefault(target, None if pattern is None else by_pattern[pattern])
+    parts = [_Part(target, tuple(names), used[target]) for target, names in stored.items()]
+    ignored = [*_FORMER_BUFFERS, *(model._keys_to_ignore_on_load_unexpected or ())]
+    unused = [name for name in unused if not any(re.search(it, name) for it in ignored)]
+    return parts, unused
+
+
+def _refuse_misfits(
+    name: str, model: PreTrainedModel, slices: Slices, parts: Sequence[_Part]
+) -> None:
+    """A dry run on the meta device shows shapes, and every tensor that would stay empty."""
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        try:
+            found |= part.values(lambda it: _empty(slices[it]), model)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise CorruptStateError(
+                f"model {name!r}: the stored tensors of {part.target!r} do not fit together "
+                f"({error}); fetch it again"
+            ) from error
+    state = model.state_dict(keep_vars=True)
+    for target, values in found.items():
+        if target in state and values.shape != state[target].shape:
+            raise CorruptStateError(
+                f"model {name!r}: {target!r} has shape {list(values.shape)} in its files and "
+                f"{list(state[target].shape)} by its config.json; fetch it again"
+            )
+    missing = sorted(set(_missing(model, found)))
+    if missing:
+        raise CorruptStateError(
+            f"model {name!r} lacks {len(missing)} tensors, the first is {missing[0]!r}, "
+            "which would start at random; fetch it again"
+        )
+
+
+def _missing(model: PreTrainedModel, found: Mapping[str, Tensor]) -> Iterator[str]:
+    for names in _names_by_tensor(model).values():
+        if not any(name in found for name in names):
+            yield names[0]
+
+
+def _names_by_tensor(model: PreTrainedModel) -> dict[int, list[str]]:
+    """Every name of each tensor that is saved; tied tensors have several."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names[id(tensor)].append(name)
+    return names
+
+
+def _empty(stored: Any) -> Tensor:
+    return torch.empty(stored.get_shape(), device="meta")
