@@ -23,6 +23,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -417,6 +418,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, print and store each case."""
     options = parse()
+    # So that whoever ends this program early also ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         needs_trl = bool(options.trl_dtype)

@@ -239,6 +239,17 @@ def settle_credit(episode: WireEpisode) -> EpisodeCredit:
     return settled
 
 
+def has_credit(episode: WireEpisode) -> bool:
+    """Whether anything wrote credit onto a message of the episode."""
+    return any(
+        node.advantages is not None
+        or node.reference_logprobs is not None
+        or node.loss_weights is not None
+        for trace in episode.traces
+        for node in trace.nodes
+    )
+
+
 def keep_credit(episodes: Iterable[WireEpisode]) -> Callable[[], None]:
     """A function that restores the credit that the episodes have now."""
     nodes = [node for e in episodes for trace in e.traces for node in trace.nodes]

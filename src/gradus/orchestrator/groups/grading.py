@@ -20,6 +20,7 @@ from gradus.orchestrator.algorithms.base import (
     Algorithm,
     CreditContext,
     EpisodeCredit,
+    has_credit,
     keep_credit,
     settle_credit,
     settle_group,
@@ -71,6 +72,12 @@ class SourceGrader:
         """Whether groups are scored by `async def score_group`."""
         return inspect.iscoroutinefunction(self.algorithm.score_group)
 
+    @property
+    def _scores_episodes(self) -> bool:
+        """Whether the algorithm has a `score_episode` of its own."""
+        own = getattr(type(self.algorithm), "score_episode", None)
+        return own is not Algorithm.score_episode
+
     async def tokenize_external(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
         """Let the algorithm complete an episode that came without tokens, where it can."""
         algorithm = self.algorithm
@@ -81,10 +88,12 @@ class SourceGrader:
     async def score_episode(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
         """Credit that needs one episode only; EpisodeFailed when the algorithm cannot give it."""
         where = _place(group, episode_id)
-        async with self._asking(where):
-            await self.algorithm.score_episode(episode, credit_context(group))
-        with self._blaming(where):
-            settle_credit(episode)
+        if self._scores_episodes:
+            async with self._asking(where):
+                await self.algorithm.score_episode(episode, credit_context(group))
+        if has_credit(episode):
+            with self._blaming(where):
+                settle_credit(episode)
 
     def grade(self, group: Group) -> None:
         """Score a group by an algorithm that needs no wait, and fill its samples.

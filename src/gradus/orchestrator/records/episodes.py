@@ -44,6 +44,8 @@ _PER_TOKEN = {
 }
 """Fields of a message with a value for each token; `replay/` has them."""
 _NOT_READABLE = {"traces": {"__all__": {"info": True, "nodes": {"__all__": _PER_TOKEN}}}}
+COUNTED = ("num_input_tokens", "num_output_tokens", "num_total_tokens")
+"""What verifiers adds to the record of a trace and of an episode, in its order."""
 log = get_logger(__name__)
 
 
@@ -97,10 +99,14 @@ def readable(
     `cut` in the fields of gradus counts what was too large, if anything was.
     """
     record: dict[str, Any] = episode.model_dump(
-        mode="json", exclude=_NOT_READABLE, exclude_none=True
+        mode="json", exclude=_NOT_READABLE, exclude_none=True, exclude_computed_fields=True
     )
     cut: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
     for trace, written in zip(episode.traces, record["traces"], strict=True):
+        counts = token_counts(trace)
+        written |= counts
+        counted.update(counts)
         info = bound_info(trace.info, first=state_columns, max_bytes=MAX_OTHER_INFO_BYTES)
         cut["info"] += CUT in info
         written["info"] = {key: msgspec.json.decode(as_json(info[key])) for key in info}
@@ -109,7 +115,16 @@ def readable(
             entry["num_sampled_tokens"] = len(node.logprobs)
             entry["message"], texts = bound_texts(entry["message"])
             cut["messages"] += texts
+    record |= {name: counted[name] for name in COUNTED}
     return record | {"gradus": gradus | ({"cut": dict(+cut)} if cut.total() else {})}
+
+
+def token_counts(trace: WireTrace) -> dict[str, int]:
+    """What verifiers counts of a trace; it would do it anew for the trace and for the episode, in
+    each number, which took two thirds of the time of a record."""
+    num_input, usage = trace.num_input_tokens, trace.usage
+    num_total = num_input + (usage.completion_tokens if usage else 0)
+    return dict(zip(COUNTED, (num_input, trace.num_output_tokens, num_total), strict=True))
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:

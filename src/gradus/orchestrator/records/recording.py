@@ -26,8 +26,6 @@ from gradus.wire.versions import VersionSpan
 
 WEIGHT_FILES = ("*.safetensors", "config.json")
 """What of a model's folder decides the initial weights."""
-_COMPUTED = {"num_input_tokens", "num_output_tokens", "num_total_tokens"}
-
 log = get_logger(__name__)
 
 
@@ -70,7 +68,8 @@ def load_played(state: PlayedState) -> PlayedEpisode:
 
 
 def _encode(episode: WireEpisode, episode_id: str) -> bytes:
-    record = episode.model_dump(mode="python", exclude=_COMPUTED)
+    # Counts of tokens, which are as long to compute as all the rest is to write.
+    record = episode.model_dump(mode="python", exclude_computed_fields=True)
     try:
         return msgspec.msgpack.encode(record, enc_hook=_plain)
     except (TypeError, UnicodeEncodeError, OverflowError) as error:

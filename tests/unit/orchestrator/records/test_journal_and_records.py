@@ -25,6 +25,7 @@ from gradus.orchestrator.play.episode_check import (
 from gradus.orchestrator.records.episodes import EpisodeWriter, encode_record, episode_record
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal, refuse_damaged
 from gradus.orchestrator.types import (
+    EpisodeFailed,
     EpisodeOutcome,
     Failure,
     Group,
@@ -224,6 +225,26 @@ def test_a_record_counts_tokens_instead_of_listing_them() -> None:
     reply = record_of(build_episode())["traces"][0]["nodes"][1]
     assert (reply["num_tokens"], reply["num_sampled_tokens"]) == (5, 4)
     assert not {"token_ids", "mask", "is_content", "logprobs", "advantages"} & reply.keys()
+
+
+def test_a_record_has_the_sums_of_verifiers_own_record() -> None:
+    episode = build_episode([build_trace(turns=2), build_trace(turns=3, seed=1)])
+    names = ("num_input_tokens", "num_output_tokens", "num_total_tokens")
+    expected = episode.model_dump(mode="json")
+    record = episode_record(group_of(episode).played[0], group_of(episode), 0, ())
+    assert {name: record[name] for name in names} == {name: expected[name] for name in names}
+    assert [[t[name] for name in names] for t in record["traces"]] == [
+        [t[name] for name in names] for t in expected["traces"]
+    ]
+    assert all(expected[name] > 0 for name in names)
+
+
+async def test_credit_that_came_with_an_episode_is_checked_without_an_algorithms_own() -> None:
+    episode = build_episode()
+    node = next(n for n in episode.traces[0].nodes if n.sampled)
+    node.advantages = [math.nan] * sum(node.mask)
+    with pytest.raises(EpisodeFailed, match="advantages is nan"):
+        await GRADING.score_episode(episode, group_of(episode), "g0.0")
 
 
 def test_text_that_is_not_unicode_and_numbers_that_are_not_finite_are_still_json() -> None:
