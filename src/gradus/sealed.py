@@ -303,8 +303,8 @@ def entry_of(blocks: Sequence[BlockDigest]) -> FileEntry:
 
 
 def in_threads(action: Callable[[int], BlockDigest], starts: Sequence[int]) -> list[BlockDigest]:
-    """What `action` makes of every block; hashing and reading let other threads run."""
-    num_threads = min(_THREADS, len(starts), os.cpu_count() or 1)
+    """What `action` makes of every block, on at most half of the cores: a step may run beside."""
+    num_threads = min(_THREADS, len(starts), (os.cpu_count() or 1) // 2)
     if num_threads < 2:
         return [action(start) for start in starts]
     with ThreadPoolExecutor(num_threads) as pool:

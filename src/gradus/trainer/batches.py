@@ -1,16 +1,19 @@
-"""Batches in step order, each checked before the model sees it."""
+"""Batches in step order, each checked before the model sees it, and made ready a step ahead."""
 
 from __future__ import annotations
 
+import math
+import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from gradus.errors import ProtocolError
 from gradus.trainer.distributed import World
-from gradus.trainer.tensors import check_trainable
+from gradus.trainer.tensors import ReadyMicroBatch, check_trainable
 from gradus.transport import BatchReceiver
 from gradus.wire.events import BatchReceived
 from gradus.wire.micro_batch import MicroBatch, RankBatch
@@ -41,11 +44,63 @@ class BatchSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class SpooledBatches:
-    """The batches that the orchestrator sends, each acknowledged once all ranks hold it.
+Prepared = TypeVar("Prepared")
 
-    The ranks of one context group each read the part of their data-parallel rank.
+
+class ReadAhead(Generic[Prepared]):
+    """Makes what the next step needs on a thread while this one runs, and nothing beyond it.
+
+    An error is raised by `take`, so at the step that would have used what could not be made.
+
+    >>> with_squares = ReadAhead(lambda step: step * step, end_step=3)
+    >>> [with_squares.take(step) for step in range(3)]
+    [0, 1, 4]
+    >>> with_squares.close()
+    """
+
+    def __init__(self, prepare: Callable[[int], Prepared], *, end_step: int) -> None:
+        """`prepare` is called once for each step, in their order, never twice at a time."""
+        self._prepare = prepare
+        self._end_step = end_step
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._next: dict[int, Future[Prepared]] = {}
+
+    def take(self, step: int) -> Prepared:
+        """What `prepare` made for `step`; begins with the next one."""
+        running = self._next.pop(step, None)
+        prepared = self._prepare(step) if running is None else running.result()
+        if step + 1 < self._end_step:
+            self._next = {step + 1: self._pool.submit(self._prepare, step + 1)}
+        return prepared
+
+    def close(self) -> None:
+        """End the thread, once `prepare` returns."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _StoppedError(Exception):
+    """Nobody waits for this look any more."""
+
+
+@dataclass
+class _Look:
+    """A look for the batch of a step ahead of it."""
+
+    step: int
+    is_found: threading.Event = field(default_factory=threading.Event)
+    is_stopped: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        if self.is_stopped.is_set():
+            raise _StoppedError
+
+
+@dataclass
+class SpooledBatches:
+    """The batches that the orchestrator sends, each acknowledged once all ranks train it.
+
+    The ranks of one context group each read the part of their data-parallel rank. A batch that
+    comes while a step runs is read, checked and made into tensors meanwhile.
 
     >>> batch = batches.receive(step=0)  # doctest: +SKIP
     """
@@ -55,16 +110,55 @@ class SpooledBatches:
     term: int
     vocabulary: int
     timeout_seconds: float
+    end_step: int
+    """No batch from here on is looked for."""
+    check: Callable[[], None] = lambda: None
+    """Raises what ends the wait for a batch: without the version before it may never come."""
+    _look: _Look | None = None
+    _found: Future[list[list[ReadyMicroBatch]]] | None = None
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="ahead")
+    )
 
     def receive(self, step: int) -> StepBatch:
         """Wait for batch `step`; refuses content that cannot train, on all ranks together."""
-        batch = self.receiver.receive(step, timeout_seconds=self.timeout_seconds)
-        self._check(batch, step)
-        updates = batch.updates()
+        updates = self._take(step)
         self._check_alike(step, [len(update) for update in updates])
         if self.world.is_first:
             self.receiver.send_event(BatchReceived(step=step, term=self.term))
+        if step + 1 < self.end_step:
+            self._look = _Look(step + 1)
+            self._found = self._pool.submit(self._find, self._look)
         return StepBatch(updates)
+
+    def close(self) -> None:
+        """End the look for the next batch."""
+        if self._look is not None:
+            self._look.is_stopped.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _take(self, step: int) -> list[list[ReadyMicroBatch]]:
+        look, found = self._look, self._found
+        if look is not None and found is not None and look.step == step:
+            if look.is_found.is_set():
+                return found.result()
+            # It has not come yet; who waits hears of it first, and of what ends the wait.
+            look.is_stopped.set()
+        self.check()
+        timeout = self.timeout_seconds
+        batch = self.receiver.receive(step, timeout_seconds=timeout, check=self.check)
+        return self._ready(batch, step)
+
+    def _find(self, look: _Look) -> list[list[ReadyMicroBatch]]:
+        """On the thread; without an end, since nobody waits for it yet."""
+        batch = self.receiver.receive(look.step, timeout_seconds=math.inf, check=look.check)
+        look.is_found.set()
+        return self._ready(batch, look.step)
+
+    def _ready(self, batch: RankBatch, step: int) -> list[list[ReadyMicroBatch]]:
+        self._check(batch, step)
+        device = self.world.device
+        return [[ReadyMicroBatch.of(it, device) for it in update] for update in batch.updates()]
 
     def _check(self, batch: RankBatch, step: int) -> None:
         rank = self.world.data_rank
@@ -90,9 +184,9 @@ class SpooledBatches:
 
 def pack_own_share(
     samples: Sequence[Sample], world: World, *, max_tokens: int, vocabulary: int
-) -> list[MicroBatch]:
+) -> list[ReadyMicroBatch]:
     """The micro batches of this rank, of samples that every rank has."""
     mine = pack(samples, max_tokens=max_tokens, num_ranks=world.data_size)[world.data_rank]
     for micro_batch in mine:
         check_trainable(micro_batch, vocabulary)
-    return mine
+    return [ReadyMicroBatch.of(micro_batch, world.device) for micro_batch in mine]

@@ -39,7 +39,17 @@ class TrainTensors:
 
     @classmethod
     def build(cls, micro_batch: MicroBatch, device: torch.device) -> TrainTensors:
-        """The tensors of a micro batch that passed `check_trainable`."""
+        """The tensors of a micro batch that passed `check_trainable`, on the device.
+
+        A GPU gets them from pinned memory, without waiting for what it computes.
+        """
+        if isinstance(micro_batch, ReadyMicroBatch):
+            return micro_batch.tensors.on(device)
+        return cls.on_host(micro_batch, is_pinned=device.type == "cuda").on(device)
+
+    @classmethod
+    def on_host(cls, micro_batch: MicroBatch, *, is_pinned: bool) -> TrainTensors:
+        """The same tensors in main memory."""
         weights = _member_weights(micro_batch)
         is_target = np.any([weight != 0 for weight in weights.values()], axis=0)
         lengths = micro_batch.sequence_lengths
@@ -49,7 +59,7 @@ class TrainTensors:
 
         def tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
             # A copy: arrays off the wire are read-only views of the message.
-            return torch.tensor(array, dtype=dtype, device=device)
+            return torch.tensor(array, dtype=dtype, pin_memory=is_pinned)
 
         return cls(
             token_ids=tensor(arrays.token_ids, torch.int64),
@@ -63,7 +73,29 @@ class TrainTensors:
             sample_index=tensor(np.repeat(np.arange(len(lengths)), lengths), torch.int64),
             weights={name: tensor(weight, torch.float32) for name, weight in weights.items()},
             targets=tensor(np.flatnonzero(is_target), torch.int64),
-            layout=PackedLayout.build(lengths, device),
+            layout=PackedLayout.build(lengths, torch.device("cpu"), is_pinned=is_pinned),
+        )
+
+    def on(self, device: torch.device) -> TrainTensors:
+        """All of them on the device."""
+        if device == self.token_ids.device:
+            return self
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return TrainTensors(
+            token_ids=moved(self.token_ids),
+            position_ids=moved(self.position_ids),
+            temperatures=moved(self.temperatures),
+            sampling_logprobs=moved(self.sampling_logprobs),
+            reference_logprobs=moved(self.reference_logprobs),
+            is_scored=moved(self.is_scored),
+            advantages=moved(self.advantages),
+            sample_index=moved(self.sample_index),
+            weights={name: moved(weight) for name, weight in self.weights.items()},
+            targets=moved(self.targets),
+            layout=self.layout.on(device),
         )
 
     def members(self, name: str) -> Tensor:
@@ -76,6 +108,23 @@ class TrainTensors:
         counts = torch.zeros(len(self.layout.lengths), dtype=torch.float32, device=is_member.device)
         counts.index_add_(0, self.sample_index, is_member.float())
         return counts.clamp(min=1.0).index_select(0, self.sample_index)
+
+
+class ReadyMicroBatch(MicroBatch, frozen=True):
+    """A micro batch whose tensors were made before its step; it never leaves the process."""
+
+    tensors: TrainTensors
+    """In main memory, pinned for a GPU."""
+
+    @classmethod
+    def of(cls, micro_batch: MicroBatch, device: torch.device) -> ReadyMicroBatch:
+        """For a step that computes on `device`."""
+        return cls(
+            micro_batch.sample_ids,
+            micro_batch.sequence_lengths,
+            micro_batch.arrays,
+            TrainTensors.on_host(micro_batch, is_pinned=device.type == "cuda"),
+        )
 
 
 def check_trainable(micro_batch: MicroBatch, vocabulary: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from gradus.wire.events import Event
@@ -28,9 +29,12 @@ class BatchSender(Protocol):
 class BatchReceiver(Protocol):
     """The end of one data-parallel rank of the trainer; blocking, because the trainer is."""
 
-    def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
+    def receive(
+        self, step: int, *, timeout_seconds: float, check: Callable[[], None] = ...
+    ) -> RankBatch:
         """This rank's part of batch `step`; DeadlineError after `timeout_seconds`,
-        FencedError when the batch was written under another term."""
+        FencedError when the batch was written under another term. While it waits it calls `check`
+        again and again, whose errors end the wait."""
         ...
 
     def send_event(self, event: Event) -> None:

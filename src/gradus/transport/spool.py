@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -298,7 +298,9 @@ class SpoolReceiver:
         self._sending = threading.Lock()
         self._watch = FolderWatch(run_dir.spool)
 
-    def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
+    def receive(
+        self, step: int, *, timeout_seconds: float, check: Callable[[], None] = lambda: None
+    ) -> RankBatch:
         name = name_of_batch(step)
         deadline = time.monotonic() + timeout_seconds
         while name not in os.listdir(self._run_dir.spool):
@@ -309,6 +311,7 @@ class SpoolReceiver:
                     f"see its log in {self._run_dir.logs}"
                 )
             self._watch.wait(deadline - time.monotonic())
+            check()
         return self._read(self._run_dir.spool / name, step)
 
     def send_event(self, event: Event) -> None:

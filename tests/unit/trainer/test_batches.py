@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from gradus.errors import DeadlineError, ProtocolError
+from gradus.errors import ConfigError, DeadlineError, ProtocolError, StorageError
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.trainer.batches import SpooledBatches
+from gradus.testing.commands import wait_until
+from gradus.trainer.batches import ReadAhead, SpooledBatches
 from gradus.trainer.distributed import World
-from gradus.trainer.tensors import TrainTensors, check_trainable, count_members
+from gradus.trainer.tensors import (
+    ReadyMicroBatch,
+    TrainTensors,
+    check_trainable,
+    count_members,
+)
 from gradus.wire.events import BatchReceived, Event
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.versions import VersionSpan
@@ -26,10 +36,18 @@ class ListReceiver:
     def __init__(self, *batches: RankBatch) -> None:
         self.batches = {batch.step: batch for batch in batches}
         self.events: list[Event] = []
+        self.arrived = threading.Event()
+        self.readers: list[str] = []
 
-    def receive(self, step: int, *, timeout_seconds: float) -> RankBatch:
-        if step not in self.batches:
-            raise DeadlineError(f"batch {step} did not come")
+    def receive(
+        self, step: int, *, timeout_seconds: float, check: Callable[[], None] = lambda: None
+    ) -> RankBatch:
+        deadline = time.monotonic() + timeout_seconds
+        while step not in self.batches:
+            check()
+            if not self.arrived.wait(0.01) and time.monotonic() >= deadline:
+                raise DeadlineError(f"batch {step} did not come")
+        self.readers.append(threading.current_thread().name)
         return self.batches[step]
 
     def send_event(self, event: Event) -> None:
@@ -43,8 +61,22 @@ def rank_batch(*micro_batches: MicroBatch, step: int = 0, rank: int = 0) -> Rank
     return RankBatch(step, 1, rank, VersionSpan(0, 0), list(micro_batches))
 
 
-def build_batches(receiver: ListReceiver, world: World) -> SpooledBatches:
-    return SpooledBatches(receiver, world, term=1, vocabulary=32, timeout_seconds=1.0)
+def build_batches(
+    receiver: ListReceiver,
+    world: World,
+    *,
+    end_step: int = 1,
+    check: Callable[[], None] = lambda: None,
+) -> SpooledBatches:
+    return SpooledBatches(
+        receiver,
+        world,
+        term=1,
+        vocabulary=32,
+        timeout_seconds=0.2,
+        end_step=end_step,
+        check=check,
+    )
 
 
 def test_a_good_batch_is_given_and_acknowledged(world: World) -> None:
@@ -69,6 +101,84 @@ def test_the_part_of_another_rank_is_refused(world: World) -> None:
     receiver = ListReceiver(rank_batch(build_micro_batch(), rank=1))
     with pytest.raises(ProtocolError, match="rank 1"):
         build_batches(receiver, world).receive(0)
+
+
+def test_a_batch_that_comes_during_a_step_is_ready_for_the_next(world: World) -> None:
+    good = rank_batch(build_micro_batch())
+    receiver = ListReceiver(good, rank_batch(build_micro_batch(), step=1))
+    with closing(build_batches(receiver, world, end_step=2)) as batches:
+        batches.receive(0)
+        wait_until(lambda: len(receiver.readers) == 2)
+        assert receiver.events == [BatchReceived(step=0, term=1)], "its own step acknowledges it"
+        [[ready]] = batches.receive(1).updates
+    assert isinstance(ready, ReadyMicroBatch)
+    assert receiver.readers[1].startswith("ahead")
+    assert receiver.events[1:] == [BatchReceived(step=1, term=1)]
+    expected = TrainTensors.build(build_micro_batch(), world.device)
+    assert torch.equal(ready.tensors.token_ids, expected.token_ids)
+
+
+def test_a_batch_that_comes_late_is_read_by_the_step_itself(world: World) -> None:
+    receiver = ListReceiver(rank_batch(build_micro_batch()))
+    with closing(build_batches(receiver, world, end_step=2)) as batches:
+        batches.receive(0)
+        with pytest.raises(DeadlineError, match="batch 1"):
+            batches.receive(1)
+        receiver.batches[1] = rank_batch(build_micro_batch(), step=1)
+        assert len(batches.receive(1).updates) == 1
+    assert receiver.readers == [threading.current_thread().name] * 2
+
+
+def test_a_bad_batch_read_ahead_is_refused_at_its_own_step(world: World) -> None:
+    receiver = ListReceiver(rank_batch(build_micro_batch()), rank_batch(step=1))
+    with closing(build_batches(receiver, world, end_step=2)) as batches:
+        batches.receive(0)
+        wait_until(lambda: len(receiver.readers) == 2)
+        with pytest.raises(ProtocolError, match="no micro batches"):
+            batches.receive(1)
+    assert receiver.events == [BatchReceived(step=0, term=1)]
+
+
+def test_nothing_is_read_beyond_the_last_step(world: World) -> None:
+    receiver = ListReceiver(*(rank_batch(build_micro_batch(), step=step) for step in range(3)))
+    with closing(build_batches(receiver, world, end_step=2)) as batches:
+        for step in range(2):
+            batches.receive(step)
+    assert len(receiver.readers) == 2
+
+
+def test_a_version_that_cannot_be_published_ends_the_wait_for_a_batch(world: World) -> None:
+    def fail() -> None:
+        raise StorageError("disk full")
+
+    with pytest.raises(StorageError, match="disk full"):
+        build_batches(ListReceiver(), world, check=fail).receive(0)
+
+
+def test_what_is_made_ahead_goes_in_order_one_step_at_a_time() -> None:
+    made: list[int] = []
+
+    def make(step: int) -> int:
+        made.append(step)
+        return step
+
+    with closing(ReadAhead(make, end_step=5)) as ahead:
+        for step in range(5):
+            assert ahead.take(step) == step
+            wait_until(lambda step=step: len(made) == min(5, step + 2))
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_what_cannot_be_made_ahead_is_raised_by_its_own_step() -> None:
+    def make(step: int) -> int:
+        if step == 1:
+            raise ConfigError("row 7 is bad")
+        return step
+
+    with closing(ReadAhead(make, end_step=3)) as ahead:
+        assert ahead.take(0) == 0
+        with pytest.raises(ConfigError, match="row 7"):
+            ahead.take(1)
 
 
 def poison(field: str, value: float) -> Callable[[MicroBatch], None]:

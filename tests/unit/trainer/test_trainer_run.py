@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,14 @@ from gradus.config import (
     TrainerConfig,
     TrainerProcessConfig,
 )
-from gradus.errors import DeadlineError, GradusError
+from gradus.errors import DeadlineError, FencedError, GradusError, RunDirectoryError
 from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
+from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.trainer.entry.rl import run
 from gradus.transport import SpoolSender
+from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import BASE_FILE, verify_version
 from gradus.wire.events import (
     BatchReceived,
@@ -108,6 +113,17 @@ async def events_of(sender: Any) -> list[Event]:
     events = [await sender.receive_event()]
     while not isinstance(events[-1], TrainerDone):
         events.append(await sender.receive_event())
+    await sender.close()
+    return events
+
+
+async def all_events(sender: Any) -> list[Event]:
+    """Those that lie in the spool."""
+    events: list[Event] = []
+    with contextlib.suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout(0.3):
+                events.append(await sender.receive_event())
     await sender.close()
     return events
 
@@ -195,6 +211,47 @@ async def test_a_deterministic_run_repeats_bit_by_bit(tmp_path: Path, tiny_model
         run(build_config(tmp_path / name, tiny_model, compute_dtype="bfloat16"))
         contents.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
     assert contents[0] == contents[1]
+
+
+async def test_a_version_that_cannot_be_written_ends_the_run_and_is_not_announced(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Its name is taken, as by another process that publishes for the same run."""
+    sender = await send_batches(tmp_path)
+    weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files={})
+    weights.publish_version(2, [("w", torch.zeros(1))])
+    with pytest.raises(RunDirectoryError, match="version_00000002 exists already"):
+        run(build_config(tmp_path, tiny_model))
+    events = await all_events(sender)
+    assert [e.version for e in events if isinstance(e, PolicyPublished)] == [1]
+    assert [e.step for e in events if isinstance(e, StepFinished)] == [0]
+    assert not any(isinstance(e, TrainerDone) for e in events)
+
+
+async def test_a_version_that_cannot_be_written_ends_the_wait_for_the_next_batch(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Without the version the orchestrator has nothing to play, so the batch would never come."""
+    sender = await send_batches(tmp_path, steps=1)
+    weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files={})
+    weights.publish_version(1, [("w", torch.zeros(1))])
+    began = time.monotonic()
+    with pytest.raises(RunDirectoryError, match="version_00000001 exists already"):
+        run(build_config(tmp_path, tiny_model, receive_timeout_seconds=600))
+    assert time.monotonic() - began < 60
+    await sender.close()
+
+
+async def test_a_newer_owner_ends_the_trainer_and_nothing_is_announced(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    sender = await send_batches(tmp_path)
+    lease = RunLease.take(RunDirectory(tmp_path))
+    with pytest.raises(FencedError, match="term 1"):
+        run(build_config(tmp_path, tiny_model))
+    lease.release()
+    assert not RunDirectory(tmp_path).version(1).exists()
+    await sender.close()
 
 
 async def test_a_missing_batch_is_a_deadline(tmp_path: Path, tiny_model: Path) -> None:

@@ -42,6 +42,7 @@ def test_a_file_is_the_one_that_safetensors_reads(tmp_path: Path) -> None:
 def test_the_digest_of_what_is_written_is_that_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)  # Several threads also on a small machine.
     monkeypatch.setattr(sealed, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(tensor_files, "BLOCK_BYTES", block_bytes)
     entries = write_tensors(tmp_path, TENSORS.items(), DurableFiles(), shard_bytes=500)

@@ -82,15 +82,18 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)
     saver = _build_saver(config, learner, channels)
+    batches = SpooledBatches(
+        receiver,
+        world,
+        term=config.term,
+        vocabulary=learner.vocabulary,
+        timeout_seconds=trainer.receive_timeout_seconds,
+        end_step=config.end_step,
+        check=channels.thread.check,
+    )
     ladder = Ladder(
         learner,
-        SpooledBatches(
-            receiver,
-            world,
-            term=config.term,
-            vocabulary=learner.vocabulary,
-            timeout_seconds=trainer.receive_timeout_seconds,
-        ),
+        batches,
         record=partial(_send_report, channels, config.term),
         publish_version=publisher.publish_version,
         saver=saver,
@@ -104,7 +107,8 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
             _submit_announcement(channels, config.term, published)
         # Nothing is played before inference serves it, and the orchestrator hears of it first.
         publisher.settle()
-    ladder.train(config.resume_step or 0, config.end_step)
+    with closing(batches):
+        ladder.train(config.resume_step or 0, config.end_step)
     learner.save(run_dir, files)
     publisher.finish()
     if world.is_first:

@@ -19,7 +19,7 @@ from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.trainer.batches import StepBatch, pack_own_share
+from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import PART, TrainingState
 from gradus.trainer.data.conversation_files import load_conversations
@@ -85,7 +85,8 @@ def _train(
     )
     validation = _build_validation(sft, learner, encoder, held_out)
     versions = EvaluatedVersions.build(config, learner, run_dir, files, thread)
-    saver = _build_saver(config, learner.state, run_dir, stream)
+    batches = ConversationBatches(stream, sft, world, learner.vocabulary)
+    saver = _build_saver(config, learner.state, run_dir, batches)
 
     def record(report: StepReport) -> None:
         monitor.record(report.metrics, step=report.step)
@@ -94,7 +95,7 @@ def _train(
 
     ladder = Ladder(
         learner,
-        ConversationBatches(stream, sft, world, learner.vocabulary),
+        batches,
         record=record,
         validate=None if validation is None else validation.run_when_due,
         publish_version=None if versions is None else versions.publish_when_due,
@@ -107,23 +108,38 @@ def _train(
         refuse_inexact(learner.policy, world)
     if versions is not None and config.resume_step is not None:
         versions.resume_at(first_step)
-    ladder.train(first_step, sft.max_steps)
+    with closing(batches):
+        ladder.train(first_step, sft.max_steps)
     learner.save(run_dir, files)
     if versions is not None:
         versions.finish()
 
 
-@dataclass(frozen=True)
 class ConversationBatches:
-    """The next conversations, of which each rank trains its own share."""
+    """The next conversations, of which each rank trains its own share; encoded a step ahead."""
 
-    stream: ConversationStream
-    config: SftConfig
-    world: World
-    vocabulary: int
+    def __init__(
+        self, stream: ConversationStream, config: SftConfig, world: World, vocabulary: int
+    ) -> None:
+        self.stream = stream
+        self.config = config
+        self.world = world
+        self.vocabulary = vocabulary
+        self.num_read = 0
+        """Conversations that went into the batches received; the stream may have read more."""
+        self._ahead = ReadAhead(self._prepare, end_step=config.max_steps)
 
-    def receive(self, step: int) -> StepBatch:  # noqa: ARG002
+    def receive(self, step: int) -> StepBatch:
         """The next batch, whatever the step: the stream knows what was read before."""
+        batch, self.num_read = self._ahead.take(step)
+        return batch
+
+    def close(self) -> None:
+        """End the thread that encodes."""
+        self._ahead.close()
+
+    def _prepare(self, _: int) -> tuple[StepBatch, int]:
+        """The next batch, and how many conversations were read with it."""
         samples = self.stream.take(self.config.batch_conversations)
         max_tokens = self.config.micro_batch_tokens
         mine = pack_own_share(
@@ -137,7 +153,7 @@ class ConversationBatches:
             ),
             "sample/skipped/sum": float(self.stream.num_skipped),
         }
-        return StepBatch([mine], metrics)
+        return StepBatch([mine], metrics), self.stream.num_read
 
 
 @dataclass(frozen=True)
@@ -220,7 +236,7 @@ def _build_saver(
     config: SftProcessConfig,
     state: TrainingState,
     run_dir: RunDirectory,
-    stream: ConversationStream,
+    batches: ConversationBatches,
 ) -> CheckpointSaver:
     """Rank 0 commits by itself: a supervised run has no other part."""
     settings = config.sft.checkpoint
@@ -228,7 +244,7 @@ def _build_saver(
     checkpoints = CheckpointStore(run_dir, config.term)
     if state.world.is_first:
         checkpoints.discard_stale()
-    digest = stream.digest()
+    digest = batches.stream.digest()
 
     def seal(step: int) -> None:
         checkpoints.commit(step, [PART])
@@ -241,7 +257,7 @@ def _build_saver(
         max_steps=config.sft.max_steps,
         announce=lambda step: logger.info("checkpoint %d is saved", step),
         seal=seal,
-        counters=lambda: {_NUM_READ: stream.num_read, _DATA_DIGEST: digest},
+        counters=lambda: {_NUM_READ: batches.num_read, _DATA_DIGEST: digest},
     )
 
 

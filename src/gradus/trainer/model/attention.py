@@ -7,7 +7,7 @@ the row, H query heads, K key heads, D the size of a head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -38,11 +38,24 @@ class PackedLayout:
 
     @classmethod
     def build(
-        cls, lengths: Sequence[int], device: torch.device, context: ContextGroup | None = None
+        cls,
+        lengths: Sequence[int],
+        device: torch.device,
+        context: ContextGroup | None = None,
+        *,
+        is_pinned: bool = False,
     ) -> PackedLayout:
         """The layout of samples of these lengths, laid end to end."""
-        boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return cls(tuple(lengths), torch.from_numpy(boundaries).to(device), context)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        boundaries = torch.from_numpy(starts)
+        boundaries = boundaries.pin_memory() if is_pinned else boundaries
+        return cls(tuple(lengths), boundaries.to(device, non_blocking=is_pinned), context)
+
+    def on(self, device: torch.device) -> PackedLayout:
+        """The same layout there; pinned memory is copied without waiting for it."""
+        if device == self.boundaries.device:
+            return self
+        return replace(self, boundaries=self.boundaries.to(device, non_blocking=True))
 
     @property
     def longest(self) -> int:
