@@ -42,6 +42,7 @@ from gradus.log import configure_logging
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.build import Components
 from gradus.orchestrator.groups.grading import build_grader
+from gradus.orchestrator.play.environment import AgentConfigs
 from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -182,9 +183,12 @@ def build_payload(seed: int) -> bytes:
     return msgspec.msgpack.encode(episode.model_dump(mode="json"))
 
 
-def receive_episode(payloads: list[bytes], number: int) -> WireEpisode:
+def receive_episode(payloads: list[bytes], configs: AgentConfigs, number: int) -> WireEpisode:
     """As the client of an environment process does."""
-    return WireEpisode.model_validate(msgspec.msgpack.decode(payloads[number % len(payloads)]))
+    record = msgspec.msgpack.decode(payloads[number % len(payloads)])
+    for trace in record["traces"]:
+        trace["agent"]["config"] = configs.parsed(trace["agent"]["config"])
+    return WireEpisode.model_validate(record)
 
 
 def quantile(values: Iterable[float], share: float) -> float:
@@ -239,7 +243,9 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         simulation.train_seconds,
     )
     environment = ScriptedEnvironment(
-        wait=engine.generate, play=partial(receive_episode, payloads), num_tasks=None
+        wait=engine.generate,
+        play=partial(receive_episode, payloads, AgentConfigs()),
+        num_tasks=None,
     )
     source = Source(
         SourceShare(SOURCE, 1.0, None),

@@ -14,12 +14,15 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from verifiers.v1.episode import WireEpisode
 
 from gradus.config import ModelConfig, SamplingConfig, SourceConfig
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure, ProtocolError
 from gradus.files import write_json
 from gradus.orchestrator.play.environment import (
+    MAX_AGENT_CONFIGS,
+    AgentConfigs,
     EnvironmentAddress,
     EnvironmentClient,
     build_settings,
@@ -30,6 +33,7 @@ from gradus.orchestrator.traces import cut_bytes
 from gradus.orchestrator.types import EpisodeFailed, Task
 from gradus.run.paths import RunDirectory
 from gradus.testing.configs import build_algorithm_config
+from gradus.testing.episodes import build_episode
 
 MODEL = ModelConfig(name="tiny", renderer="qwen3")
 
@@ -355,3 +359,24 @@ def test_a_setting_that_the_renderer_does_not_take_is_refused_by_name() -> None:
     model = ModelConfig(name="tiny", renderer={"name": "qwen3", "enable_thinkin": False})
     with pytest.raises(ConfigError, match=r"model\.renderer .*enable_thinkin: Extra inputs"):
         build_settings(build_source(), model, "http://x")
+
+
+def test_configs_of_agents_are_parsed_once_and_say_what_each_trace_would() -> None:
+    configs = AgentConfigs()
+    records = [build_episode(reward=r).model_dump(mode="json") for r in (0.0, 1.0)]
+    expected = [WireEpisode.model_validate(record).model_dump_json() for record in records]
+    for record in records:
+        (trace,) = record["traces"]
+        trace["agent"]["config"] = configs.parsed(dict(trace["agent"]["config"]))
+    episodes = [WireEpisode.model_validate(record) for record in records]
+    assert [episode.model_dump_json() for episode in episodes] == expected
+    first, second = (episode.traces[0].agent for episode in episodes)
+    assert first.config is second.config
+    assert first is not second
+
+
+def test_another_config_of_an_agent_is_not_taken_for_one_that_was_seen() -> None:
+    configs = AgentConfigs()
+    for number in range(2 * MAX_AGENT_CONFIGS):
+        assert configs.parsed({"max_turns": number + 1}).max_turns == number + 1
+    assert configs.parsed(None) is None
