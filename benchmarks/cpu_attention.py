@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradus.trainer.model.attention import PackedLayout, packed_attention, padded_tokens
+from gradus.trainer.model.attention import PackedLayout, packed_attention
+from gradus.trainer.model.cpu.attention import count_padding
 
 HEADS, KEY_HEADS, SIZE = 6, 2, 32
 CPU = torch.device("cpu")
@@ -128,7 +129,7 @@ def main() -> None:
         lengths = sorted(random.integers(longest // 8, longest + 1, count).tolist(), reverse=True)
         for dtype in (torch.float32, torch.bfloat16):
             found = measure(lengths, dtype, options.rounds)
-            share = padded_tokens(lengths, CPU, dtype) / sum(lengths)
+            share = count_padding(lengths, dtype) / sum(lengths)
             results.append(
                 {"case": case, "dtype": str(dtype), "milliseconds": found}
                 | {"gradus_padding_per_token": round(share, 3)}

@@ -21,14 +21,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradus.trainer.model.kernels import Platform
 
 SHAPES = ((512, 576, 49_152), (512, 1024, 151_936))
 """Tokens, hidden size and vocabulary: the output layers of SmolLM2-135M and Qwen3-0.6B."""
 FORMS = {"rounded": False, "float32": True}
 
 
-def measure(tokens: int, hidden_size: int, vocabulary: int, repeats: int) -> dict[str, Any]:
+def measure(
+    tokens: int, hidden_size: int, vocabulary: int, repeats: int, processor: Platform
+) -> dict[str, Any]:
     """Seconds and errors of both forms."""
     import torch
 
@@ -51,7 +56,9 @@ def measure(tokens: int, hidden_size: int, vocabulary: int, repeats: int) -> dic
         for name, is_exact in FORMS.items():
             hidden.grad = weight.grad = None
             start = time.process_time()
-            logprobs, _ = chosen_logprobs(hidden, weight, labels, ones, is_exact=is_exact)
+            logprobs, _ = chosen_logprobs(
+                hidden, weight, labels, ones, is_exact=is_exact, platform=processor
+            )
             logprobs.sum().backward()
             if number:  # The first call of a kernel also prepares it.
                 seconds[name].append(time.process_time() - start)
@@ -78,14 +85,15 @@ def main() -> None:
         held_back = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
         subprocess.run([sys.executable, *sys.argv], env=held_back, check=True)
         return
-    from gradus.trainer import logprobs
+    from gradus.trainer.model.cpu.head import has_bfloat16_instructions
+    from gradus.trainer.model.kernels import DeviceFacts, Platform
 
-    if arguments.without_bfloat16:
-        logprobs._has_bfloat16_instructions = lambda: False
+    has_instructions = has_bfloat16_instructions() and not arguments.without_bfloat16
+    processor = Platform(DeviceFacts("cpu", has_bfloat16=has_instructions))
     found = {
         "machine": platform.processor() or platform.machine(),
-        "has_bfloat16_instructions": logprobs._has_bfloat16_instructions(),
-        "cases": [measure(*shape, arguments.repeats) for shape in SHAPES],
+        "has_bfloat16_instructions": has_instructions,
+        "cases": [measure(*shape, arguments.repeats, processor) for shape in SHAPES],
     }
     text = json.dumps(found, indent=1)
     print(text)

@@ -33,13 +33,13 @@ def run(words: Sequence[str]) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")
 
-    from gradus.trainer.distributed import join_world
+    from gradus.trainer.distributed import CPU, join_world
     from gradus.trainer.loss_check import check_loss
     from gradus.trainer.losses import build_loss
 
     loss = build_loss(config)
     # Float64 is the measure, and a table in the place of a model needs no GPU.
-    with join_world(on_cpu=True) as world:
+    with join_world(CPU) as world:
         report = check_loss(loss, world, aggregation=config.aggregation)
     print("\n".join(_table(config.type, report)))
     if report.reason is not None:

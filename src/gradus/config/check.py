@@ -27,7 +27,7 @@ from gradus.config.schema.environment import (
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
 from gradus.config.schema.model import ModelConfig
-from gradus.config.schema.optimizers import OptimizerConfig, SgdConfig
+from gradus.config.schema.optimizers import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
@@ -105,6 +105,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
             ("trainer", "micro_batch_tokens"), trainer.micro_batch_tokens, config.model
         ),
         *parallel_problems(("trainer", "parallel"), trainer.parallel, trainer.num_processes),
+        *_offload_problems(("trainer", "parallel"), trainer.parallel, trainer.optimizer),
         *_inference_problems(config.inference),
         *_plugin_problems(("trainer", "loss"), trainer.loss),
         *_plugin_problems((*train, "algo"), orchestrator.train.algo),
@@ -144,6 +145,7 @@ def _sft_problems(config: SftConfig) -> list[Problem]:
         *_lora_problems(("lora",), config.lora),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
         *parallel_problems(("parallel",), config.parallel, config.num_processes),
+        *_offload_problems(("parallel",), config.parallel, config.optimizer),
         *_rank_problems(
             ("batch_conversations",),
             config.batch_conversations,
@@ -315,6 +317,24 @@ def parallel_problems(
                 f"{size} does not divide the {num_processes} processes of the trainer; "
                 f"change it, or make num_processes a multiple of {size}",
             )
+
+
+def _offload_problems(
+    path: KeyPath, parallel: ParallelConfig, optimizer: OptimizerConfig
+) -> Iterator[Problem]:
+    """What cannot wait, or be updated, in the memory of the CPU."""
+    if parallel.offload_activations and parallel.activation_checkpointing != "full":
+        yield Problem(
+            (*path, "offload_activations"),
+            f"activation_checkpointing = {parallel.activation_checkpointing!r} keeps more than the "
+            'inputs of layers, and only those are moved; set activation_checkpointing = "full"',
+        )
+    if parallel.offload_optimizer and isinstance(optimizer, MuonConfig):
+        yield Problem(
+            (*path, "offload_optimizer"),
+            "Muon multiplies whole matrices in each update, which would run on CPU cores; use "
+            'optimizer.type = "adamw" or "sgd", or leave the optimizer on the GPU',
+        )
 
 
 def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Iterator[Problem]:

@@ -342,7 +342,7 @@ def parallel_machine_problems(
     Reads the config.json of a model that lies in a directory here; of any other the trainer says
     the same once it has loaded it.
     """
-    if parallel.compile and (problem := compiler_problem(variables)):
+    if parallel.compile is True and (problem := compiler_problem(variables)):
         yield Problem((*path, "compile"), problem)
     if parallel.context_parallel_size == 1:
         return

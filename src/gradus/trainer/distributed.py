@@ -24,8 +24,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from gradus.config import ParallelConfig, parallel_problems, refuse
-from gradus.errors import ConfigError, DeadlineError, ProcessError
+from gradus.errors import DeadlineError, ProcessError
+from gradus.trainer.model.kernels import count_gpus, own_device
 
+CPU = torch.device("cpu")
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 """Deadline of one collective; a rank that is later is taken for dead."""
 _TURN_KEY = "gradus/first_rank"
@@ -55,7 +57,7 @@ class World:
     Ranks of one context group hold the same micro batches and see the same losses, so they count
     as one data-parallel rank.
 
-    >>> with join_world() as world:  # doctest: +SKIP
+    >>> with join_world(training_device()) as world:  # doctest: +SKIP
     ...     world.sums({"tokens": 3.0})
     {'tokens': 3.0}
     """
@@ -204,20 +206,21 @@ def _store() -> Any:
 
 @contextmanager
 def join_world(
+    device: torch.device,
     *,
     deterministic: bool = False,
     parallel: ParallelConfig | None = None,
     timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
-    on_cpu: bool = False,
 ) -> Iterator[World]:
-    """The world that torchrun describes, or a world of one without torchrun; on this process's GPU
-    if there is one, unless `on_cpu`.
+    """The world that torchrun describes, or a world of one without torchrun, on a device.
 
+    Runs pass `training_device()`; whoever wants a CPU says so, and never finds itself on a GPU.
     `deterministic` makes torch use one thread and deterministic kernels only, until the exit.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device("cpu") if on_cpu else _own_device()
-    if device.type == "cpu":
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
         keep_freed_memory()
     is_alone = "WORLD_SIZE" not in os.environ
     dist.init_process_group(
@@ -285,18 +288,9 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0][:200]
 
 
-def _own_device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if index >= count:
-        raise ConfigError(
-            f"trainer process {index} of this machine has no GPU: {count} can be seen; lower "
-            "num_processes, or name more of them in trainer.gpus"
-        )
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
+def training_device() -> torch.device:
+    """The GPU of this process of a run, or the CPU of a machine without GPUs."""
+    return own_device(count_gpus(), int(os.environ.get("LOCAL_RANK", "0")))
 
 
 @contextmanager

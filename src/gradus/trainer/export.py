@@ -24,7 +24,7 @@ from gradus.trainer.checkpoint.training_state import (
     read_progress,
     refuse_other_base,
 )
-from gradus.trainer.distributed import join_world
+from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.lora import add_adapters, base_digest
 from gradus.trainer.model.policy_model import PolicyModel
@@ -68,8 +68,8 @@ def _write(checkpoint: Checkpoint, directory: Path) -> None:
     origin = read_progress(checkpoint.part(PART)).origin
     trained = _trained(checkpoint, origin)
     dtype = serving_dtype(origin.compute_dtype)
-    with join_world() as world:
-        model = load_model(trained.model, world.device)
+    with join_world(CPU) as world:
+        model = load_model(trained.model, CPU)
         files = model_files(model, load_tokenizer(trained.model), dtype)
         if trained.lora is not None:
             refuse_other_base(origin, base_digest(model))

@@ -22,6 +22,7 @@ from gradus.trainer.losses import build_loss
 from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.lora import adapter_files
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import save_adapter, save_model, serving_dtype
 from gradus.trainer.step import GradientStep, StepLoss, merge_losses
@@ -76,7 +77,7 @@ class Learner:
                 policy,
                 build_loss(loss),
                 world,
-                sync=settings.parallel.gradient_sync,
+                sync=sync_on(world.device, settings.parallel),
                 aggregation=loss.aggregation,
             ),
             optimizer=PolicyOptimizer(

@@ -7,37 +7,62 @@ N chosen tokens, H hidden size, V vocabulary, C tokens and W words of one block.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradus.trainer.model.cpu.head import (
+    exp_of_logprobs,
+    float32_product,
+    label_products,
+    shifted_product,
+)
+from gradus.trainer.model.kernels import (
+    BlockSize,
+    Platform,
+    Product,
+    WideningProduct,
+    head_block,
+    head_product,
+)
+
 _LOWEST_LOGPROB = -1e4
 """exp of it is 0; keeps -inf logits out of products with 0."""
-_LOG2_E = 1 / math.log(2)
-
-
-class BlockSize(NamedTuple):
-    """Largest block of logits that exists at once."""
-
-    tokens: int
-    vocabulary: int
 
 
 class _Form(NamedTuple):
     """How logits are computed."""
 
     block: BlockSize
-    is_exact: bool
+    product: Product
+    is_cpu: bool
+    widening: WideningProduct
 
+    @classmethod
+    def of(cls, platform: Platform, hidden: Tensor, weight: Tensor, *, is_exact: bool) -> _Form:
+        facts = platform.facts
+        return cls(
+            block=platform.block or head_block(facts, weight.shape[0]),
+            product=head_product(facts, hidden.dtype, is_exact=is_exact),
+            is_cpu=facts.kind == "cpu",
+            widening=platform.widening,
+        )
 
-_CPU_BLOCK = BlockSize(tokens=512, vocabulary=1024)
-_CUDA_BLOCK = BlockSize(tokens=4096, vocabulary=16384)
-"""Near the caches of a CPU core; large enough to fill a GPU."""
+    def add_product(self, target: Tensor, left: Tensor, right: Tensor) -> None:
+        """target += left @ right, in the dtype of the target where that can be had."""
+        if target.dtype == left.dtype:
+            target.addmm_(left, right)
+        elif self.product == "widening":
+            target.add_(self.widening(left, right))
+        else:
+            target.add_(left @ right)
+
+    def exp(self, log_p: Tensor) -> Tensor:
+        """e to the power of logprobs, which are 0 at most."""
+        return exp_of_logprobs(log_p) if self.is_cpu else log_p.exp()
 
 
 def chosen_logprobs(
@@ -47,28 +72,22 @@ def chosen_logprobs(
     temperatures: Tensor,
     *,
     bias: Tensor | None = None,
-    block: BlockSize | None = None,
     is_exact: bool = True,
+    platform: Platform | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Float32 logprobs [N] of `labels`, and the entropies [N] of their distributions, in nats.
 
     The logits are `hidden @ weight.T (+ bias)` in float32 (float64 if that is the dtype of
     `hidden`), divided by each token's temperature; without `is_exact` the product is rounded to the
     dtype of `hidden` first. Both results carry gradient to `hidden`, `weight` and `bias`; an unused
-    entropy costs nothing on the way back.
+    entropy costs nothing on the way back. `platform` is that of `hidden` unless a test says
+    otherwise.
     """
-    form = _Form(block or _block_for(weight, hidden.is_cuda), is_exact)
+    form = _Form.of(platform or Platform.of(hidden.device), hidden, weight, is_exact=is_exact)
     logprobs, entropies = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, labels, temperatures, form
     )
     return logprobs, entropies
-
-
-def _block_for(weight: Tensor, is_cuda: bool) -> BlockSize:
-    """The usual block; a small vocabulary leaves room for more tokens."""
-    usual = _CUDA_BLOCK if is_cuda else _CPU_BLOCK
-    vocabulary = min(usual.vocabulary, weight.shape[0])
-    return BlockSize(usual.tokens * usual.vocabulary // vocabulary, vocabulary)
 
 
 @dataclass(frozen=True)
@@ -95,8 +114,7 @@ class _Head:
     @property
     def is_shifted(self) -> bool:
         """Whether logits are computed as distances from likely ones."""
-        is_exact = self.form.is_exact and self.hidden.dtype == torch.bfloat16
-        return is_exact and not self.hidden.is_cuda and _has_bfloat16_instructions()
+        return self.form.product == "shifted"
 
     def logits(self, tokens: slice, words: slice, likely: Tensor) -> Tensor:
         """[C, W] logits of the sampled distribution; the caller owns the memory.
@@ -105,45 +123,26 @@ class _Head:
         """
         hidden, weight = self.hidden[tokens], self.weight[words]
         bias = None if self.bias is None else self.bias[words]
-        if self.form.is_exact and hidden.dtype == torch.bfloat16:
-            raw = likely * self.temperatures[tokens]
-            logits = self._product(hidden, weight, raw)
-            logits = logits if bias is None else logits.add_(bias)
-        else:
+        if self.form.product == "plain":
             logits = torch.nn.functional.linear(hidden, weight, bias).to(self.dtype)
+        else:
+            logits = self._product(hidden, weight, likely * self.temperatures[tokens])
+            logits = logits if bias is None else logits.add_(bias)
         return logits.div_(self.temperatures[tokens, None])
 
     def _product(self, hidden: Tensor, weight: Tensor, likely: Tensor) -> Tensor:
-        """hidden @ weight.T of bfloat16 values in float32.
-
-        A CPU with instructions for bfloat16 rounds its sums to bfloat16. There a sum begins at
-        minus the likely logit, so that what is rounded is the distance from it: small where the
-        probability is not. Without the instructions float32 is the faster arithmetic.
-        """
-        if hidden.is_cuda:
-            return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-        if not self.is_shifted:
-            return torch.nn.functional.linear(hidden.float(), weight.float())
-        origin = likely.to(torch.bfloat16)[:, None]
-        distance = torch.addmm(-origin.expand(-1, weight.shape[0]), hidden, weight.T)
-        return distance.float().add_(origin)
+        """hidden @ weight.T of 16-bit values in float32."""
+        if self.form.product == "widening":
+            return self.form.widening(hidden, weight.T)
+        if self.form.product == "shifted":
+            return shifted_product(hidden, weight, likely)
+        return float32_product(hidden, weight)
 
     def label_logits(self, labels: Tensor) -> Tensor:
         """[N] float32 logits of the labels, for the shifted form."""
-        found = torch.empty(labels.shape, dtype=torch.float32)
-        for tokens in self.token_blocks():
-            chosen = labels[tokens]
-            product = self.hidden[tokens].float() * self.weight[chosen].float()
-            found[tokens] = product.sum(dim=1)
-            if self.bias is not None:
-                found[tokens] += self.bias[chosen]
-        return found / self.temperatures
-
-
-@cache
-def _has_bfloat16_instructions() -> bool:
-    capabilities = torch.cpu.get_capabilities()
-    return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16"))
+        tokens = self.form.block.tokens
+        products = label_products(self.hidden, self.weight, self.bias, labels, tokens)
+        return products / self.temperatures
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
@@ -154,8 +153,10 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 class _Sums:
     """Running maximum, Σ exp(logit - maximum) and Σ exp(logit - maximum)·(logit - maximum), [N]."""
 
-    def __init__(self, count: int, like: Tensor, dtype: torch.dtype) -> None:
-        self.highest = torch.full((count,), torch.finfo(dtype).min, dtype=dtype, device=like.device)
+    def __init__(self, head: _Head) -> None:
+        self._exp = head.form.exp
+        lowest = torch.finfo(head.dtype).min
+        self.highest = head.hidden.new_full((len(head.hidden),), lowest, dtype=head.dtype)
         self.total = torch.zeros_like(self.highest)
         self.moment = torch.zeros_like(self.highest)
 
@@ -166,7 +167,7 @@ class _Sums:
         step = before - highest
         shrink = step.exp()
         shifted = logits.sub_(highest[:, None]).clamp_(min=_LOWEST_LOGPROB)
-        exponentials = _exp(shifted)
+        exponentials = self._exp(shifted)
         self.moment[tokens] = shrink * (self.moment[tokens] + total * step)
         self.total[tokens] = shrink * total + exponentials.sum(dim=1)
         self.moment[tokens] += exponentials.mul_(shifted).sum(dim=1)
@@ -187,7 +188,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         form: _Form,
     ) -> tuple[Tensor, Tensor]:
         head = _Head(hidden, weight, bias, temperatures, form)
-        sums = _Sums(hidden.shape[0], hidden, head.dtype)
+        sums = _Sums(head)
         chosen = torch.zeros_like(sums.total)
         exact = head.label_logits(labels) if head.is_shifted else None
         for words in head.word_blocks():
@@ -220,7 +221,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         for_logprobs, for_entropies = gradients
         if for_logprobs is None:
             for_logprobs = torch.zeros_like(normalisers)
-        upstream = _Upstream(labels, normalisers, entropies, for_logprobs, for_entropies)
+        upstream = _Upstream(labels, normalisers, entropies, for_logprobs, for_entropies, ctx.form)
         by_hidden = torch.zeros_like(hidden, dtype=head.dtype)
         by_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         by_bias = None if bias is None else torch.empty_like(bias)
@@ -231,24 +232,13 @@ class _ChosenLogprobs(torch.autograd.Function):
                     head.logits(tokens, words, normalisers[tokens]), tokens, words
                 )
                 by_logits = by_logits.div_(temperatures[tokens, None]).to(hidden.dtype)
-                _add_product(by_hidden[tokens], by_logits, weight[words])
+                head.form.add_product(by_hidden[tokens], by_logits, weight[words])
                 part.add(by_logits, hidden[tokens])
             if by_weight is not None and part.weight is not None:
                 by_weight[words] = part.weight
             if by_bias is not None and part.bias is not None:
                 by_bias[words] = part.bias
         return by_hidden.to(hidden.dtype), by_weight, by_bias, None, None, None
-
-
-def _exp(log_p: Tensor) -> Tensor:
-    """e to the power of logprobs, which are 0 at most.
-
-    On a CPU torch's exp2 takes a third of the time of its exp. Rounding the product moves a result
-    by x·e^-x of the dtype's precision, at most 0.4 of it.
-    """
-    if log_p.is_cuda:
-        return log_p.exp()
-    return (log_p * _LOG2_E).exp2_()
 
 
 def _columns(labels: Tensor, words: slice) -> tuple[Tensor, Tensor]:
@@ -268,11 +258,12 @@ class _Upstream:
     for_logprobs: Tensor
     for_entropies: Tensor | None
     """None when no loss uses the entropies."""
+    form: _Form
 
     def by_logits(self, logits: Tensor, tokens: slice, words: slice) -> Tensor:
         """[C, W]: d logprob = onehot - p and d entropy = -p·(ln p + H), each times its gradient."""
         log_p = logits.sub_(self.normalisers[tokens, None]).clamp_(min=_LOWEST_LOGPROB)
-        gradient = _exp(log_p)
+        gradient = self.form.exp(log_p)
         if self.for_entropies is None:
             gradient.mul_(-self.for_logprobs[tokens, None])
         else:
@@ -292,6 +283,7 @@ class _HeadGradient:
     weight: Tensor | None
     """None when the layer is frozen."""
     bias: Tensor | None
+    form: _Form
 
     @classmethod
     def zeros(cls, head: _Head, words: slice, *, needs_weight: bool) -> _HeadGradient:
@@ -300,19 +292,12 @@ class _HeadGradient:
         return cls(
             weight=sums(shape, dtype=head.dtype) if needs_weight else None,
             bias=None if head.bias is None else sums(shape[:1], dtype=head.dtype),
+            form=head.form,
         )
 
     def add(self, by_logits: Tensor, hidden: Tensor) -> None:
         """Take in the gradient [C, W] of one block of logits."""
         if self.weight is not None:
-            _add_product(self.weight, by_logits.T, hidden)
+            self.form.add_product(self.weight, by_logits.T, hidden)
         if self.bias is not None:
             self.bias.add_(by_logits.sum(dim=0, dtype=self.bias.dtype))
-
-
-def _add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """target += left @ right."""
-    if target.dtype == left.dtype:
-        target.addmm_(left, right)
-    else:
-        target.add_(left @ right)

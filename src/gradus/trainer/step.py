@@ -32,8 +32,9 @@ from gradus.trainer.losses import (
     cross_entropy,
     reference_kl,
 )
+from gradus.trainer.model.kernels import GradientSync
 from gradus.trainer.model.policy_model import TokenScores
-from gradus.trainer.model.shard import GradientSync, expect_backward
+from gradus.trainer.model.shard import expect_backward
 from gradus.trainer.tensors import TrainTensors, count_members, count_sequences
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.tokens import LOSS_NAMES

@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from gradus.trainer.distributed import World
-from gradus.trainer.model.attention import padded_tokens
+from gradus.trainer.model.cpu.attention import count_padding
+from gradus.trainer.model.kernels import Attention, Platform
 from gradus.trainer.model.policy_model import output_head
 from gradus.trainer.tensors import count_targets
 from gradus.wire.micro_batch import MicroBatch
@@ -85,6 +86,8 @@ class WorkMeter:
     compute_dtype: torch.dtype
     peak_teraflops: float | None
     """Of one device; None means not known, and no MFU."""
+    attention: Attention
+    """What attends, on which padding depends."""
 
     @classmethod
     def build(
@@ -93,7 +96,8 @@ class WorkMeter:
         """With the peak that the user gives, or that of a known GPU."""
         if peak is None and world.device.type == "cuda":
             peak = peak_teraflops(torch.cuda.get_device_name(world.device))
-        return cls(ModelFlops.of(model), world, dtype, peak)
+        attention = Platform.of(world.device).attention(dtype, head_size(model))
+        return cls(ModelFlops.of(model), world, dtype, peak, attention)
 
     def measure(self, micro_batches: Sequence[MicroBatch], watch: Stopwatch) -> dict[str, float]:
         """Metrics of one step over all ranks."""
@@ -103,7 +107,7 @@ class WorkMeter:
                 "padding": sum(
                     padding_rows(
                         micro_batch,
-                        device=self.world.device,
+                        attention=self.attention,
                         dtype=self.compute_dtype,
                         context_size=self.world.context_size,
                     )
@@ -116,7 +120,7 @@ class WorkMeter:
         teraflops = totals["flops"] / seconds / 1e12 / self.world.size if seconds > 0 else 0.0
         metrics = {
             "throughput/model_teraflops_per_second": teraflops,
-            **self.world.maxima({"throughput/peak_memory_gib": peak_memory_bytes() / 2**30}),
+            **self.world.maxima({"throughput/peak_memory_gib": peak_memory_gib(self.world.device)}),
             "batch/padding/share": totals["padding"] / (totals["padding"] + totals["tokens"]),
         }
         if self.peak_teraflops is not None:
@@ -125,20 +129,20 @@ class WorkMeter:
 
 
 def padding_rows(
-    micro_batch: MicroBatch, *, device: torch.device, dtype: torch.dtype, context_size: int
+    micro_batch: MicroBatch, *, attention: Attention, dtype: torch.dtype, context_size: int
 ) -> int:
     """Rows that are computed and hold no token: dummies, blocks, and parts of a context."""
     if micro_batch.is_dummy:
         return len(micro_batch)
-    rows = padded_tokens(micro_batch.sequence_lengths, device, dtype)
+    rows = 0 if attention == "varlen" else count_padding(micro_batch.sequence_lengths, dtype)
     return rows + -len(micro_batch) % context_size
 
 
-def peak_memory_bytes() -> int:
-    """Most memory so far: of the GPU as torch allocated it, or of this process on a CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak_memory_gib(device: torch.device) -> float:
+    """Most memory so far: of a GPU as torch allocated it, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 # Floating-point operations.
@@ -187,12 +191,10 @@ class ModelFlops:
         """Counts weights; also of a sharded model."""
         config = model.config.get_text_config()
         head = output_head(model)
-        head_size = getattr(config, "head_dim", None)
-        size = head_size or config.hidden_size // config.num_attention_heads
         return cls(
             per_token=_layer_flops(model),
             per_target=float(head.weight.numel()) * _per_weight(head.weight.requires_grad),
-            per_pair=float(_ATTENTION * config.num_attention_heads * size),
+            per_pair=float(_ATTENTION * config.num_attention_heads * head_size(model)),
             windows=_windows(config),
         )
 
@@ -210,6 +212,14 @@ class ModelFlops:
             total += self.per_token * len(micro_batch) + self.per_pair * pairs
             total += self.per_target * count_targets(micro_batch)
         return total
+
+
+def head_size(model: PreTrainedModel) -> int:
+    """Channels of one attention head."""
+    config = model.config.get_text_config()
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
 
 
 def causal_pairs(length: int, window: int | None) -> int:

@@ -87,3 +87,27 @@ def test_compiling_without_a_compiler_is_refused(tmp_path: Path) -> None:
     own.write_text("#!/bin/sh\n")
     own.chmod(0o700)
     assert machine(model, {"PATH": str(tmp_path), "CXX": "my-compiler"}, compile=True) == []
+
+
+def test_compiling_by_default_asks_nothing_of_the_machine(tmp_path: Path) -> None:
+    assert machine(ModelConfig(name="someone/else"), {"PATH": str(tmp_path)}) == []
+
+
+@pytest.mark.parametrize("kept", ["none", "selective"])
+def test_activations_leave_a_gpu_only_as_inputs_of_layers(kept: str) -> None:
+    (problem,) = problems_of(1, offload_activations=True, activation_checkpointing=kept)
+    assert problem.startswith(
+        f"trainer.parallel.offload_activations: activation_checkpointing = '{kept}' keeps more"
+    )
+    assert problems_of(1, offload_activations=True, activation_checkpointing="full") == []
+
+
+def test_muon_is_not_updated_on_cpu_cores() -> None:
+    trainer = {"optimizer": {"type": "muon"}, "parallel": {"offload_optimizer": True}}
+    (problem,) = contradictions_of(build_run_config({"trainer": trainer}))
+    assert str(problem).startswith("trainer.parallel.offload_optimizer: Muon multiplies")
+    (problem,) = contradictions_of(build_sft_config(trainer))
+    assert str(problem).startswith("parallel.offload_optimizer: Muon multiplies")
+    for kind in ("adamw", "sgd"):
+        chosen = trainer | {"optimizer": {"type": kind}}
+        assert contradictions_of(build_run_config({"trainer": chosen})) == []

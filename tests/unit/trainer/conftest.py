@@ -21,7 +21,7 @@ from gradus.config import ModelConfig, TrainerProcessConfig
 from gradus.testing.builders import build_sample
 from gradus.testing.plain_losses import PlainToken, plain_loss
 from gradus.testing.tiny_model import build_tiny_model
-from gradus.trainer.distributed import World, join_world
+from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
@@ -35,11 +35,12 @@ from gradus.wire.versions import VersionSpan
 
 Gradients = dict[str, np.ndarray]
 
-# The bounds here are those of a CPU; read by CUDA when it starts, also in processes of the tests.
+# A trainer's own entry takes a GPU that it sees; the bounds here are those of a CPU.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 LEAST_MARGIN = 1e-5
 """Nearer to a threshold, float32 may decide otherwise than float64."""
 NUM_RANKS = 2
+SUPPORT = Path(__file__).parents[2] / "support"
 WORKER = Path(__file__).with_name("rank_worker.py")
 
 
@@ -65,7 +66,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with join_world(on_cpu=True) as world:
+    with join_world(CPU) as world:
         yield world
 
 
@@ -259,7 +260,7 @@ class RankForks:
         program = Path(__file__).with_name("fork_ranks.py")
         self.process = subprocess.Popen(
             [sys.executable, str(program)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -354,6 +355,7 @@ class RankPool:
         is_packed: bool = True,
         model: Path | None = None,
         loss: dict[str, Any] | None = None,
+        on_gpu_path: bool = False,
         **parallel: Any,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
@@ -373,6 +375,7 @@ class RankPool:
             "lr": lr,
             "loss": loss or {},
             "parallel": parallel,
+            "on_gpu_path": on_gpu_path,
         }
         for commands, _ in self.pipes:
             commands.write(json.dumps(command) + "\n")

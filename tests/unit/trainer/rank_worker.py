@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_stand_in import stand_in_gpu
 
 from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import GradusError
 from gradus.testing.configs import build_loss_config
-from gradus.trainer.distributed import World, build_world, join_world
+from gradus.trainer.distributed import CPU, World, build_world, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
 from gradus.wire.codec import decode_rank_batch
@@ -53,17 +55,18 @@ def weights_of(policy: PolicyModel) -> Arrays:
 def work(command: dict[str, Any]) -> dict[str, Any]:
     """Train the steps of a command, or take the gradients of its only step."""
     parallel = ParallelConfig(**command["parallel"])
-    world = build_world(parallel, torch.device("cpu"))
+    world = build_world(parallel, CPU)
     folder = Path(command["folder"])
     base, settings = ModelConfig(name=command["model"]), TrainerConfig(parallel=parallel)
-    policy = build_policy(base, settings, world, torch.float32)
+    platform = stand_in_gpu(takes_float32=True)[0] if command["on_gpu_path"] else None
+    policy = build_policy(base, settings, world, torch.float32, platform=platform)
     given = dict(command["loss"])
     loss_config = build_loss_config(given.pop("type", "dppo"), **given.pop("options", {}), **given)
     step = GradientStep(
         policy,
         build_loss(loss_config),
         world,
-        sync=parallel.gradient_sync,
+        sync=sync_on(CPU, parallel),
         aggregation=loss_config.aggregation,
     )
     if command["lr"] is None:
@@ -92,7 +95,7 @@ def main(folder: Path) -> None:
     with (
         (folder / f"in_{rank}").open() as commands,
         (folder / f"out_{rank}").open("w", buffering=1) as answers,
-        join_world(deterministic=True),
+        join_world(CPU, deterministic=True),
     ):
         answers.write(json.dumps({"ready": os.getpid()}) + "\n")
         for line in commands:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from gpu_stand_in import HOPPER, plain_varlen, stand_in_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from gradus.errors import ConfigError
-from gradus.trainer.model import attention
-from gradus.trainer.model.attention import PackedLayout, packed_attention, padded_tokens
-from gradus.trainer.model.gpu import flash
+from gradus.trainer.model.attention import PackedLayout, packed_attention
+from gradus.trainer.model.cpu.attention import count_padding
+from gradus.trainer.model.kernels import Platform
 
 pytestmark = pytest.mark.torch
 
@@ -22,10 +24,15 @@ CPU = torch.device("cpu")
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, lengths: list[int], window: int | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: list[int],
+    window: int | None = None,
+    platform: Platform | None = None,
 ) -> Tensor:
     module = torch.nn.Identity()
-    layout = PackedLayout.build(lengths, CPU)
+    layout = replace(PackedLayout.build(lengths, CPU), platform=platform)
     output, _ = packed_attention(
         module,
         query,
@@ -109,7 +116,7 @@ def test_the_layout_shows_every_token_once_and_finds_it_again(
     assert torch.equal(rows.to_rows[rows.to_tokens], tokens)
     assert layout.boundaries.tolist() == [0, *np.cumsum(lengths).tolist()]
     assert rows.to_rows.shape[0] == sum(b.samples * b.length for b in rows.blocks)
-    padding = padded_tokens(lengths, CPU, dtype)
+    padding = count_padding(lengths, dtype)
     assert padding == rows.to_rows.shape[0] - sum(lengths)
 
 
@@ -126,7 +133,7 @@ def test_a_long_sample_is_a_block_of_its_own_and_needs_no_padding() -> None:
     rows = PackedLayout.build([300, 299, 257], CPU).rows(torch.bfloat16)
     assert [(b.samples, b.length) for b in rows.blocks] == [(1, 300), (1, 299), (1, 257)]
     assert rows.is_plain
-    assert padded_tokens([299, 257, 300], CPU, torch.bfloat16) == 0
+    assert count_padding([299, 257, 300], torch.bfloat16) == 0
 
 
 def test_samples_that_are_not_longest_first_are_still_found_again() -> None:
@@ -162,63 +169,48 @@ def test_attention_that_is_not_computed_is_refused() -> None:
         )
 
 
-def documented_varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: Tensor,
-    key_starts: Tensor,
-    longest: int,
-    longest_key: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
-) -> Tensor:
-    """What torch's documentation says of `varlen_attn`, sample by sample."""
-    assert starts.dtype == torch.int32
-    assert torch.equal(starts, key_starts)
-    lengths = starts.diff().tolist()
-    assert longest == longest_key == max(lengths)
-    assert enable_gqa == (query.shape[1] != key.shape[1])
-    left, right = window_size
-    results = []
-    for part in zip(*(t.split(lengths) for t in (query, key, value)), strict=True):
-        q, k, v = (t.transpose(0, 1) for t in part)
-        k, v = (t.repeat_interleave(len(q) // len(t), dim=0) for t in (k, v))
-        position = torch.arange(q.shape[1])
-        distance = position[:, None] - position[None]
-        is_seen = (distance >= -right) & ((distance <= left) | (left == -1))
-        scores = (q @ k.mT * scale).masked_fill(~is_seen, float("-inf"))
-        results.append((scores.softmax(-1) @ v).transpose(0, 1))
-    return torch.cat(results)
-
-
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_the_kernel_of_gpus_is_asked_for_the_same_attention(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, key_heads: int
+    window: int | None, key_heads: int
 ) -> None:
     lengths = [7, 1, 12]
     leaves = build(sum(lengths), key_heads=key_heads)
-    monkeypatch.setattr(flash, "varlen_attn", documented_varlen)
-    monkeypatch.setattr(attention, "takes_dtype", lambda device, dtype: True)
-    found = attend(*leaves, lengths, window)
+    gpu, calls = stand_in_gpu()
+    found = attend(*(t.bfloat16() for t in leaves), lengths, window, gpu)
     expected = plain(*leaves, lengths, window)
+    np.testing.assert_allclose(found.detach().float(), expected.detach(), rtol=0, atol=0.04)
+    assert calls.varlen == 1
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_plain_form_of_that_kernel_is_the_plain_attention(window: int | None) -> None:
+    lengths = [7, 1, 12]
+    leaves = build(sum(lengths))
+    starts = PackedLayout.build(lengths, CPU).boundaries
+    found = plain_varlen(
+        *(t[0].transpose(0, 1) for t in leaves),
+        starts,
+        starts,
+        12,
+        12,
+        scale=0.3,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=True,
+    )
+    expected = plain(*leaves, lengths, window)[0]
     np.testing.assert_allclose(found.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_torch_takes_the_call_of_its_kernel_forward_and_backward(
-    monkeypatch: pytest.MonkeyPatch, window: int | None
-) -> None:
+def test_torch_takes_the_call_of_its_kernel_forward_and_backward(window: int | None) -> None:
     """On tensors without values: arguments, shapes and the way back, not numbers."""
     query, key, value = (
         torch.empty(1, h, 20, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
         for h in (4, 2, 2)
     )
-    monkeypatch.setattr(attention, "takes_dtype", lambda device, dtype: True)
-    layout = PackedLayout((12, 8), torch.empty(3, dtype=torch.int32, device="meta"))
+    boundaries = torch.empty(3, dtype=torch.int32, device="meta")
+    layout = PackedLayout((12, 8), boundaries, platform=Platform(HOPPER))
     module = torch.nn.Identity()
     output, _ = packed_attention(
         module, query, key, value, None, packed_layout=layout, sliding_window=window
@@ -229,16 +221,15 @@ def test_torch_takes_the_call_of_its_kernel_forward_and_backward(
     assert key.grad.shape == key.shape
 
 
-def test_heads_that_flash_attention_does_not_know_take_the_other_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention, "takes_dtype", lambda device, dtype: True)
+def test_heads_that_flash_attention_does_not_know_take_the_other_way() -> None:
     torch.manual_seed(0)
     leaves = [torch.randn(1, 2, 5, 12) for _ in range(3)]
-    found = attend(*leaves, [2, 3])
+    gpu, calls = stand_in_gpu()
+    found = attend(*(t.bfloat16() for t in leaves), [2, 3], None, gpu)
     expected = plain(*leaves, [2, 3])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.float(), expected, rtol=0, atol=0.04)
+    assert calls.varlen == 0
 
 
 def test_without_that_kernel_nothing_is_padded_away_silently() -> None:
-    assert padded_tokens([10, 9], CPU, torch.bfloat16) == 1
+    assert count_padding([10, 9], torch.bfloat16) == 1

@@ -12,7 +12,7 @@ import torch
 
 from gradus.config import AdamWConfig, ModelConfig
 from gradus.testing.configs import build_loss_config
-from gradus.trainer.distributed import join_world
+from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
@@ -53,7 +53,7 @@ def train(
     dtype: torch.dtype,
 ) -> tuple[str, list[float]]:
     """Digest of the weights after all steps, and the loss of every step."""
-    with join_world(deterministic=True) as world:
+    with join_world(CPU, deterministic=True) as world:
         policy = PolicyModel(load_model(ModelConfig(name=str(model)), world.device))
         policy = shard_model(policy, world.mesh, dtype)
         step = GradientStep(policy, build_loss(build_loss_config(loss, **OPTIONS)), world)

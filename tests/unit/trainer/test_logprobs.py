@@ -5,13 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gpu_stand_in import stand_in_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradus.trainer.logprobs import BlockSize, chosen_logprobs
+from gradus.trainer.logprobs import chosen_logprobs
+from gradus.trainer.model.kernels import BlockSize, DeviceFacts, Platform
 
 pytestmark = pytest.mark.torch
+
+
+def cut(block: BlockSize) -> Platform:
+    """A CPU whose blocks of logits have this size."""
+    return Platform(DeviceFacts("cpu"), block=block)
 
 
 def build(tokens: int, *, vocabulary: int = 11, bias: bool = False, seed: int = 0) -> list[Tensor]:
@@ -47,7 +54,9 @@ def test_blocks_give_the_plain_values_and_gradients(
     temperatures = torch.rand(tokens) + 0.5
     results = []
     for function in (
-        lambda: chosen_logprobs(hidden, weight, labels, temperatures, bias=offset, block=block),
+        lambda: chosen_logprobs(
+            hidden, weight, labels, temperatures, bias=offset, platform=cut(block)
+        ),
         lambda: plain(hidden, weight, labels, temperatures, offset),
     ):
         logprobs, entropies = function()
@@ -121,7 +130,7 @@ def test_derivatives_are_right_in_float64(block: BlockSize) -> None:
     labels, temperatures = torch.tensor([0, 10, 3, 3, 7]), torch.rand(5).double() + 0.5
 
     def scores(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        return chosen_logprobs(hidden, weight, labels, temperatures, bias=bias, block=block)
+        return chosen_logprobs(hidden, weight, labels, temperatures, bias=bias, platform=cut(block))
 
     assert torch.autograd.gradcheck(scores, leaves)
 
@@ -131,7 +140,7 @@ def test_float64_agrees_with_the_plain_form_to_the_last_digits(block: BlockSize)
     hidden, weight = (leaf.detach().double().requires_grad_() for leaf in build(6, seed=4))
     labels, temperatures = torch.randint(0, 11, (6,)), torch.rand(6).double() + 0.5
     results = []
-    for function, options in ((chosen_logprobs, {"block": block}), (plain, {"bias": None})):
+    for function, options in ((chosen_logprobs, {"platform": cut(block)}), (plain, {"bias": None})):
         logprobs, entropies = function(hidden, weight, labels, temperatures, **options)
         loss = (logprobs * torch.arange(6)).sum() + (entropies * torch.arange(6).flip(0)).sum()
         results.append([logprobs, entropies, *torch.autograd.grad(loss, (hidden, weight))])
@@ -146,7 +155,7 @@ def test_large_logits_of_any_order_do_not_overflow(block: BlockSize) -> None:
     for scale in (1.0, -1.0):
         hidden = torch.full((3, 1), scale, requires_grad=True)
         labels, ones = torch.tensor([0, 4, 2]), torch.ones(3)
-        logprobs, entropies = chosen_logprobs(hidden, weight, labels, ones, block=block)
+        logprobs, entropies = chosen_logprobs(hidden, weight, labels, ones, platform=cut(block))
         expected, _ = plain(hidden, weight, labels, ones, None)
         torch.testing.assert_close(logprobs, expected)
         (gradient,) = torch.autograd.grad(logprobs.sum() + entropies.sum(), hidden)
@@ -160,7 +169,7 @@ def test_a_logit_of_minus_infinity_has_no_share(block: BlockSize) -> None:
     bias[[0, 1, 2, 9]] = -torch.inf
     labels, ones = torch.tensor([3, 4, 5, 10]), torch.ones(4)
     kept = torch.tensor([3, 4, 5, 6, 7, 8, 10])
-    blocked = chosen_logprobs(hidden, weight, labels, ones, bias=bias, block=block)
+    blocked = chosen_logprobs(hidden, weight, labels, ones, bias=bias, platform=cut(block))
     whole = plain(hidden, weight[kept], torch.tensor([0, 1, 2, 6]), ones, None)
     for some, expected in zip(blocked, whole, strict=True):
         torch.testing.assert_close(some, expected)
@@ -184,10 +193,10 @@ def test_a_frozen_head_gets_no_gradient_and_passes_one_on() -> None:
 def test_the_block_size_moves_results_by_rounding_only() -> None:
     hidden, weight = build(50, vocabulary=300)
     labels, ones = torch.randint(0, 300, (50,)), torch.ones(50)
-    whole = chosen_logprobs(hidden, weight, labels, ones, block=BlockSize(50, 300))
+    whole = chosen_logprobs(hidden, weight, labels, ones, platform=cut(BlockSize(50, 300)))
     for block in (BlockSize(8, 300), BlockSize(50, 64), BlockSize(7, 11)):
         for some, expected in zip(
-            chosen_logprobs(hidden, weight, labels, ones, block=block), whole, strict=True
+            chosen_logprobs(hidden, weight, labels, ones, platform=cut(block)), whole, strict=True
         ):
             torch.testing.assert_close(some, expected, rtol=2e-6, atol=2e-6)
 
@@ -206,20 +215,19 @@ def test_no_tensor_is_as_large_as_all_logits(monkeypatch: pytest.MonkeyPatch) ->
     hidden, weight = build(64, vocabulary=1000)
     labels = torch.zeros(64, dtype=torch.int64)
     block = BlockSize(16, 128)
-    chosen_logprobs(hidden, weight, labels, torch.ones(64), block=block)[0].sum().backward()
+    chosen_logprobs(hidden, weight, labels, torch.ones(64), platform=cut(block))[0].sum().backward()
     assert max(seen) == 16 * 128
     assert sum(seen) == 2 * 64 * 1000
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("has_instructions", [False, True])
-def test_bfloat16_logits_are_not_rounded_where_it_matters(
-    monkeypatch: pytest.MonkeyPatch, has_instructions: bool, has_bias: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "cpu with bfloat16", "cuda"])
+def test_bfloat16_logits_are_not_rounded_where_it_matters(kind: str, has_bias: bool) -> None:
     """At logits of about ±10 rounding each to bfloat16 moves a logprob by a hundredth of a nat."""
-    monkeypatch.setattr(
-        "gradus.trainer.logprobs._has_bfloat16_instructions", lambda: has_instructions
-    )
+    has_instructions = kind == "cpu with bfloat16"
+    here = Platform(DeviceFacts("cpu", has_bfloat16=has_instructions))
+    gpu, calls = stand_in_gpu()
+    chosen = gpu if kind == "cuda" else here
     hidden = torch.randn(64, 256).bfloat16()
     weight = (torch.randn(500, 256) * 3 / 16).bfloat16()
     bias = torch.randn(500).bfloat16() if has_bias else None
@@ -228,8 +236,37 @@ def test_bfloat16_logits_are_not_rounded_where_it_matters(
     expected = logits.log_softmax(-1).gather(1, labels[:, None]).squeeze(1)
 
     def error(*, is_exact: bool) -> float:
-        found, _ = chosen_logprobs(hidden, weight, labels, ones, bias=bias, is_exact=is_exact)
+        found, _ = chosen_logprobs(
+            hidden, weight, labels, ones, bias=bias, is_exact=is_exact, platform=chosen
+        )
         return float((found.double() - expected).abs().mean())
 
     assert error(is_exact=True) < (1e-3 if has_instructions else 5e-5)
     assert error(is_exact=False) > 5e-3
+    assert (calls.widening > 0) == (kind == "cuda")
+
+
+def test_on_cuda_the_gradient_of_the_head_is_added_up_in_float32() -> None:
+    """The factors of the product stay rounded; the products of the blocks do not."""
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(512, 64).bfloat16(), torch.randn(40, 64).bfloat16()
+    labels, ones = torch.randint(0, 40, (512,)), torch.ones(512)
+    seen: list[torch.dtype] = []
+
+    def gradients(chosen: Platform) -> Tensor:
+        leaf = weight.clone().requires_grad_()
+        logprobs, _ = chosen_logprobs(hidden, leaf, labels, ones, platform=chosen)
+        (found,) = torch.autograd.grad(logprobs.sum(), leaf)
+        seen.append(found.dtype)
+        return found.double()
+
+    leaf = weight.double().requires_grad_()
+    exact = plain(hidden.double(), leaf, labels, ones.double(), None)[0].sum()
+    (expected,) = torch.autograd.grad(exact, leaf)
+    gpu, calls = stand_in_gpu(block=BlockSize(16, 8))
+    rounded = gradients(Platform(DeviceFacts("cpu"), block=BlockSize(16, 8)))
+    kept = gradients(gpu)
+    # 32 blocks of tokens and 5 of words; logits twice, and the gradients of both factors.
+    assert calls.widening == 32 * 5 * 4
+    assert float((kept - expected).norm()) < 0.9 * float((rounded - expected).norm())
+    assert seen == [torch.bfloat16, torch.bfloat16]

@@ -171,8 +171,9 @@ def test_the_check_runs_on_enough_tokens(world: World) -> None:
 
 
 def test_the_check_needs_no_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    """A GPU that is there and cannot be used: whoever asks for it fails."""
+    monkeypatch.setattr("gradus.trainer.model.kernels.count_gpus", lambda: 1)
+    monkeypatch.setattr("gradus.trainer.distributed.count_gpus", lambda: 1)
     assert main(["check-loss", "dppo"]) == ExitCode.DONE
 
 

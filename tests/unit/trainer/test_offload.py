@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gpu_stand_in import HOPPER
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from gradus.config import ModelConfig, ParallelConfig
 from gradus.testing.builders import build_micro_batch
 from gradus.trainer.losses import Dppo
+from gradus.trainer.model.kernels import DeviceFacts
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import _offload_policy, shard_model
@@ -23,24 +24,20 @@ pytestmark = pytest.mark.torch
 OFFLOADED = ParallelConfig(offload_optimizer=True)
 
 
-def mesh_of(device: str) -> Any:
-    return SimpleNamespace(device_type=device)
-
-
 def test_a_gpu_keeps_shards_in_pinned_memory_of_the_cpu() -> None:
-    policy = _offload_policy(OFFLOADED, mesh_of("cuda"))
+    policy = _offload_policy(OFFLOADED, HOPPER)
     assert isinstance(policy, CPUOffloadPolicy)
     assert policy.pin_memory
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_without_the_option_nothing_moves(device: str) -> None:
-    assert not isinstance(_offload_policy(ParallelConfig(), mesh_of(device)), CPUOffloadPolicy)
+@pytest.mark.parametrize("facts", [DeviceFacts("cpu"), HOPPER])
+def test_without_the_option_nothing_moves(facts: DeviceFacts) -> None:
+    assert not isinstance(_offload_policy(ParallelConfig(), facts), CPUOffloadPolicy)
 
 
 def test_a_cpu_says_that_the_option_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        policy = _offload_policy(OFFLOADED, mesh_of("cpu"))
+        policy = _offload_policy(OFFLOADED, DeviceFacts("cpu"))
     assert not isinstance(policy, CPUOffloadPolicy)
     assert "offload_optimizer does nothing here" in caplog.text
 

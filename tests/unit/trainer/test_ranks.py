@@ -233,3 +233,18 @@ def test_sequence_mean_is_the_same_over_data_and_context_ranks(
     assert distance(gradients, expected) < GRADIENT_TOLERANCE
     by_token, _ = ranks.run([samples], model=paired_model)
     assert by_token["total"] != pytest.approx(plain["total"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "parallel", [{}, {"gradient_sync": "each"}, {"replicate_size": 2}, {"context_parallel_size": 2}]
+)
+def test_two_ranks_on_the_path_of_gpus_give_the_same_gradient(
+    ranks: Any, paired_model: Path, ragged_samples: Any, parallel: dict[str, Any]
+) -> None:
+    """Attention over samples of any length, blocks and unfused layers as on CUDA."""
+    samples = ragged_samples([12, 5, 9, 17, 3, 20])
+    choice = {"model": paired_model, "max_tokens": 24, "compile": False, **parallel}
+    answer, gradients = ranks.run([samples], **choice, on_gpu_path=True)
+    expected_answer, expected = ranks.run([samples], **choice)
+    assert answer["total"] == pytest.approx(expected_answer["total"], rel=1e-5, abs=1e-6)
+    assert distance(gradients, expected) < GRADIENT_TOLERANCE

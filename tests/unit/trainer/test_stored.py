@@ -85,12 +85,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from gradus.config import LoraConfig, ModelConfig, ParallelConfig, TrainerConfig
-from gradus.trainer.distributed import join_world, build_world
+from gradus.trainer.distributed import CPU, join_world, build_world
 from gradus.trainer.model.build import build_policy
 
 folder, copies = Path(sys.argv[1]), int(sys.argv[2])
 parallel = ParallelConfig(replicate_size=copies)
-with join_world(parallel=parallel) as world:
+with join_world(CPU, parallel=parallel) as world:
     for model in sorted(folder.iterdir()):
         base = ModelConfig(name=str(model), max_length_tokens=64)
         plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,6 @@ from hypothesis import strategies as st
 
 from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
-from gradus.trainer.model.gpu import flash
 from gradus.trainer.throughput import ModelFlops, Stopwatch, WorkMeter, padding_rows
 from gradus.wire.packing import build_dummy, pack
 
@@ -63,7 +64,7 @@ def test_a_step_without_learning_has_no_speed() -> None:
 
 def build_meter(world: World, peak: float | None) -> WorkMeter:
     flops = ModelFlops(per_token=2e12, per_target=0.0, per_pair=0.0, windows=())
-    return WorkMeter(flops, world, torch.float32, peak)
+    return WorkMeter(flops, world, torch.float32, peak, "padded")
 
 
 def watch_of(seconds: float) -> Stopwatch:
@@ -104,11 +105,10 @@ def test_padding_counts_blocks_and_dummies(world: World) -> None:
     context_size=st.sampled_from([1, 2, 4]),
 )
 def test_layouts_of_gpus_waste_at_most_two_percent(
-    monkeypatch: pytest.MonkeyPatch, lengths: list[int], num_ranks: int, context_size: int
+    lengths: list[int], num_ranks: int, context_size: int
 ) -> None:
-    monkeypatch.setattr(flash, "has_flash_attention", lambda device: device.type == "cuda")
     samples = [build_sample(length, seed=seed) for seed, length in enumerate(lengths)]
-    layout = {"device": torch.device("cuda"), "dtype": torch.bfloat16, "context_size": context_size}
+    layout: Any = {"attention": "varlen", "dtype": torch.bfloat16, "context_size": context_size}
     ranks = pack(samples, max_tokens=4096, num_ranks=num_ranks)
     padding = sum(padding_rows(m, **layout) for micro_batches in ranks for m in micro_batches)
     assert padding / (sum(lengths) + padding) <= 0.02

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch.distributed.fsdp import fully_shard
 
 from gradus.config.schema.optimizers import OptimizerConfig
-from gradus.trainer.distributed import join_world
+from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 
 RULES = [
@@ -51,7 +51,7 @@ def train(rule, world):
 
 
 def main(folder):
-    with join_world(deterministic=True) as world:
+    with join_world(CPU, deterministic=True) as world:
         found = {}
         for rule in RULES:
             found |= {n: v.detach().contiguous() for n, v in train(rule, world).items()}

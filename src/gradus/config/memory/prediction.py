@@ -216,7 +216,10 @@ class _Plan:
         """A shard; and the whole gradient where micro batches are added up before they are shared
         out."""
         shard = _MASTER * self.trained // self.shards
-        whole = _MASTER * self.trained if self.parallel.gradient_sync == "last" else 0
+        by_device = "each" if self.on_gpu else "last"
+        sync = self.parallel.gradient_sync
+        is_kept = (by_device if sync == "auto" else sync) == "last"
+        whole = _MASTER * self.trained if is_kept else 0
         return shard if self.shards == 1 else shard + whole
 
     @property

@@ -45,20 +45,25 @@ class ParallelConfig(StrictConfig):
     """Processes that share the tokens of one micro batch, for sequences too long for one device."""
     reshard_after_forward: bool = True
     """Free a layer's gathered weights after its forward; off saves a gather and costs memory."""
-    gradient_sync: Literal["last", "each"] = "last"
-    """Add gradients up over processes after the last micro batch of a step (fewest transfers, one
-    whole float32 gradient on each device) or after each (only a shard stays)."""
+    gradient_sync: Literal["auto", "last", "each"] = "auto"
+    """Add gradients up over processes after the `last` micro batch of a step (fewest transfers, one
+    whole float32 gradient on each device) or after `each` (only a shard stays). `auto` means
+    `each` on GPUs and `last` on CPUs."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Compute activations again in backward instead of keeping them: of no layer, all but
     attention and every second matrix product, or all."""
+    offload_activations: bool = False
+    """Keep what `activation_checkpointing = "full"` keeps, the input of each layer, in a GPU's CPU
+    memory until backward; trainers on CPUs warn and go on."""
     offload_optimizer: bool = False
     """Keep a GPU's master weights, gradients and optimizer state in CPU memory and update them
     there; trainers on CPUs warn and go on."""
     memory_check: Literal["refuse", "warn"] = "refuse"
     """What happens before a model is loaded that clearly needs more memory than a GPU has:
     the trainer ends and says which part is too large, or says so and tries."""
-    compile: bool = False
-    """Compile each layer with torch.compile, without attention; the first step takes longer."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile each layer with torch.compile, without attention; the first step takes longer. `auto`
+    means on GPUs that have a C compiler and Triton beside them, and not on CPUs."""
 
 
 def data_parallel_size(num_processes: int, parallel: ParallelConfig) -> int:

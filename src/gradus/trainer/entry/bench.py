@@ -20,7 +20,7 @@ from gradus.files import write_json
 from gradus.monitor import BENCH_COLUMNS, Monitor
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import StepBatch, pack_own_share
-from gradus.trainer.distributed import World, join_world
+from gradus.trainer.distributed import World, join_world, training_device
 from gradus.trainer.ladder import Ladder, StepReport, build_monitor, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.wire.sample import Sample
@@ -35,7 +35,9 @@ def run(config: TrainerProcessConfig) -> None:
     """Train on made-up samples; under torchrun, as one of the ranks."""
     trainer, bench = config.trainer, config.trainer.bench
     num_steps = bench.warmup_steps + bench.steps
-    with join_world(deterministic=trainer.deterministic, parallel=trainer.parallel) as world:
+    with join_world(
+        training_device(), deterministic=trainer.deterministic, parallel=trainer.parallel
+    ) as world:
         torch.manual_seed(config.seed)
         run_dir = RunDirectory(Path(config.run_dir).absolute())
         monitor = build_monitor(run_dir, world, max_steps=num_steps, columns=BENCH_COLUMNS)

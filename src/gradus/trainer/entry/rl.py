@@ -23,7 +23,7 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import SpooledBatches
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
-from gradus.trainer.distributed import World, join_world
+from gradus.trainer.distributed import World, join_world, training_device
 from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
@@ -48,7 +48,9 @@ from gradus.wire.events import CheckpointStaged, StepFinished, TrainerDone
 def run(config: TrainerProcessConfig) -> None:
     """Train all steps of a run; under torchrun, as one of its ranks."""
     trainer = config.trainer
-    with join_world(deterministic=trainer.deterministic, parallel=trainer.parallel) as world:
+    with join_world(
+        training_device(), deterministic=trainer.deterministic, parallel=trainer.parallel
+    ) as world:
         torch.manual_seed(config.seed)
         # Absolute, so that events name files for other processes.
         run_dir = RunDirectory(Path(config.run_dir).absolute())

@@ -29,7 +29,7 @@ from gradus.trainer.data.conversation_samples import (
     learnable_samples,
 )
 from gradus.trainer.data.conversations import Conversation, PlainText
-from gradus.trainer.distributed import World, join_world, named_failures
+from gradus.trainer.distributed import World, join_world, named_failures, training_device
 from gradus.trainer.entry.evaluated_versions import EvaluatedVersions
 from gradus.trainer.ladder import Ladder, StepReport, build_monitor, write_ready_file
 from gradus.trainer.learner import Learner
@@ -50,7 +50,9 @@ _DATA_DIGEST = "data_digest"
 def run(config: SftProcessConfig) -> None:
     """Train all steps of a supervised run; under torchrun, as one of its ranks."""
     sft = config.sft
-    with join_world(deterministic=sft.deterministic, parallel=sft.parallel) as world:
+    with join_world(
+        training_device(), deterministic=sft.deterministic, parallel=sft.parallel
+    ) as world:
         torch.manual_seed(sft.seed)
         run_dir = RunDirectory(Path(config.run_dir).absolute())
         monitor = build_monitor(run_dir, world, max_steps=sft.max_steps, columns=SFT_COLUMNS)

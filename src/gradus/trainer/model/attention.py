@@ -1,7 +1,7 @@
 """Exact attention inside each sample of a packed row, for any transformers model.
 
-`gpu/flash.py` computes it where that runs, `cpu/attention.py` everywhere else. Shapes: T tokens of
-the row, H query heads, K key heads, D the size of a head.
+`gpu/flash.py` computes it where that runs, `cpu/attention.py` everywhere else; `kernels.py`
+decides. Shapes: T tokens of the row, H query heads, K key heads, D the size of a head.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from transformers import AttentionInterface
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.model.context_parallel import copy_key_heads, gather_heads, scatter_heads
-from gradus.trainer.model.cpu.attention import PaddedRows, count_padding, padded_attention
-from gradus.trainer.model.gpu.flash import flash_attention, takes_dtype, takes_head
+from gradus.trainer.model.cpu.attention import PaddedRows, padded_attention
+from gradus.trainer.model.gpu.flash import flash_attention
+from gradus.trainer.model.kernels import Platform
 
 ATTENTION_NAME = "gradus_packed"
 """Name under which transformers finds `packed_attention`."""
@@ -35,6 +36,8 @@ class PackedLayout:
     """[samples + 1] int32 starts of the samples, and T."""
     context: ContextGroup | None = None
     """The ranks that share the tokens of this row; None when it is whole on each rank."""
+    platform: Platform | None = None
+    """Whose kernel attends; None means the device's own."""
 
     @classmethod
     def build(
@@ -74,12 +77,8 @@ class PackedLayout:
     def shared(self, padding: int, context: ContextGroup) -> PackedLayout:
         """The same row, shared by ranks, with `padding` tokens as a last sample."""
         lengths = (*self.lengths, padding) if padding else self.lengths
-        return PackedLayout.build(lengths, self.boundaries.device, context)
-
-
-def padded_tokens(lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> int:
-    """Padding rows that attention computes for samples of these lengths."""
-    return 0 if takes_dtype(device, dtype) else count_padding(lengths, dtype)
+        layout = PackedLayout.build(lengths, self.boundaries.device, context)
+        return replace(layout, platform=self.platform)
 
 
 class _Tokens(NamedTuple):
@@ -146,8 +145,9 @@ def keep_from_compiler() -> None:
 
 def _attend(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | None) -> Tensor:
     query = tokens.query
-    if takes_dtype(query.device, query.dtype) and takes_head(query.shape[-1]):
-        return flash_attention(*tokens, layout.boundaries, layout.longest, scale, window)
+    platform = layout.platform or Platform.of(query.device)
+    if platform.attention(query.dtype, query.shape[-1]) == "varlen":
+        return flash_attention(tokens, layout.boundaries, layout.longest, scale, window, platform)
     return padded_attention(*tokens, layout.rows(query.dtype), scale, window)
 
 

@@ -17,6 +17,7 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.run.model_files import model_folder
 from gradus.trainer.distributed import World
+from gradus.trainer.model.kernels import Platform
 from gradus.trainer.model.load import outline_model
 from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
@@ -33,18 +34,22 @@ def build_policy(
     compute_dtype: torch.dtype,
     *,
     is_resumed: bool = False,
+    platform: Platform | None = None,
 ) -> PolicyModel:
     """The policy over all ranks, which call this together; ConfigError when packing changes it.
 
     `is_resumed` says that a checkpoint is read next: what it holds is not read from the model's
-    files, and the caller asks `refuse_inexact` afterwards.
+    files, and the caller asks `refuse_inexact` afterwards. `platform` is the device's own unless a
+    test says otherwise.
     """
     refuse_too_large(base, settings, world, compute_dtype)
     outline = outline_model(base, world.device)
     if settings.lora is not None:
         add_adapters(outline.model, settings.lora, compute_dtype)
     has_exact_logits = settings.logits_dtype == "float32"
-    policy = PolicyModel(outline.model, world.context, has_exact_logits=has_exact_logits)
+    policy = PolicyModel(
+        outline.model, world.context, has_exact_logits=has_exact_logits, platform=platform
+    )
     parallel = settings.parallel
     shard_model(policy, world.mesh, compute_dtype, parallel)
     is_in_main_memory = parallel.offload_optimizer or world.device.type == "cpu"

@@ -66,7 +66,9 @@ def recompute_layers(layers: Sequence[torch.nn.Module], mode: Recompute) -> None
         layer.forward = partial(checkpoint, layer.forward, **options)
 
 
-def compile_layers(layers: Sequence[torch.nn.Module], *, backend: str = "inductor") -> None:
+def compile_layers(
+    layers: Sequence[torch.nn.Module], *, backend: str | Callable[..., Any] = "inductor"
+) -> None:
     """Compile what comes before and after attention in each layer, for any number of tokens.
 
     Goes before `recompute_layers`, which then runs compiled code again in backward. ConfigError

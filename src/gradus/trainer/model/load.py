@@ -25,6 +25,7 @@ from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.gpu.flash import choose_flash_attention
+from gradus.trainer.model.kernels import Platform
 from gradus.trainer.model.stored import StoredWeights
 
 logger = get_logger(__name__)
@@ -85,7 +86,7 @@ def outline_model(config: ModelConfig, device: torch.device) -> ModelOutline:
     refuse_leaking_layers(model)
     refuse_changing_positions(model, config.max_length_tokens)
     refuse_missing_positions(model, config.max_length_tokens)
-    choose_flash_attention(device)
+    choose_flash_attention(Platform.of(device))
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
     return outline

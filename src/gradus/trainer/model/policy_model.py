@@ -6,7 +6,7 @@ Shapes: T tokens of a packed row, N target tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.logprobs import chosen_logprobs
 from gradus.trainer.model.context_parallel import ContextPart, gather_targets
+from gradus.trainer.model.kernels import Platform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,6 +41,8 @@ class TokenScores:
 class PolicyModel(torch.nn.Module):
     """Wraps any transformers causal language model; has no other parameters.
 
+    Computes by the kernels of the device, or of the `platform` that a test gives.
+
     >>> scores = PolicyModel(model)(tensors)  # doctest: +SKIP
     """
 
@@ -49,6 +52,7 @@ class PolicyModel(torch.nn.Module):
         context: ContextGroup | None = None,
         *,
         has_exact_logits: bool = True,
+        platform: Platform | None = None,
     ) -> None:
         super().__init__()
         _refuse_changed_logits(model)
@@ -57,6 +61,11 @@ class PolicyModel(torch.nn.Module):
         self.model = model
         self._context = context
         self.has_exact_logits = has_exact_logits
+        self._platform = platform
+
+    def platform_on(self, device: torch.device) -> Platform:
+        """By whose kernels the model computes on a device."""
+        return self._platform or Platform.of(device)
 
     def forward(self, tensors: TrainTensors) -> TokenScores:
         """Scores of every target token of `tensors`; each sample is read by itself."""
@@ -79,7 +88,7 @@ class PolicyModel(torch.nn.Module):
             input_ids=token_ids[None],
             position_ids=position_ids[None],
             use_cache=False,
-            packed_layout=layout,
+            packed_layout=replace(layout, platform=self._platform) if self._platform else layout,
         )
         hidden: Tensor = backbone.last_hidden_state[0]
         return hidden
@@ -96,6 +105,7 @@ class PolicyModel(torch.nn.Module):
             tensors.temperatures[targets],
             bias=head.bias,
             is_exact=self.has_exact_logits,
+            platform=self._platform,
         )
 
     def _shared_scores(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,13 +17,19 @@ from torch.distributed.fsdp import (
 from gradus.config import ParallelConfig
 from gradus.log import get_logger
 from gradus.trainer.model.cpu.fused import fuse_layers
+from gradus.trainer.model.gpu.offload import offload_inputs
+from gradus.trainer.model.kernels import (
+    DeviceFacts,
+    GradientSync,
+    Platform,
+    compiles,
+    fuses_layers,
+    gradient_sync,
+)
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.policy_model import PolicyModel
 
 logger = get_logger(__name__)
-
-GradientSync = Literal["last", "each"]
-"""After which micro batches of a step gradients are added up over ranks."""
 
 
 def shard_model(
@@ -40,18 +46,22 @@ def shard_model(
     """
     choice = parallel or ParallelConfig()
     layers = decoder_layers(policy.model)
-    if choice.compile:
-        compile_layers(layers)
-    elif mesh.device_type == "cpu":
+    platform = policy.platform_on(torch.device(mesh.device_type))
+    is_compiled = compiles(platform.facts, choice.compile)
+    if is_compiled:
+        compile_layers(layers, backend=platform.compile_backend)
+    if fuses_layers(platform.facts, is_compiled=is_compiled):
         fuse_layers(policy.model)
     recompute_layers(layers, choice.activation_checkpointing)
+    if choice.offload_activations and _can_offload(platform.facts, "activations"):
+        offload_inputs(layers, platform.inputs)
     options: dict[str, Any] = {
         "mesh": mesh,
         # Inputs are not cast: temperatures and logprobs must stay float32.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         ),
-        "offload_policy": _offload_policy(choice, mesh),
+        "offload_policy": _offload_policy(choice, platform.facts),
     }
     for layer in layers:
         fully_shard(layer, reshard_after_forward=choice.reshard_after_forward, **options)
@@ -81,11 +91,19 @@ def release_gathered(policy: torch.nn.Module) -> None:
             module.reshard()
 
 
-def _offload_policy(parallel: ParallelConfig, mesh: DeviceMesh) -> OffloadPolicy:
+def sync_on(device: torch.device, parallel: ParallelConfig) -> GradientSync:
+    """After which micro batches the gradients of a policy on this device are added up."""
+    return gradient_sync(Platform.of(device).facts, parallel.gradient_sync)
+
+
+def _offload_policy(parallel: ParallelConfig, facts: DeviceFacts) -> OffloadPolicy:
     """FSDP's own offloading: shards live in pinned CPU memory, and so does what is made of them."""
-    if not parallel.offload_optimizer:
-        return OffloadPolicy()
-    if mesh.device_type == "cpu":
-        logger.warning("parallel.offload_optimizer does nothing here: all memory is the CPU's")
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=True)
+    if parallel.offload_optimizer and _can_offload(facts, "optimizer"):
+        return CPUOffloadPolicy(pin_memory=True)
+    return OffloadPolicy()
+
+
+def _can_offload(facts: DeviceFacts, what: str) -> bool:
+    if facts.kind == "cpu":
+        logger.warning("parallel.offload_%s does nothing here: all memory is the CPU's", what)
+    return facts.kind != "cpu"

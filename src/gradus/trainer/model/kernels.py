@@ -1,0 +1,209 @@
+"""Which kernels run where: pure functions of what a device and its packages can do.
+
+The only place of the trainer that asks what a machine has. `Platform` carries the answer to those
+who compute, with the operations that only CUDA has; a test that passes CUDA's facts and plain forms
+of those operations runs a GPU's code on a CPU. That is all that has run so far: none of it has met
+a GPU yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.backends.cuda import is_flash_attention_available
+from torch.nn.attention.varlen import varlen_attn
+
+from gradus.config import compiler_problem
+from gradus.errors import ConfigError
+from gradus.trainer.model.cpu.head import has_bfloat16_instructions
+from gradus.trainer.model.gpu.offload import InputStore
+
+Attention = Literal["varlen", "padded"]
+FlashVersion = Literal["none", "FA2", "FA3", "FA4"]
+Product = Literal["plain", "float32", "shifted", "widening"]
+"""How logits are multiplied: in the dtype of their factors; in float32; as distances from likely
+ones; or from 16-bit factors into float32 sums."""
+GradientSync = Literal["last", "each"]
+"""After which micro batches of a step gradients are added up over ranks."""
+Half = (torch.bfloat16, torch.float16)
+
+_OLDEST_WITH_FLASH = (8, 0)
+"""Compute capability of Ampere; torch's flash attention runs on nothing older."""
+_HOPPER, _BLACKWELL = 9, 10
+_LARGEST_FLASH_HEAD = 256
+"""Flash attention knows heads up to this size, in steps of 8."""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a device and the packages for it can do; a choice of kernels depends on nothing else."""
+
+    kind: str
+    """`cpu` or `cuda`."""
+    capability: tuple[int, int] = (0, 0)
+    """Compute capability of a GPU."""
+    has_flash: bool = False
+    """Whether torch was built with flash attention."""
+    installed: frozenset[FlashVersion] = frozenset()
+    """Versions of flash attention that lie in packages of their own."""
+    has_bfloat16: bool = False
+    """Whether a CPU has instructions for bfloat16."""
+    can_compile: bool = False
+    """Whether the machine has what torch.compile needs: a C compiler, and Triton for a GPU."""
+
+
+class BlockSize(NamedTuple):
+    """Largest block of logits that exists at once."""
+
+    tokens: int
+    vocabulary: int
+
+
+_CPU_BLOCK = BlockSize(tokens=512, vocabulary=1024)
+_CUDA_BLOCK = BlockSize(tokens=4096, vocabulary=16384)
+"""Near the caches of a CPU core; large enough to fill a GPU."""
+
+
+def attention_kernel(facts: DeviceFacts, dtype: torch.dtype, head_size: int) -> Attention:
+    """Samples of different lengths in one kernel where flash attention runs, else in rectangles."""
+    fits = head_size <= _LARGEST_FLASH_HEAD and head_size % 8 == 0
+    return "varlen" if flash_version(facts) != "none" and dtype in Half and fits else "padded"
+
+
+def flash_version(facts: DeviceFacts) -> FlashVersion:
+    """What torch's flash attention should run on; the newest that knows the GPU."""
+    if facts.kind != "cuda" or not facts.has_flash or facts.capability < _OLDEST_WITH_FLASH:
+        return "none"
+    own: dict[int, FlashVersion] = {_HOPPER: "FA3", _BLACKWELL: "FA4"}
+    version = own.get(facts.capability[0], "FA2")
+    return version if version in facts.installed else "FA2"
+
+
+def head_product(facts: DeviceFacts, dtype: torch.dtype, *, is_exact: bool) -> Product:
+    """How the output layer multiplies; `is_exact` asks for float32 sums."""
+    if dtype not in Half or not is_exact:
+        return "plain"
+    if facts.kind == "cuda":
+        return "widening"
+    return "shifted" if facts.has_bfloat16 and dtype == torch.bfloat16 else "float32"
+
+
+def head_block(facts: DeviceFacts, vocabulary: int) -> BlockSize:
+    """The usual block; a small vocabulary leaves room for more tokens."""
+    usual = _CUDA_BLOCK if facts.kind == "cuda" else _CPU_BLOCK
+    words = min(usual.vocabulary, vocabulary)
+    return BlockSize(usual.tokens * usual.vocabulary // words, words)
+
+
+def compiles(facts: DeviceFacts, choice: bool | Literal["auto"]) -> bool:
+    """Whether layers are compiled: what the user says, or on GPUs only.
+
+    On a CPU compiling takes longer than it saves, and the forms of `fuses_layers` do as much.
+    """
+    return facts.kind == "cuda" and facts.can_compile if choice == "auto" else choice
+
+
+def gradient_sync(facts: DeviceFacts, choice: GradientSync | Literal["auto"]) -> GradientSync:
+    """After which micro batches gradients are added up over ranks.
+
+    "last" holds a whole float32 gradient on each device. A CPU has the memory, and computes nothing
+    while it sums; a GPU lacks it, and sums one layer while it computes the next.
+    """
+    if choice == "auto":
+        return "each" if facts.kind == "cuda" else "last"
+    return choice
+
+
+def fuses_layers(facts: DeviceFacts, *, is_compiled: bool) -> bool:
+    """Whether norms, gated products and rotations take the forms that suit CPUs."""
+    return facts.kind == "cpu" and not is_compiled
+
+
+VarlenAttention = Callable[..., Tensor]
+"""Called as `torch.nn.attention.varlen.varlen_attn` is: [T, H, D]."""
+WideningProduct = Callable[[Tensor, Tensor], Tensor]
+"""left @ right of 16-bit factors as float32 sums."""
+
+
+def _widening_product(left: Tensor, right: Tensor) -> Tensor:
+    return torch.mm(left, right, out_dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A device to compute on: what it can do, and the operations that only some devices have."""
+
+    facts: DeviceFacts
+    varlen: VarlenAttention = varlen_attn  # type: ignore[assignment]
+    widening: WideningProduct = _widening_product
+    block: BlockSize | None = None
+    """Of the output layer; None means what suits the device."""
+    compile_backend: str | Callable[..., Any] = "inductor"
+    """What torch.compile makes code with."""
+    inputs: InputStore = field(default_factory=InputStore)
+    """Where inputs of layers wait for backward."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Platform:
+        """The platform that a device really is."""
+        return _platform(str(device))
+
+    def attention(self, dtype: torch.dtype, head_size: int) -> Attention:
+        """The kernel for queries of this dtype and size."""
+        return attention_kernel(self.facts, dtype, head_size)
+
+
+@cache
+def _platform(device: str) -> Platform:
+    return Platform(_read_facts(torch.device(device)))
+
+
+def _read_facts(device: torch.device) -> DeviceFacts:
+    has_compiler = compiler_problem(os.environ) is None
+    if device.type != "cuda":
+        has_bfloat16 = has_bfloat16_instructions()
+        return DeviceFacts(device.type, has_bfloat16=has_bfloat16, can_compile=has_compiler)
+    return DeviceFacts(
+        "cuda",
+        capability=torch.cuda.get_device_capability(device),
+        has_flash=is_flash_attention_available(),
+        installed=_installed_versions(),
+        can_compile=has_compiler and find_spec("triton") is not None,
+    )
+
+
+def _installed_versions() -> frozenset[FlashVersion]:
+    found: set[FlashVersion] = set()
+    if find_spec("flash_attn_interface") is not None:
+        found.add("FA3")
+    package = find_spec("flash_attn")
+    folders = () if package is None else package.submodule_search_locations or ()
+    # Not find_spec("flash_attn.cute"): it would import the package above.
+    if any((Path(folder) / "cute").is_dir() for folder in folders):
+        found.add("FA4")
+    return frozenset(found)
+
+
+def count_gpus() -> int:
+    """GPUs that this process may see."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def own_device(num_gpus: int, local_rank: int) -> torch.device:
+    """The GPU of one of the processes on a machine, or the CPU where no GPU is seen."""
+    if num_gpus == 0:
+        return torch.device("cpu")
+    if local_rank >= num_gpus:
+        raise ConfigError(
+            f"trainer process {local_rank} of this machine has no GPU: {num_gpus} can be seen; "
+            "lower num_processes, or name more of them in trainer.gpus"
+        )
+    return torch.device("cuda", local_rank)
