@@ -1,17 +1,19 @@
-"""The engine's generate route over aiohttp, in the shape that `renderers` expects of its client.
+"""The engine's generate route, in the shape that `renderers` expects of its client.
 
 verifiers' train client asks the engine through the openai package, which builds an httpx request, a
-client for it and several models around a body that is plain JSON already. This client posts the
-body. Addresses, headers, time limits and errors are those of the openai client.
+client for it and several models around a body that is plain JSON already. This client asks gradus's
+inference server over a token connection that all requests share, and posts the body to any other
+engine. Addresses, headers, time limits and errors are those of the openai client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -22,6 +24,9 @@ import msgspec
 import openai
 from verifiers.v1.clients.base import DEFAULT_LIMITS, join_url
 from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key, resolve_headers
+
+from gradus.environments.engine_stream import GENERATE_PATH, SESSION_HEADER, TokenStream
+from gradus.wire.token_stream import TokenAnswer
 
 REMEMBERED_PROMPTS = 65_536
 """Prompts whose repetitions are counted; the oldest is forgotten first."""
@@ -61,6 +66,17 @@ class EngineClient:
             trust_env=True,
         )
 
+    @functools.cached_property
+    def _stream(self) -> TokenStream:
+        limits = self._config.timeout
+        return TokenStream(
+            self.base_url.rstrip("/").removesuffix("/v1"),
+            resolve_api_key(self._config),
+            connect_seconds=limits.connect,
+            read_seconds=limits.read,
+            is_plain=not resolve_headers(self._config),
+        )
+
     async def post(
         self,
         url: str,
@@ -70,9 +86,14 @@ class EngineClient:
         options: Mapping[str, Any] | None = None,
     ) -> EngineAnswer:
         """The answer to a JSON body; raises openai's errors."""
-        headers = {**self._headers, **(options or {}).get("headers", {})}
-        content = msgspec.json.encode(self._seeds.renewed(body))
-        return EngineAnswer(await self._ask("POST", url, headers, content))
+        own_headers = (options or {}).get("headers", {})
+        body = self._seeds.renewed(body)
+        if url.endswith(GENERATE_PATH) and own_headers.keys() <= {SESSION_HEADER}:
+            answer = await self._ask_stream(url, body, own_headers.get(SESSION_HEADER))
+            if answer is not None:
+                return EngineAnswer(answer)
+        content = msgspec.json.encode(body)
+        return EngineAnswer(await self._ask("POST", url, {**self._headers, **own_headers}, content))
 
     async def get(self, route: str, *, cast_to: object = None) -> dict[str, Any]:  # noqa: ARG002
         """The JSON object behind a route of the engine's `/v1`; raises openai's errors."""
@@ -80,32 +101,75 @@ class EngineClient:
         raw = await self._ask("GET", url, self._headers, None)
         return msgspec.json.decode(raw, type=dict[str, Any])
 
+    async def _ask_stream(
+        self, url: str, body: Mapping[str, Any], session_id: str | None
+    ) -> bytes | None:
+        """The answer over the token connection; None where there is none for this request."""
+        with _openai_errors("POST", url):
+            answer = await self._stream.ask(body, session_id=session_id)
+        if answer is None:
+            return None
+        if answer.status != HTTPStatus.OK:
+            raise _status_error("POST", url, answer.status, answer.error)
+        return _generate_body(answer)
+
     async def _ask(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes | None
     ) -> bytes:
-        try:
+        with _openai_errors(method, url):
             async with self._session.request(
                 method, url, data=content, headers=headers, allow_redirects=False
             ) as response:
                 raw = await response.read()
                 status = response.status
-        except TimeoutError as error:
-            raise openai.APITimeoutError(httpx.Request(method, url)) from error
-        except aiohttp.ClientError as error:
-            text = f"Connection error: {type(error).__name__}: {error}"
-            raise openai.APIConnectionError(
-                message=text, request=httpx.Request(method, url)
-            ) from error
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise _status_error(method, url, status, raw)
         return raw
 
     async def close(self) -> None:
         """Close the connections."""
+        if "_stream" in self.__dict__:
+            self._stream.close()
         if "_session" in self.__dict__:
             await self._session.close()
             # aiohttp closes its sockets in the next round of the loop.
             await asyncio.sleep(0)
+
+
+@contextlib.contextmanager
+def _openai_errors(method: str, url: str) -> Iterator[None]:
+    """Errors of a connection as the openai client has them."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise openai.APITimeoutError(httpx.Request(method, url)) from error
+    except (aiohttp.ClientError, OSError) as error:
+        text = f"Connection error: {type(error).__name__}: {error}"
+        raise openai.APIConnectionError(message=text, request=httpx.Request(method, url)) from error
+
+
+def _generate_body(answer: TokenAnswer) -> bytes:
+    """What `renderers` reads of the JSON that vLLM's own route answers."""
+    token_ids = answer.token_ids.tolist()
+    num_tokens = len(token_ids)
+    entries = [
+        {"token": f"token_id:{token_id}", "logprob": logprob}
+        for token_id, logprob in zip(token_ids, answer.logprobs.tolist(), strict=False)
+    ]
+    choice = {
+        "index": 0,
+        "token_ids": token_ids,
+        "logprobs": {"content": entries},
+        "finish_reason": answer.finish_reason,
+    }
+    usage = {
+        "prompt_tokens": answer.num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": answer.num_prompt_tokens + num_tokens,
+    }
+    return msgspec.json.encode(
+        {"request_id": answer.request_id, "choices": [choice], "usage": usage}
+    )
 
 
 def _status_error(method: str, url: str, status: int, raw: bytes) -> openai.APIStatusError:

@@ -127,6 +127,29 @@ class ServedToken:
         return SERVED_ROUTES if is_open else frozenset()
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that the guard gives itself."""
+
+    status: int
+    message: str
+
+    @property
+    def body(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode({"error": {"message": self.message, "code": self.status}})
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Of the answer; the connection ends with it."""
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(self.body)).encode()),
+            (b"connection", b"close"),
+        ]
+        return headers + ([(b"www-authenticate", b"Bearer")] if self.status == 401 else [])
+
+
 class Guard:
     """ASGI middleware that answers 401, 404 or 413 itself and passes only allowed requests on.
 
@@ -145,17 +168,24 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        refusal = self.refusal_of(scope)
+        if refusal is None:
+            await self._app(scope, _limited(receive), send)
+        else:
+            await _refuse(send, refusal)
+
+    def refusal_of(self, scope: Scope) -> Refusal | None:
+        """Why a request must not pass; None where it may."""
         headers = dict(scope["headers"])
         route = (scope["method"], scope["path"])
         open_routes = self._tokens.open_routes(_bearer_token(headers))
         if not open_routes or (route in ADMIN_ROUTES and route not in open_routes):
-            await _refuse(send, 401, "missing or wrong bearer token")
-        elif route not in open_routes:
-            await _refuse(send, 404, "no such route")
-        elif _declared_length(headers) > MAX_BODY_BYTES:
-            await _refuse(send, 413, f"the body must not exceed {MAX_BODY_BYTES} bytes")
-        else:
-            await self._app(scope, _limited(receive), send)
+            return Refusal(401, "missing or wrong bearer token")
+        if route not in open_routes:
+            return Refusal(404, "no such route")
+        if _declared_length(headers) > MAX_BODY_BYTES:
+            return Refusal(413, f"the body must not exceed {MAX_BODY_BYTES} bytes")
+        return None
 
 
 def _limited(receive: Receive) -> Receive:
@@ -187,14 +217,7 @@ def _digest(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
 
 
-async def _refuse(send: Send, status: int, message: str) -> None:
-    body = msgspec.json.encode({"error": {"message": message, "code": status}})
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _refuse(send: Send, refusal: Refusal) -> None:
+    headers = refusal.headers
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": refusal.body})

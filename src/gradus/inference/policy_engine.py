@@ -89,12 +89,17 @@ class PolicyEngine(AsyncLLM):
     adapter: LoRARequest | None = None
     """The adapter of every request; None where whole weights are served."""
 
+    @property
+    def own_salt(self) -> str:
+        """The salt of requests that bring none."""
+        return f"served-v{self.served_version}"
+
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """As AsyncLLM.generate, with a cache salt and the served adapter on every request."""
         if isinstance(prompt, dict) and not prompt.get("cache_salt"):
-            prompt = {**prompt, "cache_salt": f"served-v{self.served_version}"}
+            prompt = {**prompt, "cache_salt": self.own_salt}
         if request_id.startswith(TOKENS_ONLY_PREFIX) and not sampling_params.stop:
             sampling_params.detokenize = False
         if self.adapter is not None:

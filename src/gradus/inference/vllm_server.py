@@ -9,6 +9,7 @@ Imported only once the environment is set (see `server.py`): vLLM reads variable
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -38,8 +39,15 @@ from gradus.errors import ConfigError, ProcessError
 from gradus.files import write_json
 from gradus.inference.admin import PolicyRoutes, WeightAdmin
 from gradus.inference.compat import inspect_models_with_gradus, worker_forked_into_engine
-from gradus.inference.guard import Guard, RouteOpener, ServedToken, Tokens
-from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped, warm_up
+from gradus.inference.guard import Guard, ServedToken, Tokens
+from gradus.inference.http_server import (
+    HttpServer,
+    Stop,
+    Upgrade,
+    build_http_server,
+    serve_until_stopped,
+    warm_up,
+)
 from gradus.inference.policy_engine import (
     AdapterControl,
     EngineCounters,
@@ -48,14 +56,17 @@ from gradus.inference.policy_engine import (
     kv_capacity_tokens,
 )
 from gradus.inference.settings import ServedModel, engine_settings, serving_settings
+from gradus.inference.token_route import TokenRoute
 from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ServedPolicy
+from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, TokenConnection
 
 logger = get_logger(__name__)
 WATCH_INTERVAL_SECONDS = 0.5
 ENGINE_STOP_SECONDS = 2.0
+SCHEDULERS = "gradus.inference.engine.scheduler"
 
 
 def serve_policy(config: InferenceProcessConfig, listener: socket.socket, tokens: Tokens) -> None:
@@ -102,7 +113,10 @@ async def _serve_policy(
             await AdapterControl(engine).load(Path("version_0"))
         app = await build_vllm_app(engine, args)
         PolicyRoutes(engine, build_admin(config, engine, stop), counters).add_to(app)
-        await _serve_app(app, tokens, listener, stop, become_ready)
+        guard = Guard(app, tokens)
+        route = TokenRoute(engine, await engine.get_supported_tasks())
+        server = build_http_server(guard, token_upgrade(guard, route))
+        await _serve_app(app, server, listener, stop, become_ready)
 
 
 async def _serve_model(
@@ -119,7 +133,8 @@ async def _serve_model(
 
     async with _running(engine) as stop:
         app = await build_vllm_app(engine, args)
-        await _serve_app(app, ServedToken.of(model.token), listener, stop, tell)
+        server = build_http_server(Guard(app, ServedToken.of(model.token)))
+        await _serve_app(app, server, listener, stop, tell)
 
 
 @asynccontextmanager
@@ -137,14 +152,24 @@ async def _running(engine: AsyncLLM) -> AsyncIterator[Stop]:
 
 async def _serve_app(
     app: FastAPI,
-    tokens: RouteOpener,
+    server: HttpServer,
     listener: socket.socket,
     stop: Stop,
     when_listening: Callable[[str], Awaitable[None]],
 ) -> None:
-    server = build_http_server(Guard(app, tokens))
     app.state.server = server  # vLLM's error handlers look for it there
     await serve_until_stopped(server, listener, stop=stop, when_listening=when_listening)
+
+
+def token_upgrade(guard: Guard, route: TokenRoute) -> Upgrade:
+    """Token connections, for those whom the guard lets in."""
+    return Upgrade(
+        route=STREAM_ROUTE,
+        name=STREAM_NAME,
+        accepted=ACCEPTED_HEAD,
+        refusal_of=guard.refusal_of,
+        open=functools.partial(TokenConnection, route),
+    )
 
 
 async def watch_engine(engine: AsyncLLM, stop: Stop) -> None:
@@ -178,6 +203,7 @@ def fill_arguments(settings: Mapping[str, Any]) -> Namespace:
 def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
     """The engine, its process started and the model loaded."""
     with engine_config(args) as vllm_config:
+        hold_replies(vllm_config)
         return PolicyEngine(
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
@@ -186,6 +212,18 @@ def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
             log_requests=False,
             stat_loggers=[lambda *_: counters],
         )
+
+
+def hold_replies(vllm_config: VllmConfig) -> None:
+    """Let the engine send whole replies; a scheduler that the user or vLLM chose stays."""
+    chosen = vllm_config.scheduler_config
+    if chosen.scheduler_cls is not None:
+        return
+    if current_platform.is_cpu():
+        chosen.scheduler_cls = f"{SCHEDULERS}.PacedReplies"
+        return
+    kind = "OverlappedReplies" if chosen.async_scheduling else "WholeReplies"
+    chosen.scheduler_cls = f"{SCHEDULERS}.{kind}"
 
 
 @contextmanager

@@ -12,7 +12,9 @@ import hmac
 import importlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,7 @@ from typing import Self
 import msgspec
 from aiohttp import web
 
+from gradus.errors import ProtocolError
 from gradus.files import write_json
 from gradus.processes.child import watch_death_pipe
 from gradus.run.paths import RunDirectory
@@ -28,6 +31,7 @@ from gradus.testing.engine_script import (
     ChatRequest,
     Drip,
     Fault,
+    FinishedReply,
     GenerateCall,
     GenerateRequest,
     Reply,
@@ -35,6 +39,7 @@ from gradus.testing.engine_script import (
     Status,
     Stuck,
     Truncate,
+    answer_of,
     chat_body,
     error_body,
     generate_body,
@@ -46,6 +51,7 @@ from gradus.weights.published import verify_version
 from gradus.wire.inference import (
     ADMIN_ROUTES,
     DATA_ROUTES,
+    SERVED_MODEL_NAME,
     ApplyRefusal,
     ApplyRequest,
     ApplyResult,
@@ -54,7 +60,19 @@ from gradus.wire.inference import (
     check_weights_directory,
     decode_apply_request,
 )
+from gradus.wire.token_stream import (
+    ACCEPTED_HEAD,
+    ASK_ELSEWHERE,
+    STREAM_NAME,
+    STREAM_ROUTE,
+    TokenAnswer,
+    TokenAnswers,
+    TokenConnection,
+    TokenQuestion,
+    frame,
+)
 
+GENERATE_PATH = "/inference/v1/generate"
 WeightsCheck = Callable[[Path, str], object]
 """Raises when the weights in a directory do not match a digest."""
 
@@ -104,6 +122,7 @@ class ScriptedEngine:
         self._running = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._answering: dict[TokenConnection, dict[int, asyncio.Task[None]]] = {}
         self._runner: web.ServerRunner | None = None
         self._port = 0
 
@@ -147,7 +166,7 @@ class ScriptedEngine:
 
     # ------------------------------------------------------------------ script
 
-    def inject(self, fault: Fault, *, times: int = 1, path: str = "/inference/v1/generate") -> None:
+    def inject(self, fault: Fault, *, times: int = 1, path: str = GENERATE_PATH) -> None:
         """Answer the next `times` requests to `path` with `fault`."""
         self._faults.setdefault(path, []).extend([fault] * times)
 
@@ -185,8 +204,10 @@ class ScriptedEngine:
         refusal = self._refuse(request)
         if refusal is not None:
             return refusal
+        if (request.method, request.path) == STREAM_ROUTE:
+            return await self._stream(request)
         waiting_faults = self._faults.get(request.path)
-        if request.path == "/inference/v1/generate":
+        if request.path == GENERATE_PATH:
             return await self._generate(request, waiting_faults)
         if waiting_faults:
             return await self._fail(request, waiting_faults.pop(0))
@@ -226,26 +247,35 @@ class ScriptedEngine:
             asked.check(self.max_length_tokens)
         except (msgspec.MsgspecError, ValueError) as error:
             return _json(error_body(400, str(error)), status=400)
+        async with self._call_of(asked, request.headers.get("X-Session-ID")) as call:
+            if fault is not None:
+                call.status = fault.status
+                return await self._fail(request, fault)
+            reply = await self._complete(call)
+        return _json(generate_body(len(self.calls), len(call.prompt_token_ids), reply))
+
+    @asynccontextmanager
+    async def _call_of(
+        self, asked: GenerateRequest, session_id: str | None
+    ) -> AsyncIterator[GenerateCall]:
+        """The record of a request, which runs until the end of the block."""
         call = GenerateCall(
             prompt_token_ids=asked.token_ids,
             sampling_params=asked.sampling_params,
             cache_salt=asked.cache_salt,
-            session_id=request.headers.get("X-Session-ID"),
+            session_id=session_id,
             version=self.version,
         )
         self.calls.append(call)
         self._running += 1
         await self._notify()
         try:
-            if fault is not None:
-                call.status = fault.status
-                return await self._fail(request, fault)
-            return await self._complete(call)
+            yield call
         finally:
             self._running -= 1
             await self._notify()
 
-    async def _complete(self, call: GenerateCall) -> web.Response:
+    async def _complete(self, call: GenerateCall) -> FinishedReply:
         if self.latency_seconds > 0:
             await asyncio.sleep(self.latency_seconds)
         if not self._open.is_set():
@@ -254,7 +284,72 @@ class ScriptedEngine:
         call.reply, call.status = reply, 200
         self._prompt_tokens += len(call.prompt_token_ids)
         self._generated_tokens += len(reply.token_ids)
-        return _json(generate_body(len(self.calls), len(call.prompt_token_ids), reply))
+        return reply
+
+    # ------------------------------------------------------------------ token connections
+
+    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Take the connection from the HTTP server, until it ends."""
+        transport = request.transport
+        if transport is None or request.headers.get("Upgrade") != STREAM_NAME:
+            return _json(error_body(400, f"upgrade to {STREAM_NAME}"), status=400)
+        closed = asyncio.Event()
+        connection = TokenConnection(self, on_close=lambda _: closed.set())
+        transport.write(ACCEPTED_HEAD)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        try:
+            await closed.wait()
+        finally:
+            connection.abort()
+        return web.Response()
+
+    def ask(self, connection: TokenConnection, questions: list[TokenQuestion]) -> None:
+        """Answer requests of a token connection, each in its own time."""
+        running = self._answering.setdefault(connection, {})
+        for question in questions:
+            task = asyncio.ensure_future(self._answer_question(connection, question))
+            running[question.number] = task
+            task.add_done_callback(partial(_forget, running, question.number))
+
+    def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
+        """Stop what nobody waits for."""
+        for number in numbers:
+            task = self._answering.get(connection, {}).pop(number, None)
+            if task is not None:
+                task.cancel()
+
+    def disconnect(self, connection: TokenConnection) -> None:
+        """Stop all that was asked on a connection."""
+        for task in list(self._answering.pop(connection, {}).values()):
+            task.cancel()
+
+    async def _answer_question(self, connection: TokenConnection, question: TokenQuestion) -> None:
+        faults = self._faults.get(GENERATE_PATH)
+        try:
+            question.check()
+            asked = GenerateRequest(
+                question.token_ids.tolist(),
+                question.sampling_params,
+                question.model or SERVED_MODEL_NAME,
+                question.cache_salt,
+            )
+            asked.check(self.max_length_tokens)
+            is_known = not faults or isinstance(faults[0], (Status, Stuck, Reset, Truncate))
+        except (ProtocolError, ValueError):
+            is_known = False
+        if not is_known:
+            connection.answer(TokenAnswer.without_tokens(question.number, ASK_ELSEWHERE))
+            return
+        fault = faults.pop(0) if faults else None
+        async with self._call_of(asked, question.session_id) as call:
+            if fault is not None:
+                call.status = fault.status
+                await _fail_question(connection, question.number, fault)
+                return
+            reply = await self._complete(call)
+        name = f"generate-tokens-scripted-{len(self.calls)}"
+        connection.answer(answer_of(question.number, name, len(call.prompt_token_ids), reply))
 
     async def _chat(self, request: web.BaseRequest) -> web.Response:
         try:
@@ -346,6 +441,25 @@ def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = No
 def _abort(request: web.BaseRequest) -> None:
     if request.transport is not None:
         request.transport.abort()
+
+
+def _forget(running: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
+    running.pop(number, None)
+
+
+async def _fail_question(connection: TokenConnection, number: int, fault: Fault) -> None:
+    match fault:
+        case Status(code):
+            connection.answer(
+                TokenAnswer.without_tokens(number, code, error_body(code, "scripted"))
+            )
+        case Stuck():
+            await asyncio.Event().wait()
+        case Truncate():
+            connection.send_raw(frame(TokenAnswers([]))[:-1])
+            connection.abort()
+        case _:
+            connection.abort()
 
 
 async def _drip(

@@ -11,8 +11,10 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gradus.wire.inference import SERVED_MODEL_NAME
+from gradus.wire.token_stream import TokenAnswer
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,19 @@ def generate_body(number: int, num_prompt_tokens: int, reply: FinishedReply) -> 
         '"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,"kv_transfer_params":null,'
         '"ec_transfer_params":null}'
     ).encode()
+
+
+def answer_of(number: int, name: str, num_prompt_tokens: int, reply: FinishedReply) -> TokenAnswer:
+    """The same over a token connection."""
+    return TokenAnswer(
+        number=number,
+        status=HTTPStatus.OK.value,
+        request_id=name,
+        token_ids=np.asarray(reply.token_ids, np.int32),
+        logprobs=np.asarray(reply.logprobs, np.float32),
+        finish_reason=reply.finish_reason,
+        num_prompt_tokens=num_prompt_tokens,
+    )
 
 
 def chat_body(text: str) -> bytes:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from gradus.wire.token_stream import STREAM_ROUTE
+
 SERVED_MODEL_NAME = "policy"
 """The `model` of every request, whatever weights are served."""
 
@@ -18,6 +20,7 @@ DATA_ROUTES: frozenset[tuple[str, str]] = frozenset(
         ("POST", "/v1/completions"),
         ("POST", "/tokenize"),
         ("GET", "/gradus/status"),
+        STREAM_ROUTE,
     }
 )
 """Routes that the data token opens; the admin token opens them too."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gradus.inference import http_server
-from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped
+from gradus.inference.guard import Guard, Tokens
+from gradus.inference.http_server import Stop, Upgrade, build_http_server, serve_until_stopped
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 SHORT_SECONDS = 0.3
@@ -44,7 +45,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Stream]:
+async def connected(upgrade: Upgrade | None = None) -> AsyncIterator[Stream]:
     """A connection to a server that runs."""
     listener = socket.create_server(("127.0.0.1", 0))
     stop, listening = Stop(), asyncio.Event()
@@ -52,7 +53,7 @@ async def connected() -> AsyncIterator[Stream]:
     async def listens(_: str) -> None:
         listening.set()
 
-    server = build_http_server(answer_slowly)
+    server = build_http_server(answer_slowly, upgrade)
     serving = asyncio.create_task(
         serve_until_stopped(server, listener, stop=stop, when_listening=listens)
     )
@@ -94,4 +95,86 @@ async def test_an_answer_may_take_longer_than_a_request(short_deadlines: None) -
         async with asyncio.timeout(20 * SHORT_SECONDS):
             assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
         writer.write(REQUEST[:30])
+        assert await read_to_the_end(reader) == b""
+
+
+class Shout(asyncio.Protocol):
+    """Answers with what it gets, in capitals."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data.upper())
+
+
+TOKENS = Tokens.of(data="d" * 64, admin="a" * 64)
+UPGRADE = Upgrade(
+    route=("GET", "/gradus/tokens"),
+    name="shout",
+    accepted=b"HTTP/1.1 101 Yes\r\n\r\n",
+    refusal_of=Guard(answer_slowly, TOKENS).refusal_of,
+    open=Shout,
+)
+
+
+def asks_to_shout(token: str, *, path: str = "/gradus/tokens", name: str = "shout") -> bytes:
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        f"Connection: Upgrade\r\nUpgrade: {name}\r\n\r\n"
+    ).encode()
+
+
+async def test_a_connection_changes_to_the_protocol_that_is_offered() -> None:
+    async with connected(UPGRADE) as (reader, writer):
+        writer.write(asks_to_shout("d" * 64))
+        assert await reader.readexactly(len(UPGRADE.accepted)) == UPGRADE.accepted
+        writer.write(b"hear me")
+        assert await reader.readexactly(7) == b"HEAR ME"
+
+
+async def test_an_upgraded_connection_may_be_silent(short_deadlines: None) -> None:
+    async with connected(UPGRADE) as (reader, writer):
+        writer.write(asks_to_shout("d" * 64))
+        await reader.readexactly(len(UPGRADE.accepted))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 3 * SHORT_SECONDS)
+        writer.write(b"still here")
+        assert await reader.readexactly(10) == b"STILL HERE"
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (asks_to_shout("wrong"), b"401 Unauthorized"),
+        (asks_to_shout(""), b"401 Unauthorized"),
+        (
+            asks_to_shout("d" * 64).replace(
+                b"\r\n\r\n", b"\r\nContent-Length: 99999999999\r\n\r\n"
+            ),
+            b"413",
+        ),
+    ],
+    ids=["wrong token", "no token", "too long"],
+)
+async def test_the_guard_stands_before_an_upgrade(request_head: bytes, status: bytes) -> None:
+    async with connected(UPGRADE) as (reader, writer):
+        writer.write(request_head)
+        answer = await read_to_the_end(reader)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert b"hear" not in answer
+
+
+@pytest.mark.parametrize("other", [{"name": "websocket"}, {"path": "/gradus/status"}])
+async def test_another_protocol_or_path_is_an_ordinary_request(other: dict[str, str]) -> None:
+    for upgrade in (UPGRADE, None):
+        async with connected(upgrade) as (reader, writer):
+            writer.write(asks_to_shout("d" * 64, **other))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_half_a_request_for_an_upgrade_is_closed(short_deadlines: None) -> None:
+    async with connected(UPGRADE) as (reader, writer):
+        writer.write(asks_to_shout("d" * 64)[:-2])
         assert await read_to_the_end(reader) == b""

@@ -1,0 +1,218 @@
+"""vLLM's scheduler as gradus runs it in the engine's process: whole replies, steps worth taking.
+
+vLLM hands every sampled token to the server, which decodes it, looks up its request and keeps it
+until the reply ends. Nobody reads a reply of a run before its end, so here the tokens wait where
+they were sampled and cross to the server once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import LogprobsLists
+
+HOLD_SECONDS = 1.0
+"""Sampled tokens are told at least this often, so that a long reply is seen to grow."""
+STATS_SECONDS = 0.05
+"""Load is told at least this often while the engine computes, and when something has finished."""
+LONGEST_WAIT_SECONDS = 0.01
+FEW_REQUESTS = 64
+"""With this many requests a step costs its tokens, not its fixed price."""
+ARRIVING_SECONDS = 0.05
+"""Requests arrive while the last one came no longer ago than this."""
+
+
+class StepPace:
+    """How long the next step should wait for requests that are about to arrive (pure).
+
+    A step of few tokens costs almost what a step of many does. While requests trickle in, a CPU
+    engine that steps as often as it can burns a core on steps of a few tokens, which the
+    environments and the trainer need. A wait as long as the last step took lets about twice as many
+    requests share the next one. Without arrivals, at the end of a batch, nothing waits.
+
+    >>> pace = StepPace()
+    >>> pace.arrived(now=1.0)
+    >>> pace.stepped(seconds=0.004)
+    >>> pace.wait_seconds(now=1.01, num_requests=3), pace.wait_seconds(now=1.2, num_requests=3)
+    (0.004, 0.0)
+    """
+
+    def __init__(self) -> None:
+        self._last_arrival = float("-inf")
+        self._step_seconds = 0.0
+
+    def arrived(self, *, now: float) -> None:
+        """A request came."""
+        self._last_arrival = now
+
+    def stepped(self, *, seconds: float) -> None:
+        """A step took this long."""
+        self._step_seconds = seconds
+
+    def wait_seconds(self, *, now: float, num_requests: int) -> float:
+        """Zero where a wait gains nothing."""
+        if num_requests >= FEW_REQUESTS or now - self._last_arrival > ARRIVING_SECONDS:
+            return 0.0
+        return min(self._step_seconds, LONGEST_WAIT_SECONDS)
+
+
+class HeldReplies:
+    """Owns the tokens of replies that are not finished."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[float, list[EngineCoreOutput]]] = {}
+
+    def take(self, output: EngineCoreOutput, *, now: float) -> EngineCoreOutput | None:
+        """The reply so far when it ended or is due, None while it is held."""
+        since, parts = self._held.setdefault(output.request_id, (now, []))
+        parts.append(output)
+        if output.finish_reason is None and now - since < HOLD_SECONDS:
+            return None
+        del self._held[output.request_id]
+        return merged(parts)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drop replies that nobody waits for."""
+        for request_id in request_ids:
+            self._held.pop(request_id, None)
+
+
+def merged(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
+    """Consecutive outputs of one request as one; the last of them tells how it ended."""
+    last = parts[-1]
+    if len(parts) == 1:
+        return last
+    last.new_token_ids = [token for part in parts for token in part.new_token_ids]
+    pieces = [part.new_logprobs for part in parts if part.new_logprobs is not None]
+    if pieces:
+        last.new_logprobs = LogprobsLists(
+            np.concatenate([piece.logprob_token_ids for piece in pieces]),
+            np.concatenate([piece.logprobs for piece in pieces]),
+            np.concatenate([piece.sampled_token_ranks for piece in pieces]),
+        )
+    last.events = [event for part in parts for event in part.events or ()] or None
+    last.prefill_stats = next((p.prefill_stats for p in parts if p.prefill_stats), None)
+    return last
+
+
+class WholeReplies(Scheduler):
+    """Sends a reply once it is finished, where the client asked for no more."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._replies = HeldReplies()
+        self._stats_sent = float("-inf")
+
+    def update_from_output(
+        self, scheduler_output: Any, model_runner_output: Any
+    ) -> dict[int, EngineCoreOutputs]:
+        """As vLLM's, without the outputs that are held."""
+        if model_runner_output.logprobs is not None:
+            # Held longer than the buffers of the step may live.
+            model_runner_output.logprobs = _owned(model_runner_output.logprobs)
+        ask_for_all = {
+            request_id
+            for request_id in scheduler_output.num_scheduled_tokens
+            if not self._waits_for_end(request_id)
+        }
+        messages = super().update_from_output(scheduler_output, model_runner_output)
+        now = time.monotonic()
+        for message in messages.values():
+            message.outputs = [
+                told
+                for output in message.outputs
+                if (
+                    told := output
+                    if output.request_id in ask_for_all
+                    else self._replies.take(output, now=now)
+                )
+                is not None
+            ]
+        return {index: message for index, message in messages.items() if _says_something(message)}
+
+    def _waits_for_end(self, request_id: str) -> bool:
+        """Whether nothing of the reply is looked at before its end."""
+        request = self.requests.get(request_id)
+        asked = None if request is None else request.sampling_params
+        return (
+            asked is not None
+            and asked.output_kind == RequestOutputKind.FINAL_ONLY
+            and asked.prompt_logprobs is None
+            # The server looks for stop strings in the text of every token.
+            and not asked.stop
+            and not self.return_sampling_mask
+            and self.aux_output_connector is None
+        )
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        """As vLLM's, and what was held of them is forgotten."""
+        ended = super().finish_requests(request_ids, finished_status)
+        self._replies.forget(request.request_id for request in ended)
+        return ended
+
+    def make_stats(self, *args: Any, **options: Any) -> Any:
+        """As vLLM's; None where the last are fresh and nothing has finished since."""
+        now = time.monotonic()
+        is_idle = not any(self.get_request_counts())
+        if not (self.finished_req_ids or is_idle) and now - self._stats_sent < STATS_SECONDS:
+            return None
+        self._stats_sent = now
+        return super().make_stats(*args, **options)
+
+
+class PacedReplies(WholeReplies):
+    """`WholeReplies` of a CPU engine, which shares its cores with the rest of the run."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._pace = StepPace()
+        self._step_began = 0.0
+
+    def add_request(self, request: Any) -> None:
+        """As vLLM's."""
+        self._pace.arrived(now=time.monotonic())
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **options: Any) -> Any:
+        """As vLLM's, after a wait for what arrives."""
+        count = sum(self.get_request_counts())
+        wait = self._pace.wait_seconds(now=time.monotonic(), num_requests=count)
+        if wait > 0.0:
+            time.sleep(wait)
+        self._step_began = time.monotonic()
+        return super().schedule(*args, **options)
+
+    def update_from_output(
+        self, scheduler_output: Any, model_runner_output: Any
+    ) -> dict[int, EngineCoreOutputs]:
+        """As `WholeReplies`; notes how long the step took."""
+        self._pace.stepped(seconds=time.monotonic() - self._step_began)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+
+class OverlappedReplies(WholeReplies, AsyncScheduler):
+    """`WholeReplies` for an engine that schedules a step while the one before still runs."""
+
+
+def _owned(logprobs: LogprobsLists) -> LogprobsLists:
+    return logprobs._replace(
+        logprob_token_ids=logprobs.logprob_token_ids.copy(),
+        logprobs=logprobs.logprobs.copy(),
+        sampled_token_ranks=logprobs.sampled_token_ranks.copy(),
+    )
+
+
+def _says_something(message: EngineCoreOutputs) -> bool:
+    return bool(
+        message.outputs
+        or message.scheduler_stats
+        or message.finished_requests
+        or message.utility_output
+    )

@@ -1,0 +1,288 @@
+"""The token route against a stand-in for the engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    FinishReason,
+)
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.stats import IterationStats, PrefillStats
+from vllm.v1.outputs import LogprobsLists
+
+from gradus.inference.token_route import TokenRoute
+from gradus.wire.token_stream import ASK_ELSEWHERE, TokenAnswer, TokenQuestion
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+SAMPLING = {"temperature": 1.0, "max_tokens": 4, "logprobs": 1, "seed": 3}
+
+
+class Core:
+    """Takes requests and aborts, computes nothing."""
+
+    def __init__(self) -> None:
+        self.added: list[EngineCoreRequest] = []
+        self.aborted: list[str] = []
+        self.error: Exception | None = None
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        if self.error is not None:
+            raise self.error
+        self.added.append(request)
+
+    async def abort_requests_async(self, names: list[str]) -> None:
+        self.aborted += names
+
+
+class Inputs:
+    """Makes requests as vLLM's input processor does, without a model."""
+
+    def process_inputs(
+        self, request_id: str, prompt: Any, params: Any, tasks: Any, **options: Any
+    ) -> EngineCoreRequest:
+        assert tasks == ("generate",)
+        if 99 in prompt["prompt_token_ids"]:
+            raise ValueError("Token id 99 is out of vocabulary")
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt["prompt_token_ids"],
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            cache_salt=prompt["cache_salt"],
+            data_parallel_rank=None,
+            **options,
+        )
+
+    def assign_request_id(self, request: EngineCoreRequest) -> None:
+        request.external_req_id, request.request_id = request.request_id, f"{request.request_id}-x"
+
+
+class Engine:
+    """What the route asks of PolicyEngine."""
+
+    def __init__(self) -> None:
+        self.engine_core = Core()
+        self.input_processor = Inputs()
+        self.output_processor = OutputProcessor(None, log_stats=True)
+        self.adapter: LoRARequest | None = None
+        self.errored = False
+        self.own_salt = "served-v7"
+
+    def sample(self, number: int, *tokens: int, logprob: float = -0.5, **more: Any) -> Any:
+        """The engine's output for the request that was added as `number`."""
+        rows = len(tokens)
+        logprobs = LogprobsLists(
+            np.array([[token] for token in tokens], np.int32),
+            np.full((rows, 1), logprob, np.float32),
+            np.ones(rows, np.int32),
+        )
+        return EngineCoreOutput(
+            self.engine_core.added[number].request_id, list(tokens), logprobs, **more
+        )
+
+
+class Client:
+    """Stands for a connection; notes the answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[TokenAnswer] = []
+        self.is_aborted = False
+
+    def answer(self, answer: TokenAnswer) -> None:
+        self.answers.append(answer)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def question(number: int, **changes: Any) -> TokenQuestion:
+    given: dict[str, Any] = {"token_ids": [1, 2], "sampling_params": SAMPLING, "model": "policy"}
+    given |= changes
+    token_ids = np.asarray(given["token_ids"], np.int32)
+    salt = given.get("cache_salt")
+    return TokenQuestion(number, token_ids, given["sampling_params"], given["model"], salt, "trace")
+
+
+async def asked(engine: Engine, *questions: TokenQuestion) -> tuple[TokenRoute, Any]:
+    """A route that was asked, and its client; what it sends has arrived."""
+    route: Any = TokenRoute(engine, ("generate",))  # type: ignore[arg-type]
+    client = Client()
+    route.ask(client, list(questions))
+    await settled(route)
+    return route, client
+
+
+async def settled(route: Any) -> None:
+    await asyncio.gather(*route._sending)
+
+
+END = {"finish_reason": FinishReason.STOP}
+
+
+async def test_a_reply_comes_back_with_what_was_sampled() -> None:
+    engine = Engine()
+    _, client = await asked(engine, question(5))
+    (request,) = engine.engine_core.added
+    assert (request.cache_salt, request.session_id, request.prompt_token_ids) == (
+        "served-v7",
+        "trace",
+        [1, 2],
+    )
+    params = request.sampling_params
+    assert params is not None
+    assert (params.logprobs, params.detokenize, params.output_kind, params.seed) == (
+        0,
+        False,
+        RequestOutputKind.FINAL_ONLY,
+        3,
+    )
+    engine.output_processor.process_outputs([engine.sample(0, 8, 9)], 1.0, IterationStats())
+    assert client.answers == []
+    engine.output_processor.process_outputs([engine.sample(0, 4, **END)], 1.0, IterationStats())
+    (answer,) = client.answers
+    assert (answer.number, answer.status, answer.finish_reason) == (5, 200, "stop")
+    assert answer.token_ids.tolist() == [8, 9, 4]
+    assert answer.logprobs.tolist() == [-0.5] * 3
+    assert answer.request_id.startswith("generate-tokens-")
+    assert answer.num_prompt_tokens == 2
+
+
+async def test_counters_see_the_tokens_as_vllm_counts_them() -> None:
+    engine, stats = Engine(), IterationStats()
+    await asked(engine, question(5))
+    prefill = PrefillStats(num_prompt_tokens=2, num_computed_tokens=2)
+    event = EngineCoreEvent.new_event(EngineCoreEventType.PREEMPTED, 1.0)
+    first = engine.sample(0, 8, prefill_stats=prefill, events=[event])
+    engine.output_processor.process_outputs([first], 1.0, stats)
+    last = engine.sample(0, 9, prefill_stats=prefill, **END)
+    engine.output_processor.process_outputs([last], 1.0, stats)
+    counted = (stats.num_prompt_tokens, stats.num_generation_tokens, stats.num_preempted_reqs)
+    assert counted == (2, 2, 1)
+
+
+async def test_the_salt_of_the_client_and_the_served_adapter_reach_the_engine() -> None:
+    engine = Engine()
+    engine.adapter = LoRARequest(lora_name="policy-v3", lora_int_id=1, lora_path="/a")
+    await asked(engine, question(1, cache_salt="v3", model=None))
+    (request,) = engine.engine_core.added
+    assert (request.cache_salt, request.lora_request) == ("v3", engine.adapter)
+
+
+ELSEWHERE: list[dict[str, Any]] = [
+    {"model": "another"},
+    {"token_ids": [1, 99]},
+    {"token_ids": [[1]]},
+    *(
+        {"sampling_params": SAMPLING | more}
+        for more in (
+            {"n": 2},
+            {"logprobs": 2},
+            {"logprobs": None},
+            {"prompt_logprobs": 1},
+            {"stop": ["x"]},
+            {"temperature": -1.0},
+            {"structured_outputs": {"choice": ["a"]}},
+            {"extra_args": {"a": 1}},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("changes", ELSEWHERE, ids=str)
+async def test_what_is_not_known_here_is_for_vllms_route(changes: dict[str, Any]) -> None:
+    engine = Engine()
+    _, client = await asked(engine, question(1), question(2, **changes), question(3))
+    assert [(answer.number, answer.status) for answer in client.answers] == [(2, ASK_ELSEWHERE)]
+    assert len(engine.engine_core.added) == 2
+
+
+async def test_nobody_hears_of_requests_of_a_client_that_went_away() -> None:
+    engine = Engine()
+    route, client = await asked(engine, question(1), question(2))
+    output = engine.sample(0, 8, **END)
+    route.disconnect(client)
+    await settled(route)
+    names = [request.request_id for request in engine.engine_core.added]
+    assert engine.engine_core.aborted == names
+    assert engine.output_processor.process_outputs([output], 1.0, None).request_outputs == []
+    assert client.answers == []
+
+
+async def test_one_request_is_cancelled_and_an_ended_one_is_not_aborted() -> None:
+    engine = Engine()
+    route, client = await asked(engine, question(1), question(2), question(3))
+    engine.output_processor.process_outputs([engine.sample(2, 8, **END)], 1.0, None)
+    route.cancel(client, [2, 3, 77])
+    await settled(route)
+    assert engine.engine_core.aborted == [engine.engine_core.added[1].request_id]
+    engine.output_processor.process_outputs([engine.sample(0, 8, **END)], 1.0, None)
+    assert [answer.number for answer in client.answers] == [3, 1]
+
+
+async def test_a_request_cancelled_before_it_was_sent_is_not_sent() -> None:
+    engine, client = Engine(), Client()
+    route: Any = TokenRoute(engine, ("generate",))  # type: ignore[arg-type]
+    route.ask(client, [question(1), question(2)])
+    route.cancel(client, [1])
+    await settled(route)
+    assert len(engine.engine_core.added) == 1
+
+
+async def test_a_number_that_is_used_twice_closes_the_connection() -> None:
+    _, client = await asked(Engine(), question(1), question(1))
+    assert client.is_aborted
+
+
+async def test_a_dead_engine_leaves_the_words_to_vllms_route() -> None:
+    engine = Engine()
+    _, client = await asked(engine, question(1), question(2))
+    engine.output_processor.propagate_error(EngineDeadError())
+    assert [answer.status for answer in client.answers] == [ASK_ELSEWHERE] * 2
+    engine.output_processor.propagate_error(EngineDeadError())
+    assert len(client.answers) == 2
+    for dead in ("errored", "send"):
+        engine = Engine()
+        engine.errored = dead == "errored"
+        engine.engine_core.error = EngineDeadError() if dead == "send" else None
+        _, client = await asked(engine, question(1))
+        assert [answer.status for answer in client.answers] == [ASK_ELSEWHERE]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+async def test_a_reply_that_the_engine_gave_up_is_an_error_of_the_server(
+    reason: FinishReason,
+) -> None:
+    engine = Engine()
+    _, client = await asked(engine, question(1))
+    engine.output_processor.process_outputs([engine.sample(0, finish_reason=reason)], 1.0, None)
+    assert client.answers[0].status == 500
+    assert b"Internal server error" in client.answers[0].error
+
+
+async def test_a_logprob_that_is_no_number_is_an_error_of_the_server() -> None:
+    engine = Engine()
+    _, client = await asked(engine, question(1))
+    engine.output_processor.process_outputs([engine.sample(0, 8, logprob=np.nan, **END)], 1.0, None)
+    assert (client.answers[0].status, client.answers[0].token_ids.size) == (500, 0)
+
+
+async def test_a_logprob_without_end_is_the_lowest_that_vllm_answers() -> None:
+    engine = Engine()
+    _, client = await asked(engine, question(1))
+    output = engine.sample(0, 8, logprob=-np.inf, **END)
+    engine.output_processor.process_outputs([output], 1.0, None)
+    assert client.answers[0].logprobs.tolist() == [-9999.0]
