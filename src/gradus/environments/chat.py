@@ -21,7 +21,15 @@ from verifiers.v1.harnesses.utils.compaction import (
     bound_tool_message,
 )
 
-from gradus.environments.model_calls import Connections, Endpoint, ModelReply, RetryPolicy
+from gradus.environments.in_process import local_server
+from gradus.environments.model_calls import (
+    Connections,
+    Endpoint,
+    HttpTransport,
+    ModelReply,
+    RetryPolicy,
+    Transport,
+)
 from gradus.environments.tool_servers import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
@@ -95,8 +103,11 @@ class ChatSession(vf.HarnessSession):
         """Connect to the tool servers and to the interception server; `stack` closes both."""
         bare = vf.HarnessSession(harness, *args, **kwargs)
         config = harness.config
+        transport: Transport | None = local_server(bare.endpoint)
+        if transport is None:
+            transport = HttpTransport(await stack.enter_async_context(harness.connections.lease()))
         model = Endpoint(
-            http=await stack.enter_async_context(harness.connections.lease()),
+            transport=transport,
             url=bare.endpoint,
             secret=bare.secret,
             retry=RetryPolicy(config.max_retries, config.retry_delay_seconds),

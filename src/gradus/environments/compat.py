@@ -3,7 +3,8 @@
 Only what costs time, leaves files behind or ends the process is replaced, never what is recorded:
 the interception, the graph and the tokens stay verifiers' own. A patch is applied to the exact
 version that it was written for; with another one the library works unpatched, slower and with one
-seed for all requests of an episode, and a warning says so.
+seed for all requests of an episode, and a warning says so. What only saves time, and can be left
+out one by one, is in `patches.shortcuts`.
 
 | patch | reason (share of an episode's CPU time) | remove when |
 |---|---|---|
@@ -26,9 +27,9 @@ import functools
 import importlib.metadata
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -42,6 +43,8 @@ from verifiers.v1.serve import delta, pool
 from verifiers.v1.utils import decorators
 
 from gradus.environments.engine_client import EngineClient, RequestSeeds
+from gradus.environments.patches.known import install_known
+from gradus.environments.patches.shortcuts import SHORTCUTS
 from gradus.environments.tool_servers import (
     ToolServerLimits,
     ToolServerSlots,
@@ -54,8 +57,9 @@ from gradus.log import get_logger
 VERIFIERS_VERSION = "0.4.0"
 INLINE_SECONDS = 0.002
 """A renderer whose last renders took less CPU time than this renders on the event loop."""
-GATHER_SECONDS = 0.25
-"""How long a change of a trace waits for others before it is streamed."""
+GATHER_SECONDS = 2.0
+"""How long a change of a trace waits for others before it is streamed; the orchestrator reads no
+trace before its end."""
 _FORGET = 0.8
 
 T = TypeVar("T")
@@ -80,6 +84,7 @@ def apply(tool_servers: ToolServerLimits) -> None:
     gather_changes()
     survive_exits()
     bound_tool_servers(tool_servers)
+    install_known(SHORTCUTS)
 
 
 def is_known_version() -> bool:
@@ -135,7 +140,7 @@ def render_inline() -> None:
 
 
 def gather_changes() -> None:
-    """Send the changes of a trace that fall within a quarter of a second as one message."""
+    """Send the changes of a trace that fall within two seconds as one message."""
     delta.DeltaStreamer._changed = _gather
 
 
@@ -145,7 +150,7 @@ def survive_exits() -> None:
     asyncio passes `SystemExit` through the loop, which ends the worker with all its episodes.
     """
     for module in (env, harness, rollout, task):
-        module.boundary = _boundary
+        module.boundary = _Boundary
     task.invoke_all = harness.invoke_all = _invoke_all
 
 
@@ -198,12 +203,34 @@ class _RenderCosts:
             self._seconds[slot.lock] = max(spent, _FORGET * self._seconds.get(slot.lock, 0.0))
 
 
-@contextlib.asynccontextmanager
-async def _boundary(error_type: type[errors.RolloutError], what: str) -> AsyncIterator[None]:
-    """verifiers' `boundary`, for which an exit is an error like any other."""
-    async with errors.boundary(error_type, what):
-        with _exit_as_error():
-            yield
+class _Boundary:
+    """verifiers' `boundary`, for which an exit is an error like any other.
+
+    A class, because two nested generators around each of a dozen stages cost more than the stages.
+    """
+
+    def __init__(self, error_cls: type[errors.RolloutError], what: str) -> None:
+        self._error_cls = error_cls
+        self._what = what
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, errors.RolloutError):
+            return
+        if isinstance(error, TimeoutError):
+            raise self._error_cls(f"{self._what} timed out") from error
+        if isinstance(error, SystemExit):
+            error = _exit_error(error)
+        if isinstance(error, Exception):
+            text = f"{self._what}: {type(error).__name__}: {error}"
+            raise self._error_cls(text) from error
 
 
 async def _invoke_all(
@@ -223,10 +250,16 @@ def _exit_as_error() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        raise RuntimeError(
-            f"the code asked the interpreter to exit (SystemExit: {error.code}); run code that "
-            "may do so in a separate process"
-        ) from error
+        raise _exit_error(error) from error
+
+
+def _exit_error(error: SystemExit) -> RuntimeError:
+    raised = RuntimeError(
+        f"the code asked the interpreter to exit (SystemExit: {error.code}); run code that may do "
+        "so in a separate process"
+    )
+    raised.__cause__ = error
+    return raised
 
 
 def _gather(streamer: Any, trace: object) -> None:  # noqa: ARG001

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.request import getproxies
 
 import aiohttp
 import httpx
@@ -63,7 +64,8 @@ class EngineClient:
                 total=None, sock_connect=limits.connect, sock_read=limits.read
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=True,
+            # Asked once: aiohttp looks proxies up on a thread, for every request.
+            trust_env=bool(getproxies()),
         )
 
     @functools.cached_property

@@ -1,7 +1,8 @@
 """Model calls of the chat harness: one JSON post to the interception endpoint, with retries.
 
-The endpoint is the rollout's own interception server of verifiers on loopback. It answers errors
-as HTTP: 5xx and 429 may pass when tried again, every other error is the same next time.
+The endpoint is the rollout's own interception server of verifiers, in this process or on loopback.
+It answers errors as HTTP: 5xx and 429 may pass when tried again, every other error is the same next
+time.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -106,11 +107,31 @@ def _open_session() -> aiohttp.ClientSession:
     )
 
 
+class Transport(Protocol):
+    """Carries one request to the interception server."""
+
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Status and body of the answer; aiohttp.ClientError when there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class HttpTransport:
+    """Carries requests over HTTP."""
+
+    http: aiohttp.ClientSession
+
+    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Status and body of the answer; aiohttp.ClientError when there is none."""
+        async with self.http.post(url, data=content, headers=headers) as response:
+            return response.status, await response.read()
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """One rollout's door to the interception server: address and bearer."""
 
-    http: aiohttp.ClientSession
+    transport: Transport
     url: str
     secret: str
     retry: RetryPolicy
@@ -140,9 +161,7 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {self.secret}", "Content-Type": "application/json"}
         if retry:
             headers[RETRY_COUNT_HEADER] = str(retry)
-        async with self.http.post(url, data=content, headers=headers) as response:
-            raw = await response.read()
-            status = response.status
+        status, raw = await self.transport.post(url, content, headers)
         try:
             payload = json.loads(raw)
         except ValueError:

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import renderers.base
 import verifiers.v1 as vf
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
+from verifiers.v1.interception.server import InterceptionServer
 
 from gradus.environments import compat
 from gradus.environments import tool_servers as tools
 from gradus.environments.engine_client import RequestSeeds
+from gradus.environments.patches import shortcuts
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.testing.environment import AddTools
@@ -113,6 +116,14 @@ def _prepared(
         monkeypatch.setattr(train.RendererSlot, "run", train.RendererSlot.run)
         compat.use_engine_client(RequestSeeds())
         compat.render_inline()
+        monkeypatch.setattr(InterceptionServer, "start", InterceptionServer.start)
+        monkeypatch.setattr(renderers.base, "load_tokenizer", renderers.base.load_tokenizer)
+        monkeypatch.setattr(
+            renderers.base, "_get_offset_tokenizer", renderers.base._get_offset_tokenizer
+        )
+        shortcuts.serve_in_process()
+        shortcuts.remember_short_texts()
+        monkeypatch.setattr(train.ElasticRendererPool, "_renderers", {})
     monkeypatch.setattr(tools, "connect_mcp", _connect)
     monkeypatch.setattr(
         "verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers", raising=True

@@ -1,0 +1,236 @@
+"""Each shortcut gives what the library gives, and is left out when the library is another."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import renderers.base
+import verifiers.v1 as vf
+from verifiers.v1 import env, rollout, task
+from verifiers.v1.interception.server import InterceptionServer
+from verifiers.v1.runtimes.subprocess import SubprocessRuntime
+from verifiers.v1.utils import decorators, loaders, memory
+
+from gradus.environments.patches import shortcuts
+from gradus.environments.patches.known import Shortcut, install_known, source_digest
+
+
+@pytest.fixture(autouse=True)
+def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (decorators, rollout, task):
+        monkeypatch.setattr(module, "discover_decorated", module.discover_decorated)
+    monkeypatch.setattr(decorators, "inspect", decorators.inspect)
+    monkeypatch.setattr(env, "trim_memory_periodically", env.trim_memory_periodically)
+    monkeypatch.setattr(loaders, "_import_plugin", loaders._import_plugin)
+    monkeypatch.setattr(SubprocessRuntime, "teardown", SubprocessRuntime.teardown)
+    monkeypatch.setattr(InterceptionServer, "start", InterceptionServer.start)
+
+
+def broken_promise(a: int) -> int:
+    """Something that a patch might rely on."""
+    return a
+
+
+def test_every_shortcut_fits_the_installed_libraries() -> None:
+    assert {shortcut.name: shortcut.changed() for shortcut in shortcuts.SHORTCUTS} == {
+        shortcut.name: [] for shortcut in shortcuts.SHORTCUTS
+    }
+
+
+def test_a_shortcut_whose_code_changed_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    installed = []
+    name = f"{__name__}:broken_promise"
+    left_out = install_known(
+        (
+            Shortcut(lambda: installed.append("changed"), {name: "0" * 16}),
+            Shortcut(lambda: installed.append("same"), {name: source_digest(name)}),
+        )
+    )
+    assert installed == ["same"]
+    assert left_out == ["<lambda>"]
+    assert f"{name} changed" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["verifiers.v1.nothing:a", "verifiers.v1.env:Env.nothing"])
+def test_code_that_is_gone_counts_as_changed(name: str) -> None:
+    assert Shortcut(lambda: None, {name: "0" * 16}).changed() == [name]
+
+
+def test_a_server_that_starts_in_another_way_is_asked_over_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def start(server: InterceptionServer) -> None:
+        """A newer version."""
+
+    monkeypatch.setattr(InterceptionServer, "start", start)
+    assert "serve_in_process" in install_known(shortcuts.SHORTCUTS[:1])
+    assert InterceptionServer.start is start
+
+
+class Base(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+    """Hooks of all kinds."""
+
+    @vf.reward(priority=2)  # type: ignore[untyped-decorator]
+    async def last(self, trace: vf.Trace) -> float:
+        return 1.0
+
+    @vf.reward(priority=5)  # type: ignore[untyped-decorator]
+    async def first(self) -> float:
+        return 2.0
+
+    @vf.reward  # type: ignore[untyped-decorator]
+    async def gone(self) -> float:
+        return 3.0
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def counted(self, trace: vf.Trace, runtime: Any = None) -> float:
+        return 4.0
+
+    alias = first
+
+
+class Derived(Base):
+    """Overrides one with a mark and one without."""
+
+    @vf.reward(priority=9)  # type: ignore[untyped-decorator]
+    async def last(self, trace: vf.Trace) -> float:
+        return 5.0
+
+    async def gone(self) -> float:
+        return 6.0
+
+
+@pytest.mark.parametrize("of_class", [Base, Derived])
+@pytest.mark.parametrize("mark", ["reward", "metric", "stop"])
+def test_the_same_hooks_are_found_in_the_same_order(of_class: type[Base], mark: str) -> None:
+    plain = decorators.discover_decorated
+    shortcuts.remember_hooks()
+    assert task.discover_decorated is decorators.discover_decorated is not plain
+    for _ in range(2):
+        played = of_class(vf.TaskData())
+        found = task.discover_decorated(played, mark)
+        assert found == plain(played, mark)
+        assert all(method.__self__ is played for method in found)
+
+
+def test_signatures_are_those_of_inspect() -> None:
+    signatures = shortcuts._Signatures()
+    played, other = Base(vf.TaskData()), Derived(vf.TaskData())
+    for function in (played.last, other.last, played.counted, broken_promise, print, Base.last):
+        for _ in range(2):
+            assert signatures.of(function) == inspect.signature(function)
+
+
+async def test_a_hook_gets_what_it_names() -> None:
+    shortcuts.remember_hook_signatures()
+    shortcuts.remember_hook_signatures()
+    played: Any = Base(vf.TaskData())
+    assert await decorators.invoke(played.last, {"trace": None, "runtime": 3}) == 1.0
+    assert await decorators.invoke(Derived(vf.TaskData()).last, {"trace": None}) == 5.0
+
+
+async def test_the_heap_is_trimmed_by_time_and_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(memory, "trim_memory", lambda: threads.append(threading.get_ident()))
+    seconds = iter((0.0, 1.0, 9.9, 10.0, 12.0, 19.9, 20.0))
+    trimming = shortcuts._Trimming(lambda: next(seconds))
+    for _ in range(6):
+        await trimming.after_episode()
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
+
+
+async def test_the_folder_of_an_episode_goes_whether_or_not_it_holds_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path)
+    shortcuts.remove_empty_folders_inline()
+    for name in ("empty", "full", "gone"):
+        runtime = SubprocessRuntime(vf.SubprocessConfig(), name=name)
+        await runtime.start()
+        if name == "full":
+            await runtime.write("folder/file", b"left behind")
+        if name == "gone":
+            runtime.workdir.rmdir()
+        await runtime.teardown()
+        assert not runtime.workdir.exists()
+    runtime = SubprocessRuntime(vf.SubprocessConfig(), name="never started")
+    await runtime.teardown()
+
+
+def test_only_short_texts_without_special_tokens_are_remembered() -> None:
+    asked: list[Any] = []
+
+    def encode(text: Any, **options: Any) -> list[int]:
+        asked.append((text, options))
+        return [len(text)]
+
+    once = shortcuts.remembering(encode)
+    plain = {"add_special_tokens": False}
+    first = once("<|im_start|>", **plain)
+    first.append(9)
+    assert once("<|im_start|>", **plain) == [12]
+    once("<|im_start|>")
+    once("x" * 65, **plain)
+    once("x" * 65, **plain)
+    once(["a"], **plain)
+    assert asked == [
+        ("<|im_start|>", plain),
+        ("<|im_start|>", {}),
+        ("x" * 65, plain),
+        ("x" * 65, plain),
+        (["a"], plain),
+    ]
+
+
+def test_a_plugin_that_is_missing_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shortcuts.remember_plugins()
+    shortcuts.remember_plugins()
+    with pytest.raises(ModuleNotFoundError, match="harness 'not-there-yet' not found"):
+        loaders.import_harness("not-there-yet")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "not_there_yet.py").write_text("x = 1\n")
+        monkeypatch.syspath_prepend(folder)
+        module = loaders.import_harness("not-there-yet")
+    assert module.x == 1
+    assert loaders.import_harness("not-there-yet") is module
+
+
+def test_annotations_are_answered_as_before() -> None:
+    cli: Any = __import__("sys").modules["pydantic_config.cli"]
+    plain = getattr(cli._is_dict_annotation, "__wrapped__", cli._is_dict_annotation)
+    shortcuts.remember_annotations()
+    for annotation in (
+        dict,
+        dict[str, int],
+        list[dict[str, int]],
+        int,
+        None,
+        dict[str, Any] | None,
+    ):
+        for _ in range(2):
+            assert cli._is_dict_annotation(annotation) == plain(annotation)
+
+
+def test_a_tokenizer_without_offsets_stays_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderers.base, "load_tokenizer", renderers.base.load_tokenizer)
+    find = renderers.base._get_offset_tokenizer
+    monkeypatch.setattr(renderers.base, "_get_offset_tokenizer", find)
+    shortcuts.remember_short_texts()
+
+    class Plain:
+        def encode(self, text: str) -> list[int]:
+            return [len(text)]
+
+    plain = Plain()
+    for _ in range(2):
+        assert renderers.base._get_offset_tokenizer(plain) is None
