@@ -112,7 +112,9 @@ def measure(million_parameters: int, options: argparse.Namespace, world: World) 
             dtype=torch.bfloat16,
             weights=FilesystemWeights(RunDirectory(Path(name)), term=0, extra_files={}),
             thread=thread,
-            served=lambda *_, **__: iter(weights.items()),
+            served=lambda *_, place, **__: (
+                (name, place(name, tensor, torch.bfloat16)) for name, tensor in weights.items()
+            ),
         )
         step = MadeUpStep(options.step_seconds, weights)
         for _ in range(options.rounds):

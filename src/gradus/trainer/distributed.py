@@ -279,9 +279,23 @@ def named_failures(action: str) -> Iterator[None]:
         raise
 
 
+Place = Callable[[str, Tensor, torch.dtype], Tensor]
+"""Puts a gathered tensor of a name, in a dtype, to where it is wanted."""
+
+
+def on_cpu(_: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In main memory; maybe the tensor itself."""
+    return tensor.detach().to(device="cpu", dtype=dtype).contiguous()
+
+
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor, also of one that is split over ranks; then it is a collective."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """All of a tensor, also of one that is split over ranks; then it is a collective.
+
+    Where one rank has all of it, that is the tensor itself and not a copy.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
 
 
 def _first_line(text: str) -> str:

@@ -24,7 +24,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from gradus.files import PatientFiles
 from gradus.processes.hardware import given_dtype
 from gradus.sealed import put_in_place, stage
-from gradus.trainer.distributed import World, whole_tensor
+from gradus.trainer.distributed import Place, World, on_cpu, whole_tensor
 from gradus.trainer.model.lora import (
     ADAPTER_STEM,
     adapted_layers,
@@ -46,27 +46,27 @@ def serving_dtype(compute_dtype: str) -> torch.dtype:
 
 
 def serving_tensors(
-    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
+    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True, place: Place = on_cpu
 ) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and saved buffer, whole, as `save_pretrained` names them.
 
     A collective: all ranks must exhaust it. Ranks with `keep` false take part and yield nothing.
     Tied parameters come once, under the name that Hugging Face keeps; adapters are added to their
-    weights. The tensors lie on the model's device and may be the trained weights themselves.
+    weights. Where `place` does not copy, the tensors may be the trained weights themselves.
     """
-    gathered = _whole_tensors(model, dtype, keep=keep)
     if not getattr(model, "_weight_conversions", None):
-        yield from gathered
+        yield from _whole_tensors(model, dtype, keep=keep, place=place)
         return
     # Some architectures fuse tensors when loading; undoing that needs all of them together, for
     # which one GPU may have no room.
-    state = {name: tensor.cpu() for name, tensor in gathered}
+    state = dict(_whole_tensors(model, dtype, keep=keep, place=on_cpu))
     if keep:
-        yield from revert_weight_conversion(model, state).items()
+        for name, tensor in revert_weight_conversion(model, state).items():
+            yield name, place(name, tensor, tensor.dtype)
 
 
 def _whole_tensors(
-    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool
+    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool, place: Place
 ) -> Iterator[tuple[str, Tensor]]:
     tied = set(model.all_tied_weights_keys)
     adapted = adapted_layers(model)
@@ -81,15 +81,19 @@ def _whole_tensors(
         if keep:
             # The trainer computes with buffers as they are, and with rounded parameters.
             is_rounded = whole.is_floating_point() and name not in buffers
-            kind = dtype if is_rounded else whole.dtype
-            yield name, whole.detach().to(kind).contiguous()
+            yield name, place(name, whole.detach(), dtype if is_rounded else whole.dtype)
 
 
 class TensorSource(Protocol):
     """Gathers named tensors of a model from all ranks: `serving_tensors` or `adapter_tensors`."""
 
     def __call__(
-        self, model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        *,
+        keep: bool = True,
+        place: Place = on_cpu,
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors on ranks that keep them, nothing on the others."""
         ...
@@ -98,7 +102,8 @@ class TensorSource(Protocol):
 class WeightSnapshot:
     """Owns one copy in main memory of what is published, which the next version overwrites.
 
-    >>> snapshot.take(serving_tensors(model, torch.bfloat16))  # doctest: +SKIP
+    >>> tensors = serving_tensors(model, torch.bfloat16, place=snapshot.place)  # doctest: +SKIP
+    >>> snapshot.take(tensors)  # doctest: +SKIP
     >>> write(snapshot.tensors())  # on another thread  # doctest: +SKIP
     """
 
@@ -106,18 +111,18 @@ class WeightSnapshot:
         self._copies: dict[str, Tensor] = {}
         self._is_copied: torch.cuda.Event | None = None
 
+    def place(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """The copy of one tensor; from a GPU without waiting for it."""
+        copied = self._copies.get(name)
+        if copied is None or (copied.dtype, copied.shape) != (dtype, tensor.shape):
+            copied = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
+        return copied.copy_(tensor, non_blocking=True)
+
     def take(self, tensors: Tensors) -> None:
-        """Copy a stream of tensors; from a GPU without waiting for it."""
-        before, self._copies = self._copies, {}
-        is_on_gpu = False
-        for name, tensor in tensors:
-            copied = before.get(name)
-            if copied is None or (copied.dtype, copied.shape) != (tensor.dtype, tensor.shape):
-                copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._copies[name] = copied.copy_(tensor, non_blocking=True)
-            is_on_gpu |= tensor.is_cuda
+        """Keep a stream of copies that `place` made."""
+        self._copies = dict(tensors)
         self._is_copied = None
-        if is_on_gpu:
+        if any(copied.is_pinned() for copied in self._copies.values()):
             self._is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._is_copied.record()
 
@@ -180,8 +185,10 @@ class PolicyPublisher:
         pending = PendingVersion(version, time.perf_counter())
         # Before anything is gathered: a rank that waits in a collective gives up after a while.
         self.settle()
-        tensors = self.served(self.model, self.dtype, keep=self.world.is_first)
-        _write_gathered(tensors, self._snapshot.take, self.world)
+        copied = self.served(
+            self.model, self.dtype, keep=self.world.is_first, place=self._snapshot.place
+        )
+        _write_gathered(copied, self._snapshot.take, self.world)
         if not self.world.is_first:
             return None
         self.thread.submit(partial(self._publish, pending))
@@ -222,7 +229,7 @@ def save_model(
     files: Mapping[str, bytes],
 ) -> None:
     """Write a Hugging Face model directory that replaces `directory`, adapters merged."""
-    tensors = _on_cpu(serving_tensors(model, dtype, keep=world.is_first))
+    tensors = serving_tensors(model, dtype, keep=world.is_first)
     _write_gathered(tensors, partial(_replace_directory, directory, files, "model"), world)
 
 
@@ -234,13 +241,8 @@ def save_adapter(
     files: Mapping[str, bytes],
 ) -> None:
     """Write a PEFT adapter directory that replaces `directory`."""
-    tensors = _on_cpu(adapter_tensors(model, dtype, keep=world.is_first))
+    tensors = adapter_tensors(model, dtype, keep=world.is_first)
     _write_gathered(tensors, partial(_replace_directory, directory, files, ADAPTER_STEM), world)
-
-
-def _on_cpu(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors:
-        yield name, tensor.cpu()
 
 
 def _write_gathered(

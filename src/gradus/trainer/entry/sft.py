@@ -181,15 +181,17 @@ class Validation:
     def run(self) -> dict[str, float]:
         """Nats per learned token over all ranks, summed in float64; all ranks call it together."""
         world = self.learner.world
-        sums = {"loss": 0.0, "tokens": 0.0}
+        nothing = torch.zeros((), dtype=torch.float64, device=world.device)
+        sums = {"loss": nothing, "tokens": nothing}
         for micro_batch in self.micro_batches:
             tensors = TrainTensors.build(micro_batch, world.device)
             with named_failures("validate a micro batch"):
                 scores = self.learner.policy(tensors)
             members = tensors.members("ce")
             losses = torch.where(members, -scores.logprobs, 0.0)
-            sums["loss"] += float(losses.sum(dtype=torch.float64))
-            sums["tokens"] += float(members.sum())
+            # Out of place: both begin as one tensor. Nothing is read before the end.
+            sums["loss"] = sums["loss"] + losses.sum(dtype=torch.float64)
+            sums["tokens"] = sums["tokens"] + members.sum(dtype=torch.float64)
         totals = world.sums(sums)
         return {
             "validation/loss/mean": totals["loss"] / max(1.0, totals["tokens"]),

@@ -21,7 +21,7 @@ from transformers.utils.hub import cached_file
 from gradus.config import LoraConfig
 from gradus.errors import ConfigError
 from gradus.run.model_files import model_digest
-from gradus.trainer.distributed import whole_tensor
+from gradus.trainer.distributed import Place, on_cpu, whole_tensor
 from gradus.weights.published import BASE_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -96,7 +96,7 @@ def is_adapter_tensor(name: str) -> bool:
 
 
 def adapter_tensors(
-    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True
+    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True, place: Place = on_cpu
 ) -> Iterator[tuple[str, Tensor]]:
     """Every adapter factor, whole, under PEFT's names.
 
@@ -106,8 +106,8 @@ def adapter_tensors(
         for factor in ("lora_A", "lora_B"):
             whole = whole_tensor(getattr(layer, factor))
             if keep:
-                tensor = whole.detach().to(dtype).contiguous()
-                yield f"base_model.model.{name}.{factor}.weight", tensor
+                full_name = f"base_model.model.{name}.{factor}.weight"
+                yield full_name, place(full_name, whole, dtype)
 
 
 def base_digest(model: PreTrainedModel) -> str:

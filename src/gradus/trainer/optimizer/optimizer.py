@@ -77,10 +77,11 @@ class PolicyOptimizer:
         """
         lr = learning_rate(self._config, step, self._max_steps)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = self._total_norm(gradients)
+        total_norm = self._total_norm(gradients)
+        norm = float(total_norm)
         is_finite = self._world.all_agree(math.isfinite(norm))
         if is_finite:
-            clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, torch.tensor(norm))
+            clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, total_norm)
             self._update(lr)
         for rule in self.rules:
             rule.zero_grad(set_to_none=True)
@@ -127,9 +128,9 @@ class PolicyOptimizer:
             with named_failures("update the weights"):
                 rule.step()
 
-    def _total_norm(self, gradients: list[Tensor]) -> float:
+    def _total_norm(self, gradients: list[Tensor]) -> Tensor:
         with named_failures("add up the gradient norm"):
-            return float(whole_tensor(get_total_norm(gradients)))
+            return whole_tensor(get_total_norm(gradients))
 
     def _count(self, *, is_skipped: bool, step: int, norm: float) -> None:
         if not is_skipped:
