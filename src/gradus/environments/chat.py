@@ -21,7 +21,6 @@ from verifiers.v1.harnesses.utils.compaction import (
     bound_tool_message,
 )
 
-from gradus.environments.in_process import local_server
 from gradus.environments.model_calls import (
     Connections,
     Endpoint,
@@ -30,6 +29,7 @@ from gradus.environments.model_calls import (
     RetryPolicy,
     Transport,
 )
+from gradus.environments.patches.in_process import local_server
 from gradus.environments.tool_servers import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL

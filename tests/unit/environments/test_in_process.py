@@ -21,11 +21,11 @@ from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.session import RolloutSession
 
-from gradus.environments import compat, in_process
+from gradus.environments import compat
 from gradus.environments import tool_servers as tools
 from gradus.environments.engine_client import RequestSeeds
-from gradus.environments.in_process import LocalServer, local_server
-from gradus.environments.patches import shortcuts
+from gradus.environments.patches import in_process, shortcuts
+from gradus.environments.patches.in_process import LocalServer, local_server
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Fault, Reply, Reset, Status, Stuck, Truncate
 from gradus.testing.environment import AddTools

@@ -36,7 +36,7 @@ from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from verifiers.v1.utils import decorators, loaders, memory
 
-from gradus.environments import in_process
+from gradus.environments.patches import in_process
 from gradus.environments.patches.known import Shortcut
 
 TRIM_SECONDS = 10.0
