@@ -27,8 +27,10 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError
 from gradus.launch.variables import (
+    CoreShares,
     inference_variables,
     orchestrator_variables,
+    share_cores,
     source_variables,
     trainer_variables,
 )
@@ -108,7 +110,7 @@ def plan_processes(
     that ends is restarted, `roles` which processes take another role than their config has.
     """
     stages: tuple[list[ProcessSpec], ...] = ([], [])
-    placement = placement_of(configs, machine.gpus)
+    placement, cores = placement_of(configs, machine.gpus), cores_of(configs, machine)
     for name, config in configs.items():
         kind, set_by_user = KINDS[type(config)], own.get(name, {})
         is_environment = isinstance(config, EnvironmentProcessConfig)
@@ -125,6 +127,7 @@ def plan_processes(
                 set_by_user,
                 machine,
                 placement.variables(name, machine.gpus, machine.environment),
+                cores,
             ),
             log=log_file(run_dir, name),
             ready_file=run_dir.ready_file(name),
@@ -181,16 +184,30 @@ def placement_of(configs: Mapping[str, StrictConfig], gpus: FoundGpus) -> Placem
     return placement
 
 
+def cores_of(configs: Mapping[str, StrictConfig], machine: Machine) -> CoreShares:
+    """How trainer and engine share the cores; with GPUs, cores are not what they wait for."""
+    kinds = set(map(type, configs.values()))
+    return share_cores(
+        machine.num_cores,
+        trains=bool(kinds & {TrainerProcessConfig, SftProcessConfig}),
+        serves=InferenceProcessConfig in kinds and not machine.gpus.gpus,
+    )
+
+
 def _variables(
-    config: StrictConfig, user: Mapping[str, str], machine: Machine, placed: Mapping[str, str]
+    config: StrictConfig,
+    user: Mapping[str, str],
+    machine: Machine,
+    placed: Mapping[str, str],
+    cores: CoreShares,
 ) -> dict[str, str]:
     """The whole environment of a process: what `user` sets for it, and which GPUs it sees."""
     caller, own = machine.environment, {**user, **placed}
     if isinstance(config, InferenceProcessConfig):
-        return inference_variables(caller, own)
+        return inference_variables(caller, own, num_cores=cores.engine)
     if isinstance(config, TrainerProcessConfig | SftProcessConfig):
         ranks = _num_ranks(config)
-        return trainer_variables(caller, own, num_cores=machine.num_cores, num_processes=ranks)
+        return trainer_variables(caller, own, num_cores=cores.trainer, num_processes=ranks)
     if isinstance(config, EnvironmentProcessConfig):
         if missing := sorted(set(config.passed_env) - caller.keys()):
             raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gradus.config import PASSED_TO_EVERY_PROCESS, variables_named_in
@@ -45,15 +46,46 @@ _LIGHT = {"OMP_NUM_THREADS": "1", VISIBLE: ""}
 around would take half a gigabyte."""
 
 
-def inference_variables(caller: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """The inference server chooses its own number of threads."""
-    return _build(caller, own, names=_HUB, prefixes=_COMPUTE_PREFIXES)
+@dataclass(frozen=True)
+class CoreShares:
+    """Cores of a machine without GPUs for the parts that compute."""
+
+    trainer: int
+    """Over all ranks."""
+    engine: int | None = None
+    """None leaves it to the engine: all cores but one."""
+
+
+def share_cores(num_cores: int, *, trains: bool, serves: bool) -> CoreShares:
+    """How many cores the threads of the trainer and of the engine may count on.
+
+    Both compute at the same time. With more threads than cores every part of a matrix product waits
+    for the thread that is not running, so from four cores on each side gets half of what is left
+    beside the server, the environments and the orchestrator. On two or three, where a half is one
+    thread, either side uses what the other leaves idle: the CPU time of a step was the same with
+    one thread of the trainer and with two.
+
+    >>> share_cores(16, trains=True, serves=True)
+    CoreShares(trainer=7, engine=6)
+    """
+    if not (trains and serves) or num_cores < 4:
+        return CoreShares(num_cores)
+    left = num_cores - 1 - num_cores // 8
+    return CoreShares(left - left // 2, left // 2)
+
+
+def inference_variables(
+    caller: Mapping[str, str], own: Mapping[str, str], *, num_cores: int | None = None
+) -> dict[str, str]:
+    """The inference server chooses its own number of threads where `num_cores` is None."""
+    threads = {} if num_cores is None else {"OMP_NUM_THREADS": str(num_cores)}
+    return _build(caller, {**threads, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
 
 
 def trainer_variables(
     caller: Mapping[str, str], own: Mapping[str, str], *, num_cores: int, num_processes: int
 ) -> dict[str, str]:
-    """The ranks share the cores evenly and talk over loopback."""
+    """The ranks share the trainer's cores evenly and talk over loopback."""
     threads = {
         "OMP_NUM_THREADS": str(max(1, num_cores // num_processes)),
         # Threads that spin while they wait lose most of their time once the engine wants a

@@ -17,12 +17,22 @@ from gradus.config import (
     SftEvalConfig,
     TrainEnvironmentConfig,
     TrainerConfig,
+    resolve,
     without_secrets,
 )
 from gradus.config.schema.environment import AgentRoleConfig, EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError
-from gradus.launch.plan import LaunchPlan, Machine, config_file, describe, plan_config
+from gradus.launch.plan import (
+    LaunchPlan,
+    Machine,
+    config_file,
+    cores_of,
+    describe,
+    plan_config,
+)
+from gradus.launch.variables import CoreShares
+from gradus.processes.gpus import FoundGpus, Gpu
 from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
 
@@ -139,7 +149,7 @@ def test_several_ranks_start_under_torchrun_on_loopback() -> None:
         *("-m", "gradus.cli.main", "trainer", "@"),
         "/runs/demo/config/trainer.json",
     )
-    assert spec.env["OMP_NUM_THREADS"] == "4"
+    assert spec.env["OMP_NUM_THREADS"] == "1"
     assert spec.env["GLOO_SOCKET_IFNAME"] == "lo"
 
 
@@ -149,13 +159,25 @@ def test_threads_are_planned_and_can_be_overridden() -> None:
         spec.name: spec.env.get("OMP_NUM_THREADS") for stage in plan.stages for spec in stage
     }
     assert threads == {
-        "inference": None,
+        "inference": "3",
         "env_reverse-text": "1",
-        "trainer": "8",
+        "trainer": "3",
         "orchestrator": "1",
     }
-    own = build_config(trainer=TrainerConfig(env_vars={"OMP_NUM_THREADS": "3"}))
-    assert spec_of(plan_of(own), "trainer").env["OMP_NUM_THREADS"] == "3"
+    chosen = {"OMP_NUM_THREADS": "5"}
+    own = build_config(
+        trainer=TrainerConfig(env_vars=chosen), inference=InferenceConfig(env_vars=chosen)
+    )
+    for name in ("trainer", "inference"):
+        assert spec_of(plan_of(own), name).env["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_trainer_on_gpus_and_one_without_an_engine_share_no_cores() -> None:
+    gpus = FoundGpus(tuple(Gpu(str(n), "NVIDIA L4", None) for n in range(2)))
+    served = resolve(build_config(), run_dir=Path("/runs/demo"), term=1).by_process()
+    alone = {name: config for name, config in served.items() if name != "inference"}
+    assert cores_of(served, replace(MACHINE, gpus=gpus)) == CoreShares(8)
+    assert cores_of(alone, MACHINE) == CoreShares(8)
 
 
 def test_each_role_gets_only_the_secrets_that_it_needs() -> None:

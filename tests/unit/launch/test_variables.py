@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gradus.launch.variables import (
+    CoreShares,
     inference_variables,
     orchestrator_variables,
+    share_cores,
     source_variables,
 )
 
@@ -66,3 +68,21 @@ def test_a_named_variable_passes_only_to_the_source_that_names_it() -> None:
         caller, {}, verifiers={"judge": {"client": {"api_key_var": "JUDGE_KEY"}}}
     )
     assert "JUDGE_KEY" not in source_variables(caller, {}, verifiers={})
+
+
+@pytest.mark.parametrize("cores", range(4, 130))
+def test_trainer_and_engine_together_leave_cores_for_the_rest_of_the_run(cores: int) -> None:
+    shares = share_cores(cores, trains=True, serves=True)
+    assert shares.engine is not None
+    assert shares.engine >= 1
+    assert 0 <= shares.trainer - shares.engine <= 1
+    assert 1 <= cores - shares.trainer - shares.engine <= 1 + cores // 8
+
+
+@pytest.mark.parametrize(
+    ("cores", "trains", "serves"), [(2, True, True), (3, True, True), (64, True, False)]
+)
+def test_a_side_that_is_alone_or_has_no_half_counts_on_every_core(
+    cores: int, trains: bool, serves: bool
+) -> None:
+    assert share_cores(cores, trains=trains, serves=serves) == CoreShares(cores)
