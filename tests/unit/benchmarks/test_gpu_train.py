@@ -47,7 +47,9 @@ def test_every_way_trains_and_measures(script: Any, way: str, lora: bool, recomp
     assert result["tokens_per_second"] > 0
     assert result["teraflops_per_second"] > 0
     assert result["peak_memory_gib"] > 0
+    assert next(iter(result)) == "mfu"
     assert result["mfu"] is None  # a CPU has no known peak
+    assert result["kernels"]["attention"] == ("padded" if way == "gradus" else "sdpa")
 
 
 def test_both_ways_count_the_same_operations(script: Any) -> None:
@@ -73,21 +75,28 @@ def test_a_case_that_does_not_fit_recomputes_more(script: Any) -> None:
     def run(case: Any) -> Any:
         tried.append(case.recompute)
         if case.recompute != "full":
-            return script.EpisodeOutcome(False, "", "torch.OutOfMemoryError: CUDA out of memory.")
-        return script.EpisodeOutcome(True, 'a line of a library\n{"mfu": 0.5}\n', "")
+            return script.CaseOutcome(False, "", "torch.OutOfMemoryError: CUDA out of memory.")
+        return script.CaseOutcome(True, 'a line of a library\n{"mfu": 0.5}\n', "")
 
     result = script.measure(build_case(script), run)
     assert (result["recompute"], result["mfu"]) == ("full", 0.5)
     assert tried == ["none", "selective", "full"]
+    assert result["tried"] == {"none": "out of memory", "selective": "out of memory"}
 
 
 def test_a_case_that_never_fits_or_fails_otherwise_says_so(script: Any) -> None:
-    full = script.EpisodeOutcome(False, "", "CUDA out of memory")
-    assert script.measure(build_case(script), lambda case: full)["failed"] == ["out of memory"]
-    broken = script.EpisodeOutcome(False, "", "Traceback\nValueError: heads\n")
-    assert script.measure(build_case(script), lambda case: broken)["failed"] == [
-        "ValueError: heads"
-    ]
+    full = script.CaseOutcome(False, "", "CUDA out of memory")
+    assert script.measure(build_case(script), lambda case: full)["failed"] == "out of memory"
+    broken = script.CaseOutcome(False, "", "Traceback\nValueError: heads\n")
+    result = script.measure(build_case(script), lambda case: broken)
+    assert (result["failed"], result["recompute"]) == ("ValueError: heads", "none")
+
+
+def test_a_case_that_says_nothing_is_given_up_after_its_deadline(script: Any) -> None:
+    result = script.measure(
+        build_case(script), lambda case: script.in_a_process(case, seconds=0.05)
+    )
+    assert result["failed"] == "no answer in 0.05 s"
 
 
 def test_all_ways_of_a_shape_and_length_stand_side_by_side(script: Any) -> None:

@@ -160,6 +160,15 @@ class Platform:
         """The kernel for queries of this dtype and size."""
         return attention_kernel(self.facts, dtype, head_size)
 
+    def names(self, dtype: torch.dtype, head_size: int) -> dict[str, str]:
+        """What computes in this dtype, for a log or a record."""
+        kernel = self.attention(dtype, head_size)
+        version = flash_version(self.facts)
+        return {
+            "attention": f"{kernel} {version}" if kernel == "varlen" else kernel,
+            "output_layer": head_product(self.facts, dtype, is_exact=True),
+        }
+
 
 @cache
 def _platform(device: str) -> Platform:
