@@ -215,7 +215,7 @@ def in_a_process(case: Case, seconds: float = CASE_SECONDS) -> CaseOutcome:
     words = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if case.device == "cpu" else {}
     # Read when torch starts: sizes change from step to step, and fragments would add up.
-    memory = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    memory = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     try:
         done = subprocess.run(
             words,
