@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gradus.run.paths import RunDirectory
-from gradus.trainer.distributed import World, join_world
+from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.publish import PolicyPublisher
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published, verify_version
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--folder", help="on the disk to measure; the default is the temporary one")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    with join_world(on_cpu=True) as world:
+    with join_world(CPU) as world:
         cases = [measure(million, options, world) for million in options.parameters]
     text = json.dumps({"threads": torch.get_num_threads(), "cases": cases}, indent=1)
     print(text)

@@ -26,7 +26,7 @@ import torch
 
 from gradus.config import AdamWConfig, BenchConfig, ModelConfig, ParallelConfig
 from gradus.testing.tiny_model import build_tiny_model
-from gradus.trainer.distributed import join_world
+from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.entry.bench import fake_samples
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model
@@ -53,7 +53,7 @@ def work(model: Path, folder: Path, parallel: dict[str, Any]) -> None:
     """One rank of one layout; rank 0 leaves weights and seconds."""
     torch.set_num_threads(1)
     choice = ParallelConfig(**parallel)
-    with join_world(parallel=choice) as world:
+    with join_world(CPU, parallel=choice) as world:
         loaded = load_model(ModelConfig(name=str(model)), world.device)
         vocabulary = vocabulary_size(loaded)
         policy = PolicyModel(loaded, world.context)

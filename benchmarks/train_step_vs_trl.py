@@ -33,7 +33,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gradus.config import AdamWConfig, ModelConfig
 from gradus.testing.configs import build_loss_config
-from gradus.trainer.distributed import World, join_world
+from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
@@ -124,7 +124,7 @@ def gradus_side(case: dict[str, Any]) -> dict[str, Any]:
         build_sample(number, row, -float(np.log(case["model"]["vocab_size"])))
         for number, row in enumerate(case["rows"])
     ]
-    with join_world() as world:
+    with join_world(CPU) as world:
         gradients, optimizer = build_parts(case, world)
         before = reset_peak()
         seconds = []
