@@ -41,6 +41,9 @@ _DEFAULTS = {
 }
 
 
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Variables of torch's allocator on GPUs; of several, it reads the first."""
+
 _LIGHT = {"OMP_NUM_THREADS": "1", VISIBLE: ""}
 """Of processes that move tokens: one thread for numerics, and no GPU, on which a library that looks
 around would take half a gigabyte."""
@@ -86,14 +89,18 @@ def trainer_variables(
     caller: Mapping[str, str], own: Mapping[str, str], *, num_cores: int, num_processes: int
 ) -> dict[str, str]:
     """The ranks share the trainer's cores evenly and talk over loopback."""
-    threads = {
+    defaults = {
         "OMP_NUM_THREADS": str(max(1, num_cores // num_processes)),
         # Threads that spin while they wait lose most of their time once the engine wants a
         # core: 1,700 instead of 10,700 trained tokens/s were measured on two busy cores.
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    return _build(caller, {**threads, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
+    if not any(name in given for name in _ALLOCATORS for given in (caller, own)):
+        # Micro batches differ in length: segments that grow leave no gaps between them. Not for
+        # the engine, whose memory pool for sleeping turns it off again.
+        defaults[_ALLOCATORS[0]] = "expandable_segments:True"
+    return _build(caller, {**defaults, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
 
 
 def orchestrator_variables(

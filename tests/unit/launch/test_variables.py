@@ -10,6 +10,7 @@ from gradus.launch.variables import (
     orchestrator_variables,
     share_cores,
     source_variables,
+    trainer_variables,
 )
 
 
@@ -86,3 +87,20 @@ def test_a_side_that_is_alone_or_has_no_half_counts_on_every_core(
     cores: int, trains: bool, serves: bool
 ) -> None:
     assert share_cores(cores, trains=trains, serves=serves) == CoreShares(cores)
+
+
+def test_the_trainer_s_memory_grows_in_place_unless_the_user_says_otherwise() -> None:
+    def variables(caller: dict[str, str], own: dict[str, str]) -> dict[str, str]:
+        return trainer_variables(caller, own, num_cores=2, num_processes=1)
+
+    assert variables({}, {})["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    older = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
+    for found in (variables(older, {}), variables({}, older)):
+        assert "PYTORCH_ALLOC_CONF" not in found
+        assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert variables({}, {"PYTORCH_ALLOC_CONF": ""})["PYTORCH_ALLOC_CONF"] == ""
+
+
+def test_the_engine_s_memory_pool_stays_as_vllm_sets_it() -> None:
+    """Sleeping does without segments that grow."""
+    assert "PYTORCH_ALLOC_CONF" not in inference_variables({}, {})

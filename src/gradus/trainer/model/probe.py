@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel
 
 from gradus.errors import ConfigError, GradusError
 from gradus.log import get_logger
@@ -65,14 +64,15 @@ def refuse_inexact(policy: PolicyModel, world: World) -> None:
             f"model {name!r} ({type(model).__name__}) cannot read packed samples "
             f"({type(error).__name__}: {error}); use another model"
         ) from error
-    token_ids = torch.tensor(micro_batch.arrays.token_ids, dtype=torch.int64, device=device)
+    token_ids = _rows(micro_batch).to(device)
     with _by_itself(policy) as dtype:
         own = _own_logprobs(policy, token_ids, "eager")
-        rounding = 0.0
-        if dtype != torch.float32:
-            rounding = _distance(own, _own_logprobs(policy, token_ids, "sdpa"))
-    agreed = world.maxima({"found": _distance(packed, own), "rounding": rounding})
-    found, allowed = agreed["found"], _allowed(dtype, agreed["rounding"])
+        found = world.maxima({"found": _distance(packed, own)})["found"]
+        allowed = _LARGEST_DISTANCE if dtype == torch.float32 else _LEAST_ROUNDING
+        if found > allowed and dtype != torch.float32:
+            other = _own_logprobs(policy, token_ids, "sdpa")
+            rounding = world.maxima({"rounding": _distance(own, other)})["rounding"]
+            allowed = max(allowed, min(_ROUNDING * rounding, _LARGEST_ROUNDING))
     if found > allowed:
         raise ConfigError(
             f"model {name!r} ({type(model).__name__}) computes something that packed training "
@@ -131,21 +131,25 @@ def _by_itself(policy: PolicyModel) -> Iterator[torch.dtype]:
 
 @torch.no_grad()
 def _own_logprobs(policy: PolicyModel, token_ids: Tensor, attention: str) -> list[Tensor]:
-    """The same by transformers alone, one sample after the other."""
+    """The same by transformers alone, each sample in a row of its own."""
     model = policy.model
     model.set_attn_implementation(attention)
     # Training does not round its logits either, unless it is told to.
     hook = output_head(model).register_forward_hook(_unrounded) if policy.has_exact_logits else None
     try:
-        return [_alone(model, sample) for sample in torch.split(token_ids, list(_LENGTHS))]
+        logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
     finally:
         if hook is not None:
             hook.remove()
+    logprobs = torch.log_softmax(logits.float(), dim=-1).gather(2, token_ids[:, 1:, None])[..., 0]
+    return [row[: length - 1] for row, length in zip(logprobs, _LENGTHS, strict=True)]
 
 
-def _alone(model: PreTrainedModel, sample: Tensor) -> Tensor:
-    logits = model(input_ids=sample[None], use_cache=False).logits[0, :-1]
-    return torch.log_softmax(logits.float(), dim=-1).gather(1, sample[1:, None])[:, 0]
+def _rows(micro_batch: MicroBatch) -> Tensor:
+    """Token ids [samples, longest]; what fills up a row comes after all that could see it."""
+    token_ids = torch.tensor(micro_batch.arrays.token_ids, dtype=torch.int64)
+    samples = list(torch.split(token_ids, list(_LENGTHS)))
+    return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
 
 
 def _unrounded(head: torch.nn.Module, inputs: tuple[Tensor], _: Tensor) -> Tensor:
@@ -163,12 +167,6 @@ def _distance(ones: list[Tensor], others: list[Tensor]) -> float:
     pairs = zip(ones, others, strict=True)
     medians = [float((one - other).abs().median()) for one, other in pairs]
     return max(median if math.isfinite(median) else math.inf for median in medians)
-
-
-def _allowed(dtype: torch.dtype, rounding: float) -> float:
-    if dtype == torch.float32:
-        return _LARGEST_DISTANCE
-    return max(_LEAST_ROUNDING, min(_ROUNDING * rounding, _LARGEST_ROUNDING))
 
 
 def _word(dtype: torch.dtype) -> str:
