@@ -11,6 +11,7 @@ of a machine share and the system takes back when it needs them.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 GIB = 2**30
 MODES = ("whole", "adapters")
@@ -97,7 +99,12 @@ def be_rank(folder: Path, mode: str) -> None:
     if mode == "adapters":
         given["lora"] = {"rank": 16}
     settings = TrainerConfig.model_validate(given)
-    with join_world(on_cpu=True) as world:
+    # Trees of before ask otherwise for a CPU.
+    names = inspect.signature(join_world).parameters
+    arguments: dict[str, Any] = {"on_cpu": True}
+    if "device" in names:
+        arguments = {"device": torch.device("cpu")}
+    with join_world(**arguments) as world:
         torch.set_num_threads(1)
         started = time.process_time()
         with Peak() as peak:
