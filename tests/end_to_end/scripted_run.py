@@ -2,6 +2,7 @@
 
     python scripted_run.py rl @ run.toml [--resume]
     python scripted_run.py sft @ sft.toml [--resume]
+    python scripted_run.py turns @ run.toml          an RL run on a machine that seems to have GPUs
 
 In an RL run, what the engine says follows from the prompt, the seed of the request and every byte
 of the weights that it serves: runs that differ in one bit anywhere differ in all that follows. In a
@@ -21,10 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradus.cli.main import main as run_gradus
-from gradus.config import RunConfig, SftConfig
+from gradus.config import RunConfig, SftConfig, load_config
 from gradus.launch import job
+from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
+from gradus.processes.gpus import FoundGpus, Gpu
 from gradus.run.paths import RunDirectory
 from gradus.sealed import open_sealed
 from gradus.testing.engine import ScriptedEngine, serve
@@ -34,6 +37,9 @@ from gradus.weights.published import VersionLabel
 MAX_REPLY_TOKENS = 6
 LOGPROB = -5.0
 """Nats, about those of an untrained model."""
+TURNS = "turns.txt"
+"""In the run directory: what the engine did around the GPU."""
+PRETENDED = FoundGpus((Gpu("0", "made up", None), Gpu("1", "made up", None)))
 LATENCY_SECONDS = 0.4
 """Of a reply in a supervised run."""
 
@@ -59,10 +65,26 @@ class SeededEngine(ScriptedEngine):
         return files["model.safetensors"].sha256
 
 
+class WrittenList(list[str]):
+    """A list whose entries also stand in a file, for a test that waits for another process."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def append(self, entry: str) -> None:
+        """Add an entry to both."""
+        super().append(entry)
+        with self._file.open("a") as file:
+            file.write(f"{entry}\n")
+
+
 def build_engine(command: str, run_dir: Path, term: int) -> ScriptedEngine:
     """What serves the run of `gradus <command>`."""
     if command == "rl":
-        return SeededEngine(run_dir=run_dir, term=term, max_length_tokens=256)
+        engine = SeededEngine(run_dir=run_dir, term=term, max_length_tokens=256)
+        engine.turns = WrittenList(run_dir / TURNS)
+        return engine
     return ScriptedEngine(run_dir=run_dir, term=term, latency_seconds=LATENCY_SECONDS)
 
 
@@ -74,6 +96,8 @@ def with_script(
     resume_step: int | None,
 ) -> LaunchPlan:
     """The real plan with this file in the place of the inference server."""
+    is_shared = config.inference.gpu_sharing != "never"
+    machine = replace(machine, gpus=PRETENDED) if is_shared else machine
     whole = plan_config(config, machine, run_dir, term, resume_step)
     (engine, *environments), *later = whole.stages
     assert engine.name == "inference"
@@ -104,6 +128,9 @@ def main(words: Sequence[str]) -> int:
         serve_engine(words)
         return 0
     job.plan_config = with_script
+    if words[0] == "turns":
+        # Without the check, which looks at the GPUs of the real machine.
+        return launch(job.job_of(load_config(RunConfig, words[1:])))
     return run_gradus(words)
 
 

@@ -162,6 +162,12 @@ def _sft_evaluation_problems(config: SftConfig) -> Iterator[Problem]:
         return
     yield from _extra_body_problems(("eval", "sampling"), evaluation.sampling)
     yield from _inference_problems(config.inference)
+    if config.inference.gpu_sharing == "turns":
+        yield Problem(
+            ("inference", "gpu_sharing"),
+            "'turns': a supervised trainer does not wait for its evaluations; use 'memory', or two "
+            "GPUs",
+        )
     versions = range(config.max_steps + 1)
     if not any(evaluation.is_due(version, max_steps=config.max_steps) for version in versions):
         yield Problem(

@@ -59,6 +59,8 @@ class TrainerProcessConfig(StrictConfig):
     """Seed of initialisation."""
     num_inference_workers: int = 1
     """Processes that receive broadcast weights."""
+    engine_sleep_seconds: float | None = None
+    """Longest that the engine sleeps for a step of this trainer. None means that it stays awake."""
     trainer: TrainerConfig
     """The trainer's own section."""
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -53,7 +53,7 @@ _MAX_MODEL_LENGTH = 24
 _SPEED_ONLY = {
     *("env_vars", "host", "port", "allow_public_bind", "start_timeout_seconds"),
     *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
-    *("gpus", "gpu_sharing"),
+    *("gpus", "gpu_sharing", "sleep_timeout_seconds"),
 }
 """Settings of the server that leave what it answers as it is."""
 
@@ -205,11 +205,12 @@ def _evaluation(config: EvalConfig, launch: _Launch) -> ProcessConfigs:
 
 
 def _replay(config: ReplayConfig, launch: _Launch) -> ProcessConfigs:
-    # No process would fetch a broadcast.
+    # No process would fetch a broadcast, and none shares the GPU.
     trainer = _trainer(config.run, launch)
     trainer = trainer.model_copy(
         update={
             "num_steps": config.num_steps,
+            "engine_sleep_seconds": None,
             "checkpoint": CheckpointConfig(interval_steps=None, interval_minutes=None),
             "trainer": trainer.trainer.model_copy(update={"weight_transfer": "filesystem"}),
         }
@@ -253,6 +254,11 @@ def _trainer(config: RunConfig, launch: _Launch) -> TrainerProcessConfig:
         max_steps=config.max_steps,
         seed=config.seed,
         num_inference_workers=config.inference.tensor_parallel_size,
+        engine_sleep_seconds=(
+            config.inference.sleep_timeout_seconds
+            if config.inference.gpu_sharing == "turns"
+            else None
+        ),
         trainer=config.trainer.model_copy(update={"keep_published": keep_published}),
         checkpoint=config.checkpoint,
         resume_step=launch.resume_step,

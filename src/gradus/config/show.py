@@ -60,7 +60,7 @@ def describe(
             f"  {process:<24} {words[process]}{_places(placement, process)}"
             for process in configs.by_process()
         ),
-        *_gpu_notes(gpus, placement),
+        *_gpu_notes(gpus, placement, config.inference.gpu_sharing == "turns"),
         *(f"note: {note}" for source in sources.train for note in _notes(source, is_loaded)),
     ]
 
@@ -82,13 +82,14 @@ def _places(placement: Placement, process: str) -> str:
     return f", GPU {', '.join(map(str, numbers))}" if numbers else ", no GPU"
 
 
-def _gpu_notes(gpus: FoundGpus, placement: Placement) -> Iterator[str]:
+def _gpu_notes(gpus: FoundGpus, placement: Placement, takes_turns: bool) -> Iterator[str]:
     """GPUs that two processes have, and those that nobody uses."""
+    how = "the engine sleeps while the trainer learns" if takes_turns else "both stay on them"
     used = {number for numbers in placement.gpus.values() for number in numbers}
     idle = [str(number) for number in range(len(gpus.gpus)) if number not in used]
     if placement.shared():
         numbers = ", ".join(map(str, sorted(placement.shared())))
-        yield f"note: engine and trainer share GPU {numbers}; both stay on them"
+        yield f"note: engine and trainer share GPU {numbers}; {how}"
     if used and idle:
         yield (
             f"note: GPU {', '.join(idle)} stays idle; raise num_processes of the trainer or "

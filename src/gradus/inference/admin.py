@@ -27,7 +27,7 @@ from gradus.wire.inference import (
     EngineStatus,
     ServedPolicy,
     check_weights_directory,
-    decode_apply_request,
+    decode_request,
 )
 
 logger = get_logger(__name__)
@@ -98,7 +98,8 @@ class WeightAdmin:
         self._verify = verify
         self._on_broken = on_broken
         self._deadline_seconds = deadline_seconds
-        self._lock = asyncio.Lock()
+        self.changed = asyncio.Condition()
+        """Held while the weights change; whoever else holds it keeps them as they are."""
 
     async def apply(self, request: ApplyRequest) -> ApplyResult:
         """Serve the weights that `request` names, and tell what the engine says it serves.
@@ -110,7 +111,7 @@ class WeightAdmin:
         return await asyncio.shield(asyncio.ensure_future(self._apply(request)))
 
     async def _apply(self, request: ApplyRequest) -> ApplyResult:
-        async with self._lock:
+        async with self.changed:
             self.served.check(request)
             directory = check_weights_directory(request.directory, self._weights_root)
             if self.served.is_current(request):
@@ -121,6 +122,7 @@ class WeightAdmin:
             await self._change(directory, request, clock)
             self.served = self.served.after(request)
             self._directory = directory
+            self.changed.notify_all()
             logger.info(
                 "serves version %d (paused %.3f s, loaded in %.3f s)",
                 request.version,
@@ -236,24 +238,30 @@ class PolicyRoutes:
     async def apply(self, request: Request) -> Response:
         """Serve another published version; see `WeightAdmin.apply`."""
         try:
-            result = await self._admin.apply(decode_apply_request(await request.body()))
+            result = await self._admin.apply(decode_request(await request.body(), ApplyRequest))
         except ApplyRefusal as refusal:
-            error = {"message": refusal.message, "code": refusal.status}
-            return _json({"error": error}, status=refusal.status)
-        return _json(result)
+            return refused(refusal)
+        return json_response(result)
 
     async def status(self, _: Request) -> Response:
         """The version, asked from the engine's process; its load and counters."""
         version = int(await self._engine.get_weight_version())
         term, is_paused = self._admin.served.term, self._admin.is_paused
-        return _json(self._counters.status(version=version, term=term, is_paused=is_paused))
+        return json_response(self._counters.status(version=version, term=term, is_paused=is_paused))
 
     async def weights(self, _: Request) -> Response:
         """Digest of every served tensor, one object per worker, and the version they belong to."""
         workers = await self._engine.collective_rpc("gradus_served_tensors")
         version = int(await self._engine.get_weight_version())
-        return _json({"version": version, "workers": workers})
+        return json_response({"version": version, "workers": workers})
 
 
-def _json(value: Any, *, status: int = 200) -> Response:
+def refused(refusal: ApplyRefusal) -> Response:
+    """The answer to a request that is not granted."""
+    error = {"message": refusal.message, "code": refusal.status}
+    return json_response({"error": error}, status=refusal.status)
+
+
+def json_response(value: Any, *, status: int = 200) -> Response:
+    """The answer of every route of gradus."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")

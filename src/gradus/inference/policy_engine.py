@@ -132,6 +132,14 @@ class VllmControl:
         """Go on with frozen and new requests."""
         await self._engine.resume_generation()
 
+    async def sleep(self) -> None:
+        """Freeze running requests, drop the KV cache, move the weights to main memory."""
+        await self._engine.sleep(level=1, mode="keep")
+
+    async def wake(self) -> None:
+        """Bring all of it back and go on; frozen requests are computed again from their tokens."""
+        await self._engine.wake_up()
+
     async def load(self, directory: Path) -> None:
         """Load on every worker; the workers must agree on the number of tensors."""
         counts = await self._engine.collective_rpc("gradus_load", args=(str(directory),))

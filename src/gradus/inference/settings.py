@@ -25,6 +25,7 @@ OWNED_ARGUMENTS = frozenset(
         "api_key",
         "enable_lora",
         "enable_scale_out",
+        "enable_sleep_mode",
         "generation_config",
         "host",
         "logprobs_mode",
@@ -70,6 +71,12 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         "disable_fastapi_docs": True,
         "disable_uvicorn_access_log": True,
     }
+    if own.gpu_sharing == "turns":
+        if available_bytes > 0:
+            raise ConfigError(
+                "inference.gpu_sharing = 'turns': vLLM's build for CPUs cannot sleep; remove it"
+            )
+        settings["enable_sleep_mode"] = True
     if available_bytes > 0:
         settings |= _cpu_settings(own.kv_cache_gib, available_bytes)
     else:

@@ -57,6 +57,7 @@ from gradus.inference.policy_engine import (
 )
 from gradus.inference.settings import ServedModel, engine_settings, serving_settings
 from gradus.inference.token_route import TokenRoute
+from gradus.inference.turns import EngineTurns, TurnRoutes
 from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
@@ -112,7 +113,11 @@ async def _serve_policy(
         if config.lora_rank is not None:
             await AdapterControl(engine).load(Path("version_0"))
         app = await build_vllm_app(engine, args)
-        PolicyRoutes(engine, build_admin(config, engine, stop), counters).add_to(app)
+        admin = build_admin(config, engine, stop)
+        PolicyRoutes(engine, admin, counters).add_to(app)
+        if config.inference.gpu_sharing == "turns":
+            turns = EngineTurns(VllmControl(engine), admin, on_broken=_ends(stop))
+            TurnRoutes(turns).add_to(app)
         guard = Guard(app, tokens)
         route = TokenRoute(engine, await engine.get_supported_tasks())
         server = build_http_server(guard, token_upgrade(guard, route))
@@ -260,5 +265,10 @@ def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop
         initial_weights=initial,
         weights_root=run_dir.weights,
         verify=build_check(initial, config.lora_rank),
-        on_broken=lambda reason: stop.fail(ProcessError(f"inference server: {reason}")),
+        on_broken=_ends(stop),
     )
+
+
+def _ends(stop: Stop) -> Callable[[str], None]:
+    """Ends the server for a reason."""
+    return lambda reason: stop.fail(ProcessError(f"inference server: {reason}"))

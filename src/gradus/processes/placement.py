@@ -143,8 +143,8 @@ def _too_few(wishes: Mapping[str, GpuWish], found: FoundGpus) -> str:
     if len(wishes) == 1:
         return f"{text}; lower that to {here}"
     return (
-        f'{text}, each its own; write inference.gpu_sharing = "memory" (both stay on one GPU), or '
-        "lower one of the numbers"
+        f'{text}, each its own; write inference.gpu_sharing = "turns" (the engine sleeps while the '
+        'trainer learns) or "memory" (both stay), or lower one of the numbers; see docs/gpu.md'
     )
 
 

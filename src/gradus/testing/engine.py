@@ -57,8 +57,10 @@ from gradus.wire.inference import (
     ApplyResult,
     EngineStatus,
     ServedPolicy,
+    TurnRequest,
+    TurnResult,
     check_weights_directory,
-    decode_apply_request,
+    decode_request,
 )
 from gradus.wire.token_stream import (
     ACCEPTED_HEAD,
@@ -106,6 +108,9 @@ class ScriptedEngine:
         """When set, the version that status and apply report instead of the applied one."""
         self.calls: list[GenerateCall] = []
         self.applied: list[ApplyRequest] = []
+        self.turns: list[str] = []
+        """What happened around the GPU, in order: `sleep 0`, `wake 0`, `apply 1`, ..."""
+        self.is_asleep = False
         self.max_length_tokens = max_length_tokens
         self.load: dict[str, int | float] = {}
         """What status tells instead of the engine's own numbers, e.g. {"kv_usage": 0.95}."""
@@ -213,6 +218,8 @@ class ScriptedEngine:
             return await self._fail(request, waiting_faults.pop(0))
         if request.path == "/gradus/apply":
             return await self._apply(request)
+        if request.path in ("/gradus/sleep", "/gradus/wake"):
+            return await self._take_turns(request, request.path.rsplit("/", 1)[1])
         if request.path == "/v1/chat/completions":
             return await self._chat(request)
         if request.path == "/gradus/status":
@@ -360,7 +367,7 @@ class ScriptedEngine:
 
     async def _apply(self, request: web.BaseRequest) -> web.Response:
         try:
-            asked = decode_apply_request(await request.read())
+            asked = decode_request(await request.read(), ApplyRequest)
             self.served.check(asked)
             if self.run_dir is not None:
                 check_weights_directory(asked.directory, self.run_dir.weights)
@@ -370,9 +377,32 @@ class ScriptedEngine:
         except ApplyRefusal as refusal:
             return _json(error_body(refusal.status, refusal.message), status=refusal.status)
         self.served = self.served.after(asked)
+        self.turns.append(f"apply {asked.version}")
         await self._notify()
         version = self.version if self.reported_version is None else self.reported_version
         return _json(msgspec.json.encode(ApplyResult(version, 0.0, 0.0, 0.0)))
+
+    async def _take_turns(self, request: web.BaseRequest, what: str) -> web.Response:
+        """As the real one: asleep once the version is served, awake when it is told so."""
+        try:
+            asked = decode_request(await request.read(), TurnRequest)
+            self.served.check_owner(asked)
+            if what == "sleep":
+                await self.wait_until(
+                    lambda engine: engine.version >= asked.version,
+                    timeout_seconds=asked.wait_seconds,
+                )
+        except TimeoutError:
+            text = f"version {asked.version} was not served in {asked.wait_seconds:g} s"
+            return _json(error_body(504, text), status=504)
+        except ApplyRefusal as refusal:
+            return _json(error_body(refusal.status, refusal.message), status=refusal.status)
+        was_in_time = what == "sleep" or self.is_asleep
+        self.is_asleep = what == "sleep"
+        (self.hold if self.is_asleep else self.release)()
+        self.turns.append(f"{what} {asked.version}")
+        await self._notify()
+        return _json(msgspec.json.encode(TurnResult(0.0, was_in_time)))
 
     def _check_weights(self, asked: ApplyRequest) -> None:
         if self.check_weights is None:
@@ -418,7 +448,7 @@ class ScriptedEngine:
             preemptions=0,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            is_paused=False,
+            is_paused=self.is_asleep,
             kv_capacity_tokens=256 * self.max_length_tokens,
         )
         return msgspec.structs.replace(status, **self.load)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from gradus.log import get_logger
@@ -62,6 +62,8 @@ class Ladder:
     publish_version: Callable[[int], PendingVersion | None] | None = None
     """Begins to make a version available, if it is due."""
     saver: CheckpointSaver | None = None
+    take_turn: Callable[[int], AbstractContextManager[object]] = nullcontext
+    """Has the devices for learning a version, where something else uses them between steps."""
 
     def train(self, first_step: int, end_step: int) -> None:
         """All steps from `first_step` on that come before `end_step`."""
@@ -74,7 +76,8 @@ class Ladder:
         watch, version, published = Stopwatch(device=self.learner.world.device), step + 1, None
         with watch.measure("receive"):
             batch = self.batches.receive(step)
-        loss, update = self.learner.learn(step, batch.updates, watch)
+        with self.take_turn(step):
+            loss, update = self.learner.learn(step, batch.updates, watch)
         metrics = dict(batch.metrics)
         if self.validate is not None:
             with watch.measure("validate"):

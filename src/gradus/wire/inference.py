@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,7 +27,12 @@ DATA_ROUTES: frozenset[tuple[str, str]] = frozenset(
 """Routes that the data token opens; the admin token opens them too."""
 
 ADMIN_ROUTES: frozenset[tuple[str, str]] = frozenset(
-    {("POST", "/gradus/apply"), ("GET", "/gradus/weights")}
+    {
+        ("POST", "/gradus/apply"),
+        ("GET", "/gradus/weights"),
+        ("POST", "/gradus/sleep"),
+        ("POST", "/gradus/wake"),
+    }
 )
 """Routes that only the admin token opens. Every other route is closed."""
 
@@ -50,6 +56,31 @@ class ApplyResult(msgspec.Struct, frozen=True):
     pause_seconds: float
     load_seconds: float
     resume_seconds: float
+
+
+class TurnRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /gradus/sleep` and `/gradus/wake`: the trainer takes the GPU, or gives it back.
+
+    `sleep` is answered once the engine has left the GPU, `wake` once it is back.
+    """
+
+    run_id: str
+    term: int
+    version: int
+    """The version that is trained: it is served before the engine sleeps."""
+    wait_seconds: float
+    """Longest that `sleep` waits for it."""
+    sleep_seconds: float
+    """After this long the engine wakes by itself."""
+
+
+class TurnResult(msgspec.Struct, frozen=True):
+    """Answer of both: the engine is where it was asked to be."""
+
+    seconds: float
+    """Of `sleep`: how long it took. Of `wake`: how long the engine slept."""
+    was_in_time: bool = True
+    """False when the engine had woken by itself before it was asked to."""
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
@@ -102,12 +133,7 @@ class ServedPolicy(msgspec.Struct, frozen=True):
 
     def check(self, request: ApplyRequest) -> None:
         """ApplyRefusal unless `request` comes from the owner of the run and moves forward."""
-        if request.run_id != self.run_id:
-            raise ApplyRefusal(
-                409, f"this server serves run {self.run_id!r}, not {request.run_id!r}"
-            )
-        if request.term < self.term:
-            raise ApplyRefusal(409, f"term {request.term} is stale; term {self.term} owns the run")
+        self.check_owner(request)
         if request.version < 0:
             raise ApplyRefusal(400, f"version {request.version} is negative")
         if request.term > self.term or self.is_current(request):
@@ -121,17 +147,29 @@ class ServedPolicy(msgspec.Struct, frozen=True):
                 409, f"version {request.version} is served already with another digest"
             )
 
+    def check_owner(self, request: ApplyRequest | TurnRequest) -> None:
+        """ApplyRefusal unless `request` comes from the owner of the run."""
+        if request.run_id != self.run_id:
+            raise ApplyRefusal(
+                409, f"this server serves run {self.run_id!r}, not {request.run_id!r}"
+            )
+        if request.term < self.term:
+            raise ApplyRefusal(409, f"term {request.term} is stale; term {self.term} owns the run")
+
     def after(self, request: ApplyRequest) -> ServedPolicy:
         """What is served once `request` is applied."""
         return ServedPolicy(self.run_id, request.term, request.version, request.digest)
 
 
-def decode_apply_request(body: bytes) -> ApplyRequest:
+Asked = TypeVar("Asked", ApplyRequest, TurnRequest)
+
+
+def decode_request(body: bytes, kind: type[Asked]) -> Asked:
     """The request in `body`; ApplyRefusal(400) when it is anything else."""
     try:
-        return msgspec.json.decode(body, type=ApplyRequest)
+        return msgspec.json.decode(body, type=kind)
     except ValueError as error:
-        raise ApplyRefusal(400, f"not a valid apply request: {error}") from error
+        raise ApplyRefusal(400, f"not a valid {kind.__name__}: {error}") from error
 
 
 def check_weights_directory(directory: str, weights_root: Path) -> Path:

@@ -44,8 +44,8 @@ def problems(changes: dict[str, Any], found: FoundGpus) -> list[str]:
     return [str(problem) for problem in check(build_run_config(changes), gpus=found)]
 
 
-def shared(share: float, **trainer: Any) -> dict[str, Any]:
-    inference = {"gpu_sharing": "memory", "gpu_memory_utilization": share}
+def shared(share: float, how: str = "memory", **trainer: Any) -> dict[str, Any]:
+    inference = {"gpu_sharing": how, "gpu_memory_utilization": share}
     return {"inference": inference, "trainer": trainer}
 
 
@@ -57,7 +57,7 @@ def test_two_that_do_not_fit_are_refused_with_both_numbers(model: dict[str, Any]
     (told,) = problems({**model, **shared(0.9)}, gpus(1, 80))
     assert told.startswith("inference.gpu_sharing: 'memory': GPU 0 (NVIDIA L40S, 80.0 GiB) cannot")
     assert "the engine takes 72.0 GiB (gpu_memory_utilization = 0.9) and the trainer" in told
-    advised = float(told.split("lower gpu_memory_utilization to ")[1].split(",")[0])
+    advised = float(told.split("lower inference.gpu_memory_utilization to ")[1].split(",")[0])
     assert problems({**model, **shared(advised)}, gpus(1, 80)) == []
     assert problems({**model, **shared(advised + 0.01)}, gpus(1, 80)) != []
 
@@ -100,3 +100,27 @@ def test_a_model_in_the_cache_of_the_hub_is_measured_too(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     changes = {**model, "model": {"name": "someone/one-billion"}}
     assert "is too small" in problems(changes, gpus(2, 16))[0]
+
+
+def test_an_engine_that_sleeps_needs_room_only_beside_what_the_trainer_keeps(
+    model: dict[str, Any],
+) -> None:
+    assert "cannot hold both" in problems({**model, **shared(0.5)}, gpus(1, 48))[0]
+    assert problems({**model, **shared(0.5, "turns")}, gpus(1, 48)) == []
+    (told,) = problems({**model, **shared(0.9, "turns")}, gpus(1, 48))
+    assert told.startswith("inference.gpu_sharing: 'turns': GPU 0 (NVIDIA L40S, 48.0 GiB) cannot")
+    assert "GiB between steps; lower inference.gpu_memory_utilization to 0." in told
+
+
+def test_a_step_must_fit_beside_the_sleeping_engine(model: dict[str, Any]) -> None:
+    (told,) = problems({**model, **shared(0.2, "turns")}, gpus(1, 24))
+    assert "cannot hold a step" in told
+    assert "the sleeping engine 2.0" in told
+
+
+def test_a_supervised_trainer_takes_no_turns(model: dict[str, Any]) -> None:
+    evaluation = {"eval": {"env": [{"id": "gradus-reverse-text"}]}}
+    turns = {"inference": {"gpu_sharing": "turns", "gpu_memory_utilization": 0.2}}
+    config = build_sft_config({**model, **evaluation, **turns})
+    (told,) = [str(problem) for problem in check(config, gpus=gpus(1, 80))]
+    assert told.startswith("inference.gpu_sharing: 'turns': a supervised trainer does not wait")

@@ -121,3 +121,16 @@ def test_one_adapter_slot_has_room_for_the_rank(rank: int, room: int) -> None:
 
 def test_whole_weights_need_no_adapter_slot() -> None:
     assert "enable_lora" not in engine_settings(config(), available_bytes=0)
+
+
+def test_an_engine_that_takes_turns_can_sleep_and_no_other_can() -> None:
+    settings = engine_settings(config(gpu_sharing="turns"), available_bytes=0)
+    assert settings["enable_sleep_mode"] is True
+    for sharing in ("never", "memory"):
+        settings = engine_settings(config(gpu_sharing=sharing), available_bytes=0)
+        assert "enable_sleep_mode" not in settings
+
+
+def test_vllms_build_for_cpus_refuses_to_sleep_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"inference.gpu_sharing = 'turns': vLLM's build for CPU"):
+        engine_settings(config(gpu_sharing="turns"), available_bytes=GIB)

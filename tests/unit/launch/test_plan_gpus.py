@@ -156,3 +156,25 @@ def test_a_run_goes_on_with_other_gpus_and_says_so(tmp_path: Path) -> None:
         write_json(run_dir.config / f"{process}.json", config.model_dump(mode="json"))
     changed = changed_settings(run_dir, configs([3]), is_fresh=False)
     assert changed == ["trainer: trainer.gpus.0 was 1 and is 3"]
+
+
+def test_a_shared_gpu_is_seen_by_both_and_told() -> None:
+    config = build_run_config({"inference": {"gpu_sharing": "turns"}})
+    found = seen(config, machine("3"))
+    assert (found["inference"], found["trainer"]) == ("3", "3")
+    (note,) = [line for line in describe(config, gpus("3")) if line.startswith("note: ")]
+    assert note == (
+        "note: engine and trainer share GPU 0; the engine sleeps while the trainer learns"
+    )
+
+
+def test_only_a_trainer_that_shares_with_an_engine_takes_turns(tmp_path: Path) -> None:
+    def sleep_seconds(config: Any) -> Any:
+        trainer: Any = plan_config(config, machine("0"), RUN_DIR, 1).configs["trainer"]
+        return trainer.engine_sleep_seconds
+
+    config = build_run_config({"inference": {"gpu_sharing": "turns", "sleep_timeout_seconds": 9.0}})
+    assert sleep_seconds(config) == 9.0
+    assert sleep_seconds(ReplayConfig(config, tmp_path, 3)) is None
+    shared = build_run_config({"inference": {"gpu_sharing": "memory"}})
+    assert sleep_seconds(shared) is None

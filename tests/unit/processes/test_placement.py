@@ -59,7 +59,7 @@ def test_what_is_listed_is_kept_and_the_rest_is_free_for_the_other() -> None:
 def test_one_gpu_for_two_is_refused_with_what_to_write() -> None:
     text = refusal(placed(machine("0")))
     assert text.startswith("trainer.gpus: this shell has 1 GPU (NVIDIA L4, 22.0 GiB)")
-    assert 'write inference.gpu_sharing = "memory"' in text
+    assert 'write inference.gpu_sharing = "turns"' in text
     assert "inference wants 1 (inference.tensor_parallel_size)" in text
     assert "trainer wants 1 (trainer.num_processes)" in text
 

@@ -17,7 +17,7 @@ from gradus.wire.inference import (
     ApplyRequest,
     ServedPolicy,
     check_weights_directory,
-    decode_apply_request,
+    decode_request,
 )
 
 
@@ -72,15 +72,15 @@ def test_another_run_is_refused() -> None:
 )
 def test_anything_but_an_apply_request_gets_400(body: bytes) -> None:
     with pytest.raises(ApplyRefusal) as caught:
-        decode_apply_request(body)
+        decode_request(body, ApplyRequest)
     assert caught.value.status == 400
 
 
 def test_an_apply_request_survives_the_wire_and_unknown_fields_do_not() -> None:
     body = msgspec.json.encode(request(3))
-    assert decode_apply_request(body) == request(3)
+    assert decode_request(body, ApplyRequest) == request(3)
     with pytest.raises(ApplyRefusal):
-        decode_apply_request(body[:-1] + b',"extra":1}')
+        decode_request(body[:-1] + b',"extra":1}', ApplyRequest)
 
 
 @pytest.mark.parametrize("directory", ["version_1", "a/b"])

@@ -17,6 +17,13 @@ from gradus.config.schema.trainer import TrainerConfig
 from gradus.processes.gpus import FoundGpus
 from gradus.processes.placement import Placement
 
+ASLEEP_BYTES = 2 * GIB
+"""What a sleeping engine keeps: CUDA's context, its graphs and communicators; a guess."""
+_SMALLER = (
+    "make the trainer smaller (trainer.micro_batch_tokens, activation_checkpointing and "
+    "offload_optimizer of trainer.parallel, trainer.lora)"
+)
+
 
 def trainer_footprint(folder: Path, settings: TrainerConfig | SftConfig) -> Footprint | None:
     """What a rank on a GPU holds; None when the model's files do not say how large it is."""
@@ -60,21 +67,36 @@ def _sharing_problem(
     footprint: Footprint, inference: InferenceConfig, memory: int, name: str
 ) -> Problem | None:
     """Why engine and trainer do not fit on one GPU together."""
-    share = inference.gpu_memory_utilization
-    engine = int(share * memory)
-    left = max(0.0, 1 - footprint.device_bytes / memory)
-    if engine + footprint.device_bytes <= memory:
+    share, sharing = inference.gpu_memory_utilization, inference.gpu_sharing
+    engine, learning = int(share * memory), footprint.device_bytes
+    if sharing == "turns":
+        if learning + ASLEEP_BYTES > memory:
+            return Problem(
+                ("inference", "gpu_sharing"),
+                f"'turns': {name} cannot hold a step: the trainer takes {learning / GIB:.1f} GiB "
+                f"at most and the sleeping engine {ASLEEP_BYTES / GIB:.1f}; {_SMALLER}",
+            )
+        learning = resting_bytes(footprint)
+    if engine + learning <= memory:
         return None
-    advice = f"lower gpu_memory_utilization to {int(100 * left) / 100:g}"
+    left = max(0.0, 1 - learning / memory)
+    advice = f"lower inference.gpu_memory_utilization to {int(100 * left) / 100:g}"
     if left < 0.1:
         advice = "the trainer leaves the engine no room"
+    when = "between steps" if sharing == "turns" else "at most"
     return Problem(
         ("inference", "gpu_sharing"),
-        f"{inference.gpu_sharing!r}: {name} cannot hold both: the engine takes "
-        f"{engine / GIB:.1f} GiB (gpu_memory_utilization = {share:g}) and the trainer at most "
-        f"{footprint.device_bytes / GIB:.1f} GiB; {advice}, or make the trainer smaller "
-        "(trainer.micro_batch_tokens, activation_checkpointing, offload_optimizer, lora)",
+        f"{sharing!r}: {name} cannot hold both: the engine takes {engine / GIB:.1f} GiB "
+        f"(gpu_memory_utilization = {share:g}) and the trainer {learning / GIB:.1f} GiB {when}; "
+        f"{advice}, or {_SMALLER}",
     )
+
+
+def resting_bytes(footprint: Footprint) -> int:
+    """What a trainer keeps on its GPU between steps: gradients and all that a step works with are
+    given back, masters and moments stay unless they lie in main memory."""
+    kept = {**footprint.states, **footprint.working}
+    return sum(kept.get(name, 0) for name in ("weights", "optimizer", "libraries"))
 
 
 def _listed(parts: Mapping[str, int]) -> str:

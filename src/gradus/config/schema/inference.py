@@ -49,9 +49,11 @@ class InferenceConfig(StrictConfig):
     gpus: list[int] | None = None
     """GPUs of the engine, counted from 0 in the order of nvidia-smi or of the shell's
     CUDA_VISIBLE_DEVICES. None means the first ones, as many as are needed."""
-    gpu_sharing: Literal["never", "memory"] = "never"
+    gpu_sharing: Literal["never", "memory", "turns"] = "never"
     """Whether the trainer may have GPUs of the engine: with `memory` both stay on them, and what
-    both need must fit."""
+    both need must fit; with `turns` the engine sleeps while the trainer learns."""
+    sleep_timeout_seconds: float = Field(1800.0, gt=0)
+    """Longest that the engine sleeps for one step; then it wakes by itself."""
     host: str = "127.0.0.1"
     """Address to listen on; anything else than loopback is refused without allow_public_bind."""
     port: int = Field(0, ge=0, le=65535)

@@ -10,8 +10,8 @@ checkpoint again: inference starts from the initial weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import SpooledBatches
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.distributed import World, join_world, training_device
+from gradus.trainer.entry.turns import GpuTurns
 from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
@@ -99,6 +100,7 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
         record=partial(_send_report, channels, config.term),
         publish_version=publisher.publish_version,
         saver=saver,
+        take_turn=_build_turns(config, world, run_dir, publisher),
     )
     write_ready_file(run_dir, config.term, world)
     if config.resume_step is not None:
@@ -162,6 +164,25 @@ def _build_saver(
         max_steps=config.max_steps,
         announce=announce,
     )
+
+
+def _build_turns(
+    config: TrainerProcessConfig,
+    world: World,
+    run_dir: RunDirectory,
+    publisher: PolicyPublisher,
+) -> Callable[[int], AbstractContextManager[object]]:
+    """How a step gets the devices: they are its own, or the engine sleeps meanwhile."""
+    if config.engine_sleep_seconds is None:
+        return nullcontext
+    return GpuTurns(
+        run_dir,
+        config.term,
+        world,
+        settle=publisher.settle,
+        wait_seconds=config.trainer.receive_timeout_seconds,
+        sleep_seconds=config.engine_sleep_seconds,
+    ).taken
 
 
 def _build_publisher(

@@ -1,0 +1,54 @@
+"""A run whose engine sleeps while the trainer learns: real processes, a scripted engine, no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradus.testing.commands import finish, records, start
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+SCRIPTED = (str(Path(__file__).parent / "scripted_run.py"),)
+TOML = """
+name = "shared"
+output_dir = "{root}"
+max_steps = 4
+[model]
+name = "{model}"
+renderer = "qwen3"
+max_length_tokens = 96
+[orchestrator]
+groups_per_batch = 3
+max_lag = 1
+[orchestrator.train.sampling]
+max_completion_tokens = 16
+[[orchestrator.train.env]]
+id = "gradus-reverse-text"
+group_size = 4
+pool = {{ type = "static", num_workers = 1 }}
+[trainer]
+num_processes = 2
+[inference]
+gpu_sharing = "turns"
+"""
+
+
+def test_the_engine_sleeps_for_each_step_and_serves_its_version_before_the_next(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(TOML.format(root=tmp_path, model=tiny_model))
+    finish(start("turns", "@", str(config), program=SCRIPTED))
+    run_dir = tmp_path / "shared"
+    turns = (run_dir / "turns.txt").read_text().split("\n")
+    steps = [
+        entry
+        for v in range(4)
+        for entry in (f"apply {v}", f"sleep {v}", f"wake {v}")
+        if v or "apply" not in entry
+    ]
+    assert turns[: len(steps)] == steps
+    assert [row["step"] for row in records(run_dir / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert "engine awake" in (run_dir / "logs" / "trainer.log").read_text()

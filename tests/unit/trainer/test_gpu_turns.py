@@ -1,0 +1,99 @@
+"""A rank takes turns with an engine over HTTP; the engine is scripted, the world has one rank."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gradus.errors import DeadlineError, FencedError, ProcessError, ProtocolError
+from gradus.files import write_json
+from gradus.run.paths import RunDirectory
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import AnyBody, Reset, Status
+from gradus.trainer.distributed import join_world
+from gradus.trainer.entry.turns import GpuTurns
+
+pytestmark = pytest.mark.torch
+
+
+@asynccontextmanager
+async def scripted(tmp_path: Path, *, term: int = 0) -> AsyncIterator[ScriptedEngine]:
+    """An engine that a trainer finds through its run directory."""
+    run_dir = RunDirectory(tmp_path / "run")
+    for folder in (run_dir.secrets, run_dir.ready):
+        folder.mkdir(parents=True)
+    for token in (run_dir.admin_token, run_dir.inference_token):
+        token.write_text(f"{token.name}-token")
+    async with ScriptedEngine(run_dir=run_dir.root, term=term) as engine:
+        write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 1})
+        yield engine
+
+
+def learn(
+    tmp_path: Path,
+    step: int,
+    *,
+    wait_seconds: float = 5.0,
+    error: Exception | None = None,
+    settle: Callable[[], None] = lambda: None,
+) -> None:
+    """One step in a world of one."""
+    with join_world(on_cpu=True) as world:
+        run_dir = RunDirectory(tmp_path / "run")
+        limits = {"wait_seconds": wait_seconds, "sleep_seconds": 60.0}
+        turns = GpuTurns(run_dir, 0, world, settle=settle, **limits)
+        with turns.taken(step):
+            if error is not None:
+                raise error
+
+
+async def test_a_step_learns_between_sleep_and_wake(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as engine:
+        await asyncio.to_thread(learn, tmp_path, 0)
+        assert engine.turns == ["sleep 0", "wake 0"]
+
+
+async def test_a_step_that_fails_wakes_the_engine(tmp_path: Path) -> None:
+    async with scripted(tmp_path) as engine:
+        with pytest.raises(MemoryError):
+            await asyncio.to_thread(learn, tmp_path, 0, error=MemoryError())
+        assert engine.turns == ["sleep 0", "wake 0"]
+
+
+async def test_a_version_that_cannot_be_published_is_not_waited_for(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError("no space left on device")
+
+    async with scripted(tmp_path) as engine:
+        with pytest.raises(OSError, match="no space left"):
+            await asyncio.to_thread(learn, tmp_path, 1, settle=fail)
+        assert engine.turns == []
+
+
+async def test_a_version_that_is_not_served_in_time_is_a_deadline(tmp_path: Path) -> None:
+    async with scripted(tmp_path):
+        with pytest.raises(DeadlineError, match="version 1 was not served"):
+            await asyncio.to_thread(learn, tmp_path, 1, wait_seconds=0.1)
+
+
+async def test_an_engine_of_a_newer_launch_fences_the_trainer(tmp_path: Path) -> None:
+    async with scripted(tmp_path, term=2):
+        with pytest.raises(FencedError, match="term 0 is stale"):
+            await asyncio.to_thread(learn, tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(Reset(), ProcessError), (Status(500), ProtocolError), (AnyBody(b"<html>"), ProtocolError)],
+)
+async def test_an_engine_that_answers_nonsense_is_named(
+    tmp_path: Path, fault: Reset | Status | AnyBody, error: type[Exception]
+) -> None:
+    async with scripted(tmp_path) as engine:
+        engine.inject(fault, path="/gradus/sleep")
+        with pytest.raises(error, match="inference"):
+            await asyncio.to_thread(learn, tmp_path, 0)
