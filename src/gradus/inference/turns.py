@@ -5,10 +5,11 @@
                                   freezes requests, leaves the GPU
     ◀──────────────── asleep
     learns version v + 1          no version changes; new requests wait
-    frees its memory
-    wake(v) ───────────────────▶  takes its memory back, goes on
+    copies it to main memory
+    frees its own on the GPU
+    wake(v) ───────────────────▶  takes its memory back, goes on with v
     ◀───────────────── awake
-    publishes v + 1               serves v again             ◀────── apply(v + 1)
+    writes v + 1, announces it    ◀──────────────────────────────── apply(v + 1)
 
 vLLM sleeps at level 1: the weights go to main memory, the KV cache is given up, and running
 requests keep their tokens; what they had in the cache is computed again afterwards. Level 2 would

@@ -371,6 +371,7 @@ class ScriptedEngine:
             self.served.check(asked)
             if self.run_dir is not None:
                 check_weights_directory(asked.directory, self.run_dir.weights)
+            await self.wait_until(lambda engine: not engine.is_asleep)
             if not self.served.is_current(asked):
                 self._check_weights(asked)
                 self.applied.append(asked)

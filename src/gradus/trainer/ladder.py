@@ -63,7 +63,7 @@ class Ladder:
     """Begins to make a version available, if it is due."""
     saver: CheckpointSaver | None = None
     take_turn: Callable[[int], AbstractContextManager[object]] = nullcontext
-    """Has the devices for learning a version, where something else uses them between steps."""
+    """Has the devices for a step, where something else uses them between steps."""
 
     def train(self, first_step: int, end_step: int) -> None:
         """All steps from `first_step` on that come before `end_step`."""
@@ -76,15 +76,15 @@ class Ladder:
         watch, version, published = Stopwatch(device=self.learner.world.device), step + 1, None
         with watch.measure("receive"):
             batch = self.batches.receive(step)
+        metrics = dict(batch.metrics)
         with self.take_turn(step):
             loss, update = self.learner.learn(step, batch.updates, watch)
-        metrics = dict(batch.metrics)
-        if self.validate is not None:
-            with watch.measure("validate"):
-                metrics |= self.validate(version)
-        if self.publish_version is not None:
-            with watch.measure("publish"):
-                published = self.publish_version(version)
+            if self.validate is not None:
+                with watch.measure("validate"):
+                    metrics |= self.validate(version)
+            if self.publish_version is not None:
+                with watch.measure("publish"):
+                    published = self.publish_version(version)
         metrics |= self.learner.meter.measure(batch.micro_batches, watch)
         metrics |= self._learning_metrics(loss, update, watch)
         is_saved = self.saver is not None and self.saver.is_due(version)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,28 @@ def test_a_step_climbs_its_rungs_in_order(tiny_model: Path, world: World) -> Non
     assert [report.published.version for report in witness.reports if report.published] == [1, 2]
     assert witness.reports[1].metrics["validation/loss/mean"] == 2.0
     assert all(report.metrics["batch/own"] == 1.0 for report in witness.reports)
+
+
+def test_a_shared_device_is_held_until_the_new_version_was_gathered(
+    tiny_model: Path, world: World
+) -> None:
+    witness = Witness()
+
+    @contextmanager
+    def turn(step: int) -> Iterator[None]:
+        witness.calls.append(("sleep", step))
+        yield
+        witness.calls.append(("wake", step))
+
+    Ladder(
+        build_learner(tiny_model, world),
+        witness,
+        record=witness.record,
+        publish_version=witness.publish,
+        take_turn=turn,
+    ).train(0, 1)
+    rungs = ["receive", "sleep", "publish", "wake", "record"]
+    assert [name for name, _ in witness.calls] == rungs
 
 
 def test_a_rung_that_is_not_there_costs_no_time(tiny_model: Path, world: World) -> None:

@@ -1,8 +1,8 @@
 """The trainer's turn on a GPU that it shares with the engine: see `inference/turns.py`.
 
 Before a step learns, the engine is asked to leave the GPU, once it serves the version that the step
-trains; afterwards all ranks give their memory back and the engine is asked to return. Never run on
-a GPU.
+trains. Once the new version is copied to main memory, all ranks give their memory back and the
+engine is asked to return. Never run on a GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GpuTurns:
 
     @contextmanager
     def taken(self, step: int) -> Iterator[None]:
-        """The GPU without the engine, for learning version `step`.
+        """The GPU without the engine, for learning and gathering.
 
         DeadlineError when the engine did not leave in time, FencedError under a newer term,
         ProcessError when it is gone, ProtocolError for any other refusal.
