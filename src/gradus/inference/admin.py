@@ -1,7 +1,6 @@
 """Changing the served weights under running requests: verify, pause, load, set version, resume.
 
-The routes that gradus adds to vLLM's server ask for it: apply a version, status, served weights.
-Last page of the reading path.
+The routes that gradus adds to vLLM's server ask for it. Last page of the reading path.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ class WeightAdmin:
         self._verify = verify
         self._on_broken = on_broken
         self._deadline_seconds = deadline_seconds
-        self.changed = asyncio.Condition()
-        """Held while the weights change; whoever else holds it keeps them as they are."""
+        self.changed = asyncio.Condition()  # whoever holds it may change weights, or keeps them
 
     async def apply(self, request: ApplyRequest) -> ApplyResult:
         """Serve the weights that `request` names, and tell what the engine says it serves.

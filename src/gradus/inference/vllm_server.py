@@ -39,6 +39,7 @@ from gradus.errors import ConfigError, ProcessError
 from gradus.files import write_json
 from gradus.inference.admin import PolicyRoutes, WeightAdmin
 from gradus.inference.compat import inspect_models_with_gradus, worker_forked_into_engine
+from gradus.inference.gpu.turns import EngineTurns, TurnRoutes
 from gradus.inference.guard import Guard, ServedToken, Tokens
 from gradus.inference.http_server import (
     HttpServer,
@@ -57,7 +58,6 @@ from gradus.inference.policy_engine import (
 )
 from gradus.inference.settings import ServedModel, engine_settings, serving_settings
 from gradus.inference.token_route import TokenRoute
-from gradus.inference.turns import EngineTurns, TurnRoutes
 from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradus.inference.admin import WeightAdmin
-from gradus.inference.turns import EngineTurns
+from gradus.inference.gpu.turns import EngineTurns
 from gradus.wire.inference import ApplyRefusal, ApplyRequest, ServedPolicy, TurnRequest, TurnResult
 
 RUN, TERM = "demo", 3

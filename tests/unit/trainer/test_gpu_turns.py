@@ -14,7 +14,7 @@ from gradus.files import write_json
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Reset, Status
-from gradus.trainer.distributed import join_world
+from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.entry.turns import GpuTurns
 
 pytestmark = pytest.mark.torch
@@ -42,7 +42,7 @@ def learn(
     settle: Callable[[], None] = lambda: None,
 ) -> None:
     """One step in a world of one."""
-    with join_world(on_cpu=True) as world:
+    with join_world(CPU) as world:
         run_dir = RunDirectory(tmp_path / "run")
         limits = {"wait_seconds": wait_seconds, "sleep_seconds": 60.0}
         turns = GpuTurns(run_dir, 0, world, settle=settle, **limits)

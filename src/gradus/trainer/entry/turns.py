@@ -1,4 +1,4 @@
-"""The trainer's turn on a GPU that it shares with the engine: see `inference/turns.py`.
+"""The trainer's turn on a GPU that it shares with the engine: see `inference/gpu/turns.py`.
 
 Before a step learns, the engine is asked to leave the GPU, once it serves the version that the step
 trains. Once the new version is copied to main memory, all ranks give their memory back and the

@@ -1,0 +1,1 @@
+"""What the inference server does only where it has a GPU."""
