@@ -246,10 +246,12 @@ def summarise_gradus(running: RunningGradus, num_steps: int, warm_up: int) -> di
         "rewards": [
             round(r["episode/reward/mean"], 3) for r in records if r.get("episode/reward/mean")
         ],
-        "trainer_seconds": {
-            key.removeprefix("time/"): round(value, 3)
-            for key, value in last.items()
-            if key.startswith("time/")
+        "reported_seconds": {
+            key.removeprefix("time/"): round(
+                statistics.median(r[key] for r in records if r.get(key) and r["step"] in steps), 3
+            )
+            for key in last
+            if key.startswith("time/") and any(r.get(key) and r["step"] in steps for r in records)
         },
     }
 
