@@ -32,7 +32,7 @@ from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.types import EpisodeOutcome, Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.tiny_model import build_tiny_model
-from gradus.trainer.distributed import join_world
+from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.learner import Learner
 from gradus.trainer.publish import serving_tensors
 from gradus.trainer.throughput import Stopwatch
@@ -152,7 +152,7 @@ async def run(directory: Path) -> Loop:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     policy = ServedPolicy(model, AutoTokenizer.from_pretrained(directory))
     settings = TrainerConfig(compute_dtype="float32", optimizer=AdamWConfig(lr=LEARNING_RATE))
-    with join_world(on_cpu=True) as world:
+    with join_world(CPU) as world:
         learner = Learner.build(
             ModelConfig(name=str(directory)), settings, settings.loss, max_steps=STEPS, world=world
         )
