@@ -13,7 +13,7 @@ from torch import Tensor
 from gradus.errors import FencedError
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
-from gradus.weights.broadcast import BroadcastWeights
+from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import WeightPublisher, verify_version
 
@@ -22,7 +22,10 @@ Build = Callable[[RunDirectory, int], WeightPublisher]
 PUBLISHERS: dict[str, Build] = {
     "filesystem": lambda run_dir, term: FilesystemWeights(run_dir, term=term, extra_files={}),
     "broadcast": lambda run_dir, term: BroadcastWeights(
-        run_dir, term=term, extra_files={}, num_receivers=1, device=torch.device("cpu")
+        run_dir,
+        term=term,
+        extra_files={},
+        settings=BroadcastSettings(num_receivers=1, device=torch.device("cpu")),
     ),
 }
 

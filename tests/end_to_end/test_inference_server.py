@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gradus.testing.running import RunningInference
-from gradus.weights.broadcast import BroadcastWeights
+from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published
 
@@ -243,9 +243,7 @@ async def test_weights_that_were_broadcast_are_served_without_a_file(client: Cli
         server.run_dir,
         term=server.term,
         extra_files={},
-        num_receivers=1,
-        device=torch.device("cpu"),
-        timeout_seconds=60.0,
+        settings=BroadcastSettings(1, torch.device("cpu"), timeout_seconds=60.0),
     )
     version = (await client.status())["version"]
     for newer in (version + 1, version + 2):
@@ -266,9 +264,7 @@ async def test_a_broadcast_of_another_model_is_refused_before_anything_is_sent(
         server.run_dir,
         term=server.term,
         extra_files={},
-        num_receivers=1,
-        device=torch.device("cpu"),
-        timeout_seconds=60.0,
+        settings=BroadcastSettings(1, torch.device("cpu"), timeout_seconds=60.0),
     )
     version = (await client.status())["version"]
     published = sender.publish_version(version + 1, [("lm_head.weight", torch.zeros(2, 2))])

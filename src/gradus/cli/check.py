@@ -6,7 +6,6 @@ get: all parts at once, each with a deadline. Everything that they started is en
 
 from __future__ import annotations
 
-import os
 import shutil
 import textwrap
 import time
@@ -115,7 +114,7 @@ def _load(
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else _kind(rest)
     config = load_config(KINDS[kind], rest, check=partial(check, gpus=gpus))
-    config = settled(config, Hardware.current(os.environ))
+    config = settled(config, Hardware.current(gpus))
     return config, describe(config, gpus, is_loaded=is_loaded)
 
 

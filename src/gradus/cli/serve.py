@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(f"{NO_TOKEN} and {TOKEN_FILE} contradict each other; use one of them")
     gpus = find_gpus(os.environ)
     config = load_config(ServeConfig, _spelled_out(rest), check=partial(check, gpus=gpus))
-    config = settled(config, Hardware.current(os.environ))
+    config = settled(config, Hardware.current(gpus))
     placement = place({"inference": config.inference.gpu_wish}, gpus, may_share=False)
     os.environ.update(placement.variables("inference", gpus, os.environ))
     source = find_source(config.model)

@@ -89,6 +89,8 @@ class InferenceProcessConfig(StrictConfig):
     """Seed of the engine."""
     lora_rank: int | None = None
     """Rank of the adapters that are served beside the model. None means whole weights."""
+    broadcast_backend: Literal["nccl", "gloo"] = "gloo"
+    """What carries weights that are broadcast."""
     inference: InferenceConfig
     """The inference server's own section."""
 

@@ -19,8 +19,8 @@ _CHANGEABLE = re.compile(r"trainer(\..+)?|max_steps")
 """Keys that decide nothing about what was played and which samples make a batch."""
 
 _HARMLESS = re.compile(
-    r"trainer\.(env_vars|gpus|bench|receive_timeout_seconds|weight_transfer|keep_published"
-    r"|peak_teraflops)(\..+)?"
+    r"trainer\.(env_vars|gpus|bench|receive_timeout_seconds|weight_transfer"
+    r"|keep_published|broadcast_backend|peak_teraflops)(\..+)?"
 )
 """Keys of the trainer that leave the weights as they are."""
 

@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from gradus.inference.weights_check import ADAPTER_CONFIG
+from gradus.weights.meeting import Backend
 from gradus.wire.inference import EngineStatus
 
 TOKENS_ONLY_PREFIX = "generate-tokens-"
@@ -121,8 +122,10 @@ class VllmControl:
     new weights at each change; the sampling logprobs are what the engine sampled with either way.
     """
 
-    def __init__(self, engine: PolicyEngine) -> None:
+    def __init__(self, engine: PolicyEngine, *, backend: Backend = "gloo") -> None:
+        """`backend` carries weights that are broadcast."""
         self._engine = engine
+        self._backend = backend
 
     async def pause(self) -> None:
         """Freeze running requests."""
@@ -142,7 +145,9 @@ class VllmControl:
 
     async def load(self, directory: Path) -> None:
         """Load on every worker; the workers must agree on the number of tensors."""
-        counts = await self._engine.collective_rpc("gradus_load", args=(str(directory),))
+        counts = await self._engine.collective_rpc(
+            "gradus_load", args=(str(directory), self._backend)
+        )
         if len(set(counts)) != 1 or counts[0] == 0:
             raise RuntimeError(f"workers loaded {counts} tensors from {directory}")
 

@@ -260,7 +260,9 @@ def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop
     )
     has_adapter = config.lora_rank is not None
     return WeightAdmin(
-        AdapterControl(engine) if has_adapter else VllmControl(engine),
+        AdapterControl(engine)
+        if has_adapter
+        else VllmControl(engine, backend=config.broadcast_backend),
         served=served,
         initial_weights=initial,
         weights_root=run_dir.weights,

@@ -15,7 +15,9 @@ import torch
 
 from gradus.errors import ExitCode
 from gradus.inference.weights_check import iterate_tensors
-from gradus.weights.broadcast import StreamReceiver, is_stream
+from gradus.weights.meeting import Backend
+from gradus.weights.receiver import StreamReceiver
+from gradus.weights.stream import is_stream
 
 _CPU_EXPERTS = "CPUUnquantizedExperts"
 
@@ -31,15 +33,15 @@ class WeightWorker:
     device: torch.device
     receiver: StreamReceiver | None = None
 
-    def gradus_load(self, directory: str) -> int:
+    def gradus_load(self, directory: str, backend: Backend = "gloo") -> int:
         """Replace every parameter by the tensors of a version; returns their number.
 
         The directory was verified, byte by byte, before the engine was paused. A stream is received
-        from the trainer, each tensor checked when it arrives.
+        from the trainer over `backend`, each tensor checked when it arrives.
         """
         version = Path(directory)
         if is_stream(version):
-            self.receiver = self.receiver or StreamReceiver(self.rank, self.device)
+            self.receiver = self.receiver or StreamReceiver(self.rank, self.device, backend=backend)
             counted = _Counted(self.receiver.receive(version))
         else:
             counted = _Counted(iterate_tensors(version))

@@ -16,8 +16,8 @@ from safetensors import safe_open
 
 from gradus.errors import CorruptStateError
 from gradus.run.model_files import model_digest
-from gradus.weights.broadcast import is_stream, read_stream
 from gradus.weights.published import BASE_FILE, verify_version
+from gradus.weights.stream import is_stream, read_stream
 
 Shapes = dict[str, tuple[int, ...]]
 

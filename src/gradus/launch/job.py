@@ -85,7 +85,8 @@ def job_of(
 
     With `resume` it computes in the dtypes of the launches before, whatever this machine has.
     """
-    here = hardware or Hardware.current(os.environ)
+    machine = Machine.current()
+    here = hardware or Hardware.current(machine.gpus)
     recorded = _recorded_dtypes(config) if resume else Dtypes()
     notes = _kept(config, here, recorded)
     config = settled(config, here, recorded)
@@ -94,7 +95,7 @@ def job_of(
         name=run_name(config, secrets.token_hex(4)),
         output_dir=Path(config.output_dir),
         launch=config.launch,
-        plan=partial(plan_config, config, Machine.current()),
+        plan=partial(plan_config, config, machine),
         check=partial(check_external_models, config, os.environ),
         notes=notes,
     )
@@ -120,7 +121,8 @@ def job_of(
 
 def bench_job(config: RunConfig) -> Job:
     """The trainer of an RL run by itself, on made-up samples."""
-    config = settled(config, Hardware.current(os.environ))
+    machine = Machine.current()
+    config = settled(config, Hardware.current(machine.gpus))
 
     def planned(run_dir: RunDirectory, term: int, _: int | None) -> LaunchPlan:
         configs = resolve(config, run_dir=run_dir.root, term=term)
@@ -128,7 +130,7 @@ def bench_job(config: RunConfig) -> Job:
             {"trainer": configs.by_process()["trainer"]},
             configs.env_vars,
             run_dir,
-            Machine.current(),
+            machine,
             roles={"trainer": "bench-rank"},
         )
 

