@@ -100,7 +100,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), trainer.optimizer, config.max_steps),
         *_lora_problems(("trainer", "lora"), trainer.lora),
-        *_transfer_problems(trainer),
+        *_transfer_problems(trainer, config.inference),
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), trainer.micro_batch_tokens, config.model
         ),
@@ -269,8 +269,14 @@ def _rank_problems(path: KeyPath, num_samples: int, num_ranks: int) -> Iterator[
         )
 
 
-def _transfer_problems(trainer: TrainerConfig) -> Iterator[Problem]:
-    lora = trainer.lora
+def _transfer_problems(trainer: TrainerConfig, inference: InferenceConfig) -> Iterator[Problem]:
+    lora, sharing = trainer.lora, inference.gpu_sharing
+    if trainer.weight_transfer == "broadcast" and sharing != "never":
+        yield Problem(
+            ("trainer", "weight_transfer"),
+            f"broadcast with inference.gpu_sharing = {sharing!r}: nccl takes no two processes on "
+            "one GPU; use filesystem",
+        )
     if trainer.weight_transfer == "broadcast" and lora is not None and lora.serve == "adapter":
         yield Problem(
             ("trainer", "weight_transfer"),

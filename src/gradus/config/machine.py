@@ -92,7 +92,7 @@ def _gpu_problems(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool) -
     settings = config.trainer if isinstance(config, RunConfig) else config
     folder = _folder_of(config.model.name)
     footprint = None if folder is None else trainer_footprint(folder, settings)
-    if footprint is not None:
+    if footprint is not None and settings.parallel.memory_check == "refuse":
         path = settings.gpu_wish.key
         yield from memory_problems(footprint, config.inference, placement, gpus, path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar, cast
@@ -163,6 +163,8 @@ def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None)
     written = _dtypes(config)
     trainer = known.trainer if written.trainer == AUTO else written.trainer
     engine = known.engine if written.engine == AUTO else written.engine
+    if _trains_on_cpu(config):
+        hardware = replace(hardware, trains_on_gpu=False)
     auto = hardware.dtype(trains=written.trainer is not None, serves=written.engine is not None)
     given = Dtypes(trainer or engine or auto, engine or trainer or auto)
     if isinstance(config, SftConfig):
@@ -175,6 +177,13 @@ def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None)
     changes["inference"] = config.inference.model_copy(update={"dtype": given.engine})
     copied: Any = config.model_copy(update=changes)
     return cast("Settled", copied)
+
+
+def _trains_on_cpu(config: LaunchedConfig | ServeConfig) -> bool:
+    """Whether the config keeps the trainer off the GPUs."""
+    if isinstance(config, RunConfig):
+        return config.trainer.gpus == []
+    return isinstance(config, SftConfig) and config.gpus == []
 
 
 def _dtypes(config: LaunchedConfig | ServeConfig) -> Dtypes:

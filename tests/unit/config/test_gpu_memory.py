@@ -124,3 +124,14 @@ def test_a_supervised_trainer_takes_no_turns(model: dict[str, Any]) -> None:
     config = build_sft_config({**model, **evaluation, **turns})
     (told,) = [str(problem) for problem in check(config, gpus=gpus(1, 80))]
     assert told.startswith("inference.gpu_sharing: 'turns': a supervised trainer does not wait")
+
+
+def test_who_wants_to_try_may(model: dict[str, Any]) -> None:
+    tried = shared(0.9, parallel={"memory_check": "warn"})
+    assert problems({**model, **tried}, gpus(1, 80)) == []
+
+
+def test_two_processes_on_one_gpu_cannot_broadcast(model: dict[str, Any]) -> None:
+    changes = shared(0.3, weight_transfer="broadcast")
+    (told,) = problems({**model, **changes}, gpus(1, 80))
+    assert told.startswith("trainer.weight_transfer: broadcast with inference.gpu_sharing = 'mem")

@@ -21,7 +21,8 @@ ASLEEP_BYTES = 2 * GIB
 """What a sleeping engine keeps: CUDA's context, its graphs and communicators; a guess."""
 _SMALLER = (
     "make the trainer smaller (trainer.micro_batch_tokens, activation_checkpointing and "
-    "offload_optimizer of trainer.parallel, trainer.lora)"
+    "offload_optimizer of trainer.parallel, trainer.lora), or try with parallel.memory_check = "
+    "'warn'"
 )
 
 
