@@ -112,6 +112,8 @@ class SpooledBatches:
     timeout_seconds: float
     end_step: int
     """No batch from here on is looked for."""
+    acknowledge: Callable[[BatchReceived], None]
+    """Tells the orchestrator, on rank 0."""
     check: Callable[[], None] = lambda: None
     """Raises what ends the wait for a batch: without the version before it may never come."""
     _look: _Look | None = None
@@ -125,7 +127,7 @@ class SpooledBatches:
         updates = self._take(step)
         self._check_alike(step, [len(update) for update in updates])
         if self.world.is_first:
-            self.receiver.send_event(BatchReceived(step=step, term=self.term))
+            self.acknowledge(BatchReceived(step=step, term=self.term))
         if step + 1 < self.end_step:
             self._look = _Look(step + 1)
             self._found = self._pool.submit(self._find, self._look)

@@ -38,7 +38,7 @@ class BatchReceiver(Protocol):
         ...
 
     def send_event(self, event: Event) -> None:
-        """Append one event for the orchestrator. Only rank 0 calls this, from any thread."""
+        """Append one event for the orchestrator. Only rank 0 calls this, one thread at a time."""
         ...
 
     def close(self) -> None:

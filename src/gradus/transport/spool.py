@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -295,7 +294,6 @@ class SpoolReceiver:
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
         self._next_sequence = _last_sequence(self._events) + 1
-        self._sending = threading.Lock()
         self._watch = FolderWatch(run_dir.spool)
 
     def receive(
@@ -322,12 +320,11 @@ class SpoolReceiver:
             )
         check_term(self._run_dir, self._term)
         raw = encode(event)
-        with self._sending:
-            envelope = _Envelope(self._next_sequence, _sha256(raw), raw)
-            path = self._events / f"{self._next_sequence:010d}.msgpack"
-            write_atomically(path, encode(envelope), mode=0o600)
-            DurableFiles().sync(self._events)
-            self._next_sequence += 1
+        envelope = _Envelope(self._next_sequence, _sha256(raw), raw)
+        path = self._events / f"{self._next_sequence:010d}.msgpack"
+        write_atomically(path, encode(envelope), mode=0o600)
+        DurableFiles().sync(self._events)
+        self._next_sequence += 1
 
     def close(self) -> None:
         self._watch.close()

@@ -75,6 +75,7 @@ def build_batches(
         vocabulary=32,
         timeout_seconds=0.2,
         end_step=end_step,
+        acknowledge=receiver.send_event,
         check=check,
     )
 

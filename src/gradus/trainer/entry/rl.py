@@ -2,9 +2,9 @@
 
 Events of step v, in order: BatchReceived(v) when every rank holds the batch,
 PolicyPublished(v + 1) once the version is whole on disk, StepFinished(v) with the metrics of all
-ranks. Meanwhile the next step runs, so BatchReceived(v + 1) may come before the last two.
-CheckpointStaged(v) follows some time after StepFinished(v - 1). TrainerDone follows all of them,
-after the final model lies in the run directory. A resumed run first publishes the version of its
+ranks. CheckpointStaged(v) follows some time after StepFinished(v - 1). One thread sends them while
+the next step runs. TrainerDone follows the last step, after the final model lies in the run
+directory. A resumed run first publishes the version of its
 checkpoint again: inference starts from the initial weights.
 """
 
@@ -46,7 +46,7 @@ from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import WeightPublisher
 from gradus.weights.publishing_thread import PublishingThread
 from gradus.weights.tensor_files import write_tensors
-from gradus.wire.events import CheckpointStaged, StepFinished, TrainerDone
+from gradus.wire.events import CheckpointStaged, Event, StepFinished, TrainerDone
 
 
 def run(config: TrainerProcessConfig) -> None:
@@ -72,7 +72,11 @@ class _Channels:
     run_dir: RunDirectory
     receiver: BatchReceiver
     thread: PublishingThread
-    """Sends the events that follow one another in order, behind what they tell of."""
+    """Sends the events, behind what they tell of and one after the other."""
+
+    def send(self, event: Event) -> None:
+        """Send `event` once everything that was given to the thread before is done."""
+        self.thread.submit(lambda: self.receiver.send_event(event))
 
 
 def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> None:
@@ -95,6 +99,7 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
         vocabulary=learner.vocabulary,
         timeout_seconds=trainer.receive_timeout_seconds,
         end_step=config.end_step,
+        acknowledge=channels.send,
         check=channels.thread.check,
     )
     ladder = Ladder(
@@ -112,14 +117,13 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
         published = publisher.publish_version(config.resume_step)
         if published is not None:
             _submit_announcement(channels, config.term, published)
-        # Nothing is played before inference serves it, and the orchestrator hears of it first.
-        publisher.settle()
     with closing(batches):
         ladder.train(config.resume_step or 0, config.end_step)
     learner.save(run_dir, files)
     publisher.finish()
     if world.is_first:
-        receiver.send_event(TrainerDone(step=config.end_step - 1, term=config.term))
+        channels.send(TrainerDone(step=config.end_step - 1, term=config.term))
+        channels.thread.wait()
 
 
 def _submit_announcement(channels: _Channels, term: int, pending: PendingVersion) -> None:
@@ -156,9 +160,7 @@ def _build_saver(
     check_space(state, run_dir, config.checkpoint)
 
     def announce(step: int) -> None:
-        # The orchestrator must have heard of the step before.
-        staged = CheckpointStaged(step=step, term=config.term)
-        channels.thread.submit(lambda: channels.receiver.send_event(staged))
+        channels.send(CheckpointStaged(step=step, term=config.term))
 
     return CheckpointSaver(
         state=state,
