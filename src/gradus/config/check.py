@@ -106,6 +106,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         ),
         *parallel_problems(("trainer", "parallel"), trainer.parallel, trainer.num_processes),
         *_offload_problems(("trainer", "parallel"), trainer.parallel, trainer.optimizer),
+        *_float8_problems(("trainer", "parallel"), trainer),
         *_inference_problems(config.inference),
         *_plugin_problems(("trainer", "loss"), trainer.loss),
         *_plugin_problems((*train, "algo"), orchestrator.train.algo),
@@ -146,6 +147,7 @@ def _sft_problems(config: SftConfig) -> list[Problem]:
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
         *parallel_problems(("parallel",), config.parallel, config.num_processes),
         *_offload_problems(("parallel",), config.parallel, config.optimizer),
+        *_float8_problems(("parallel",), config),
         *_rank_problems(
             ("batch_conversations",),
             config.batch_conversations,
@@ -329,6 +331,18 @@ def parallel_problems(
                 f"{size} does not divide the {num_processes} processes of the trainer; "
                 f"change it, or make num_processes a multiple of {size}",
             )
+
+
+def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
+    """What the layers that multiply in float8 do not go together with."""
+    if not settings.parallel.float8:
+        return
+    if settings.lora is not None:
+        text = "adapters stand inside the layers that it converts; train without lora, or turn it"
+        yield Problem((*path, "float8"), f"{text} off")
+    if settings.compute_dtype == "float32":
+        text = "goes with compute_dtype = 'bfloat16': all other operations would cost twice as much"
+        yield Problem((*path, "float8"), text)
 
 
 def _offload_problems(

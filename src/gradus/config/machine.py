@@ -337,11 +337,14 @@ _NO_COMPILER = (
 def parallel_machine_problems(
     path: KeyPath, parallel: ParallelConfig, model: ModelConfig, variables: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """A compiler for `compile`; heads that `context_parallel_size` can share.
+    """A compiler for `compile`, a package for `float8`, heads for `context_parallel_size`.
 
     Reads the config.json of a model that lies in a directory here; of any other the trainer says
     the same once it has loaded it.
     """
+    if parallel.float8 and not has_module("torchao"):
+        text = "needs the package 'torchao'; pip install 'gradus-rl[float8]', or turn float8 off"
+        yield Problem((*path, "float8"), text)
     if parallel.compile is True and (problem := compiler_problem(variables)):
         yield Problem((*path, "compile"), problem)
     if parallel.context_parallel_size == 1:

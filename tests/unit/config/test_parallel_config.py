@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradus.config import ModelConfig, ParallelConfig, head_problem, resolve
-from gradus.config.machine import parallel_machine_problems
+from gradus.config.machine import has_module, parallel_machine_problems
 from gradus.config.schema.trainer import data_parallel_size
 from gradus.testing.configs import build_run_config, build_sft_config, contradictions_of
 
@@ -111,3 +111,18 @@ def test_muon_is_not_updated_on_cpu_cores() -> None:
     for kind in ("adamw", "sgd"):
         chosen = trainer | {"optimizer": {"type": kind}}
         assert contradictions_of(build_run_config({"trainer": chosen})) == []
+
+
+def test_float8_goes_neither_with_adapters_nor_with_float32() -> None:
+    trainer: dict[str, Any] = {"parallel": {"float8": True}}
+    assert contradictions_of(build_run_config({"trainer": trainer})) == []
+    (problem,) = contradictions_of(build_run_config({"trainer": trainer | {"lora": {}}}))
+    assert str(problem).startswith("trainer.parallel.float8: adapters stand inside the layers")
+    (problem,) = contradictions_of(build_sft_config(trainer | {"compute_dtype": "float32"}))
+    assert str(problem).startswith("parallel.float8: goes with compute_dtype = 'bfloat16'")
+
+
+@pytest.mark.skipif(has_module("torchao"), reason="it is installed")
+def test_float8_needs_its_package() -> None:
+    (problem,) = machine(ModelConfig(name="someone/else"), {}, float8=True)
+    assert problem.startswith("parallel.float8: needs the package 'torchao'")

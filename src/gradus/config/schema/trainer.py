@@ -61,6 +61,9 @@ class ParallelConfig(StrictConfig):
     memory_check: Literal["refuse", "warn"] = "refuse"
     """What happens before a model is loaded that clearly needs more memory than a GPU has:
     the trainer ends and says which part is too large, or says so and tries."""
+    float8: bool = False
+    """Multiply the linear layers of decoder layers in float8 by `torchao`, on GPUs since Ada and
+    Hopper; the output layer, routers and experts stay as they are. Not with adapters."""
     compile: bool | Literal["auto"] = "auto"
     """Compile each layer with torch.compile, without attention; the first step takes longer. `auto`
     means on GPUs that have a C compiler and Triton beside them, and not on CPUs."""

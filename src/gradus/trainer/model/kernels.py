@@ -37,6 +37,7 @@ Half = (torch.bfloat16, torch.float16)
 
 _OLDEST_WITH_FLASH = (8, 0)
 """Compute capability of Ampere; torch's flash attention runs on nothing older."""
+_OLDEST_WITH_FLOAT8 = (8, 9)
 _HOPPER, _BLACKWELL = 9, 10
 _LARGEST_FLASH_HEAD = 256
 """Flash attention knows heads up to this size, in steps of 8."""
@@ -109,6 +110,11 @@ def compiles(facts: DeviceFacts, choice: bool | Literal["auto"]) -> bool:
     On a CPU compiling takes longer than it saves, and the forms of `fuses_layers` do as much.
     """
     return facts.kind == "cuda" and facts.can_compile if choice == "auto" else choice
+
+
+def multiplies_float8(facts: DeviceFacts) -> bool:
+    """Whether the device has float8 arithmetic, which came with Ada and Hopper."""
+    return facts.kind == "cuda" and facts.capability >= _OLDEST_WITH_FLOAT8
 
 
 def gradient_sync(facts: DeviceFacts, choice: GradientSync | Literal["auto"]) -> GradientSync:

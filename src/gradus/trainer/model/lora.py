@@ -28,7 +28,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_STEM = "adapter_model"
 """PEFT's names of an adapter's files; the second without its suffix."""
 
-_ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
+ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """Linear layers that choose experts; adapted only when they are named."""
 
 
@@ -158,7 +158,7 @@ def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
         if type(module) is torch.nn.Linear
     ]
     found = {name.rpartition(".")[2] for name in linear}
-    wanted = found - _ROUTERS if config.target_modules is None else set(config.target_modules)
+    wanted = found - ROUTERS if config.target_modules is None else set(config.target_modules)
     unknown = sorted(wanted - found)
     if unknown or not wanted:
         raise ConfigError(

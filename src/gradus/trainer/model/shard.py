@@ -18,6 +18,7 @@ from gradus.config import ParallelConfig
 from gradus.log import get_logger
 from gradus.trainer.model.cpu.fused import fuse_layers
 from gradus.trainer.model.gpu.offload import offload_inputs
+from gradus.trainer.model.gpu.torchao import use_float8
 from gradus.trainer.model.kernels import (
     DeviceFacts,
     GradientSync,
@@ -47,6 +48,8 @@ def shard_model(
     choice = parallel or ParallelConfig()
     layers = decoder_layers(policy.model)
     platform = policy.platform_on(torch.device(mesh.device_type))
+    if choice.float8:
+        use_float8(layers, platform.facts)
     is_compiled = compiles(platform.facts, choice.compile)
     if is_compiled:
         compile_layers(layers, backend=platform.compile_backend)
