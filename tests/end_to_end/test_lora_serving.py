@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 import torch
+import verifiers.v1 as vf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
+from gradus.environments.engine_client import EngineClient
 from gradus.errors import ExitCode
 from gradus.inference.policy_engine import AdapterControl
 from gradus.run.model_files import model_digest
@@ -118,6 +121,26 @@ async def generate(
     return choice["token_ids"], torch.tensor(logprobs)
 
 
+async def generate_connected(
+    server: RunningInference, *, max_tokens: int = 64
+) -> tuple[list[int], torch.Tensor]:
+    """As `generate`, over a token connection as the environments do."""
+    os.environ["ADAPTER_TOKEN"] = server.data_token
+    client = EngineClient(
+        vf.TrainClientConfig(base_url=server.base_url, api_key_var="ADAPTER_TOKEN")
+    )
+    sampling = {"temperature": 1.0, "max_tokens": max_tokens, "logprobs": 1, "ignore_eos": True}
+    body = {"model": "policy", "token_ids": PROMPT, "sampling_params": sampling}
+    try:
+        answer = await client.post(f"{server.base_url}/inference/v1/generate", body=body)
+        assert client._stream._connection is not None
+    finally:
+        await client.close()
+    choice = json.loads(answer.content)["choices"][0]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    return choice["token_ids"], torch.tensor(logprobs)
+
+
 def policy_logprobs(model: Path, adapter: Tensors | None, tokens: list[int]) -> torch.Tensor:
     """Logprobs of the reply, from a transformers forward of the merged model in float32."""
     merged = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -151,10 +174,11 @@ async def test_each_of_three_swaps_is_served_and_confirmed(
         code, result = await apply(server, publish(version, adapter))
         assert (code, result["version"]) == (200, version), result
         assert (await ask(server, "GET", "/gradus/status"))[1]["version"] == version
-        tokens, sampling = await generate(server)
-        assert mismatch(policy_logprobs(server.model_dir, adapter, tokens), sampling) < 1e-3
         older = random_adapter(server.model_dir, seed=version - 1)
-        assert mismatch(policy_logprobs(server.model_dir, older, tokens), sampling) > 1e-2
+        for ask_for_tokens in (generate, generate_connected):
+            tokens, sampling = await ask_for_tokens(server)
+            assert mismatch(policy_logprobs(server.model_dir, adapter, tokens), sampling) < 1e-3
+            assert mismatch(policy_logprobs(server.model_dir, older, tokens), sampling) > 1e-2
 
 
 async def test_the_slots_hold_the_published_factors(
@@ -205,11 +229,20 @@ async def test_an_adapter_that_does_not_fit_leaves_the_old_one_serving(
     assert (await ask(server, "GET", "/gradus/weights"))[1] == before
 
 
-def test_a_killed_engine_ends_the_server(server: RunningInference) -> None:
+async def test_a_killed_engine_ends_the_server_and_fails_what_runs(
+    server: RunningInference,
+) -> None:
     """The last test of this server. The engine is the process with the most memory below it."""
     started = server.below()
     engine = max(started, key=lambda entry: resident_pages(entry.pid))
+    running = [asyncio.create_task(generate_connected(server, max_tokens=900)) for _ in range(4)]
+    async with asyncio.timeout(30):
+        while (await ask(server, "GET", "/gradus/status"))[1]["running"] < 4:
+            pass  # asking takes its own time
     os.kill(engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        failed = await asyncio.gather(*running, return_exceptions=True)
+    assert all(isinstance(error, openai.APIError) for error in failed), failed
     assert server.process.wait(20) == ExitCode.INTERNAL
     (line,) = [line for line in server.log.splitlines() if line.startswith("gradus inference:")]
     assert "engine process ended" in line

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.metrics.stats import PrefillStats
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
 from gradus.inference.engine.scheduler import (
     ARRIVING_SECONDS,
@@ -16,8 +30,12 @@ from gradus.inference.engine.scheduler import (
     HOLD_SECONDS,
     LONGEST_WAIT_SECONDS,
     HeldReplies,
+    OverlappedReplies,
+    PacedReplies,
     StepPace,
+    WholeReplies,
 )
+from gradus.testing.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -88,3 +106,91 @@ def test_a_full_or_a_slow_step_is_not_made_to_wait_long() -> None:
     pace.stepped(seconds=3.0)
     assert pace.wait_seconds(now=1.0, num_requests=FEW_REQUESTS) == 0.0
     assert pace.wait_seconds(now=1.0, num_requests=FEW_REQUESTS - 1) == LONGEST_WAIT_SECONDS
+
+
+def replies_of(kind: type[WholeReplies], model: Path, **sampling: Any) -> list[EngineCoreOutputs]:
+    """All that a scheduler of vLLM's engine sends while it plays three requests of four tokens.
+
+    An engine that overlaps steps schedules the next one before it knows the tokens of the last.
+    """
+    is_overlapped = kind is OverlappedReplies
+    arguments = EngineArgs(
+        model=str(model), enforce_eager=True, max_model_len=64, enable_chunked_prefill=False
+    )
+    config = arguments.create_engine_config()
+    config.scheduler_config.async_scheduling = is_overlapped
+    config.cache_config.num_gpu_blocks = 64
+    spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    scheduler = kind(
+        config,
+        KVCacheConfig(64, [], [KVCacheGroupSpec(["layer"], spec)]),
+        StructuredOutputManager(config),
+        block_size=32,
+        log_stats=True,
+    )
+    for name in "abc":
+        params = SamplingParams(
+            **{"max_tokens": 4, "logprobs": 0, "output_kind": RequestOutputKind.FINAL_ONLY}
+            | sampling
+        )
+        scheduler.add_request(Request(name, [1, 2, 3], params, None))
+    sent: list[EngineCoreOutputs] = []
+    waiting = [scheduler.schedule()]
+    for step in range(12):
+        if is_overlapped:
+            waiting.append(scheduler.schedule())
+        planned = waiting.pop(0)
+        sent += scheduler.update_from_output(planned, computed(planned, step)).values()
+        if not is_overlapped:
+            waiting.append(scheduler.schedule())
+    assert not scheduler.has_unfinished_requests()
+    return sent
+
+
+def computed(planned: SchedulerOutput, step: int) -> ModelRunnerOutput:
+    """What a worker would answer: token 10 + step for every request."""
+    names = list(planned.num_scheduled_tokens)
+    logprobs = LogprobsLists(
+        np.full((len(names), 1), 10 + step, np.int32),
+        np.full((len(names), 1), -float(step), np.float32),
+        np.ones(len(names), np.int32),
+    )
+    index = {name: at for at, name in enumerate(names)}
+    return ModelRunnerOutput(names, index, [[10 + step] for _ in names], logprobs)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("model"), hidden_size=64, num_layers=1)
+
+
+@pytest.mark.parametrize("kind", [WholeReplies, PacedReplies, OverlappedReplies])
+def test_each_scheduler_sends_three_whole_replies_and_nothing_else(
+    kind: type[WholeReplies], model: Path
+) -> None:
+    sent = [output for message in replies_of(kind, model) for output in message.outputs]
+    assert sorted(output.request_id for output in sent) == ["a", "b", "c"]
+    for output in sent:
+        assert output.new_token_ids == [10, 11, 12, 13]
+        assert output.finish_reason == FinishReason.LENGTH
+        assert output.new_logprobs is not None
+        assert output.new_logprobs.logprobs[:, 0].tolist() == [0.0, -1.0, -2.0, -3.0]
+        assert output.prefill_stats is not None
+
+
+@pytest.mark.parametrize("kind", [WholeReplies, OverlappedReplies])
+def test_a_reply_that_is_read_as_it_grows_is_sent_token_by_token(
+    kind: type[WholeReplies], model: Path
+) -> None:
+    for sampling in ({"output_kind": RequestOutputKind.DELTA}, {"stop": ["x"]}):
+        sent = [out for message in replies_of(kind, model, **sampling) for out in message.outputs]
+        assert [output.new_token_ids for output in sent] == [
+            [10 + step] for step in range(4) for _ in range(3)
+        ]
+
+
+def test_the_load_is_told_once_in_a_while_and_at_the_end(model: Path) -> None:
+    sent = replies_of(WholeReplies, model)
+    told = [message.scheduler_stats for message in sent if message.scheduler_stats is not None]
+    assert (told[-1].num_running_reqs, told[-1].num_waiting_reqs) == (0, 0)
+    assert len([stats for stats in told if stats.num_running_reqs > 0]) == 1
