@@ -237,6 +237,14 @@ async def test_a_request_without_a_salt_never_meets_the_cache_of_older_weights(
     assert after["prefix_hits"] - before["prefix_hits"] >= 256
 
 
+async def test_the_replies_to_one_prompt_compute_it_once(routes: Routes) -> None:
+    before = await routes.status()
+    for seed in range(3):
+        await routes.ask(routes.stream, body_of(token_ids=[*range(8, 50)], seed=seed))
+    after = await routes.status()
+    assert after["prefix_hits"] - before["prefix_hits"] == 2 * 32
+
+
 async def test_a_wrong_token_opens_no_connection(
     inference_server: RunningInference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,13 @@ def test_on_cpu_prompts_are_read_whole_because_seeded_ones_cannot_be_split() -> 
     assert "enable_chunked_prefill" not in engine_settings(config(), available_bytes=0)
 
 
+def test_a_cpu_engine_shares_short_prompts_unless_told_otherwise() -> None:
+    assert engine_settings(config(), available_bytes=GIB)["block_size"] == 32
+    assert "block_size" not in engine_settings(config(), available_bytes=0)
+    chosen = config(extra_args={"block_size": 128})
+    assert engine_settings(chosen, available_bytes=GIB)["block_size"] == 128
+
+
 def test_extra_arguments_are_passed_through() -> None:
     settings = engine_settings(config(extra_args={"block_size": 32}), available_bytes=0)
     assert settings["block_size"] == 32
