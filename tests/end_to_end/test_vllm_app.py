@@ -12,6 +12,7 @@ import pytest
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.inference.guard import Guard, Tokens
+from gradus.inference.http_server import Stop
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -98,3 +99,14 @@ def test_every_setting_of_ours_is_an_argument_of_vllm(
 ) -> None:
     args = vllm_server.build_arguments(config(tiny_model))
     assert (args.served_model_name, args.enable_scale_out) == (["policy"], True)
+
+
+async def test_vllms_handlers_end_the_server_with_the_reason_that_the_watch_gives(
+    vllm_server: ModuleType,
+) -> None:
+    stop = Stop()
+    server = vllm_server.ServerForVllm(stop)
+    assert server.should_exit is False
+    server.should_exit = True
+    assert "engine process ended" in str(stop.error)
+    assert server.should_exit is True

@@ -67,6 +67,7 @@ from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, T
 logger = get_logger(__name__)
 WATCH_INTERVAL_SECONDS = 0.5
 ENGINE_STOP_SECONDS = 2.0
+ENGINE_ENDED = "vLLM's engine process ended; its last lines stand above in this log"
 SCHEDULERS = "gradus.inference.engine.scheduler"
 
 
@@ -162,8 +163,25 @@ async def _serve_app(
     stop: Stop,
     when_listening: Callable[[str], Awaitable[None]],
 ) -> None:
-    app.state.server = server  # vLLM's error handlers look for it there
+    app.state.server = ServerForVllm(stop)
     await serve_until_stopped(server, listener, stop=stop, when_listening=when_listening)
+
+
+class ServerForVllm:
+    """What vLLM's error handlers take for the server: the first request that a dead engine fails
+    makes them end it, before `watch_engine` looks, and the reason must be the same."""
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether the server ends because of an error."""
+        return self._stop.error is not None
+
+    @should_exit.setter
+    def should_exit(self, _: bool) -> None:
+        self._stop.fail(ProcessError(ENGINE_ENDED))
 
 
 def token_upgrade(guard: Guard, route: TokenRoute) -> Upgrade:
@@ -181,7 +199,7 @@ async def watch_engine(engine: AsyncLLM, stop: Stop) -> None:
     """Fail `stop` when the engine's process has ended."""
     while not engine.errored:
         await asyncio.sleep(WATCH_INTERVAL_SECONDS)
-    stop.fail(ProcessError("vLLM's engine process ended; its last lines stand above in this log"))
+    stop.fail(ProcessError(ENGINE_ENDED))
 
 
 def build_arguments(config: InferenceProcessConfig) -> Namespace:
