@@ -117,10 +117,10 @@ class SealedFolder(Generic[Label]):
 
     def _compare(self, name: str, found: FileEntry, by: Check) -> None:
         expected = self.files[name]
-        if (_digest(found, by), found.bytes) != (_digest(expected, by), expected.bytes):
+        if (getattr(found, by), found.bytes) != (getattr(expected, by), expected.bytes):
             raise CorruptStateError(
-                f"{self.path / name} has {found.bytes} bytes and {by} {_digest(found, by)[:16]}, "
-                f"the manifest says {expected.bytes} and {_digest(expected, by)[:16]}"
+                f"{self.path / name} has {found.bytes} bytes and {_digest(found, by)}, the "
+                f"manifest says {expected.bytes} and {_digest(expected, by)}"
             )
 
 
@@ -319,7 +319,7 @@ def _read_block(descriptor: int, start: int) -> Iterator[bytes]:
 
 
 def _digest(entry: FileEntry, by: Check) -> str:
-    return entry.sha256 if by == "sha256" else f"{entry.crc32:08x}"
+    return f"SHA-256 {entry.sha256[:16]}…" if by == "sha256" else f"CRC-32 {entry.crc32:08x}"
 
 
 def _encode(label: Any, entries: Entries) -> bytes:
