@@ -90,8 +90,8 @@ class BroadcastSettings:
         return self.device if self.backend == "nccl" else torch.device("cpu")
 
     def snapshot(self) -> PackedSnapshot | None:
-        """Packs on the trainer's device; None where it goes through main memory."""
-        if self.group_device.type != self.device.type:
+        """Packs on the trainer's GPU; None for main memory, where packing would hold up a step."""
+        if self.group_device.type == "cpu":
             return None
         return PackedSnapshot(self.device, self.bucket_bytes)
 

@@ -17,14 +17,17 @@ from gradus.cli.check import (
     Part,
     look_at,
     parts_of,
+    run,
     table,
 )
 from gradus.cli.look import check_size, import_if_installed
 from gradus.config import EvalConfig
 from gradus.errors import ConfigError
 from gradus.launch.plan import Machine
+from gradus.processes.gpus import find_gpus
+from gradus.processes.hardware import Hardware
 from gradus.processes.table import living_processes
-from gradus.testing.configs import build_run_config, build_sft_config
+from gradus.testing.configs import RUN_TOML, build_run_config, build_sft_config
 
 MODULES = Path(__file__).parents[2] / "environments"
 PLUG_IN = """
@@ -210,3 +213,14 @@ def test_a_companion_of_torch_with_a_wrong_build_is_named(
     with pytest.raises(ConfigError, match="torchvideo does not fit this torch: operator"):
         import_if_installed("torchvideo")
     import_if_installed("torch_that_is_not_there")
+
+
+def test_the_overview_names_the_dtype_that_this_machine_computes_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(RUN_TOML)
+    assert run(["rl", "--fast", "@", str(tmp_path / "run.toml")]) == 0
+    dtype = Hardware.current(find_gpus(os.environ)).dtype()
+    shown = capsys.readouterr().out
+    assert f"vLLM, {dtype}," in shown
+    assert f"1 process, {dtype}," in shown

@@ -31,9 +31,17 @@ from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
-from gradus.trainer.publish import PolicyPublisher, model_files, save_model, serving_tensors
+from gradus.trainer.publish import (
+    PolicyCopy,
+    PolicyPublisher,
+    WeightSnapshot,
+    model_files,
+    save_model,
+    serving_tensors,
+)
 from gradus.trainer.step import GradientStep
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
+from gradus.weights.buckets import PackedSnapshot
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published, verify_version
 from gradus.weights.publishing_thread import PublishingThread
@@ -73,15 +81,15 @@ def test_a_published_version_is_the_model_in_the_serving_dtype(
         assert torch.equal(tensor, trained[name].full_tensor().bfloat16())
 
 
+@pytest.mark.parametrize("snapshot", [WeightSnapshot(), PackedSnapshot(torch.device("cpu"), 4096)])
 def test_what_is_broadcast_is_bit_by_bit_what_would_be_written(
-    build_policy: Callable[..., PolicyModel], world: World, tmp_path: Path
+    snapshot: PolicyCopy, build_policy: Callable[..., PolicyModel], world: World, tmp_path: Path
 ) -> None:
     policy = build_policy(torch.bfloat16)
     settings = BroadcastSettings(
         num_receivers=1, device=world.device, timeout_seconds=20.0, bucket_bytes=4096
     )
-    snapshot = settings.snapshot()
-    assert snapshot is not None
+    assert settings.snapshot() is None
     run_dir = RunDirectory(tmp_path)
     with (
         closing(BroadcastWeights(run_dir, term=0, extra_files={}, settings=settings)) as weights,
