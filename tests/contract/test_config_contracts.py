@@ -26,7 +26,8 @@ def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:
 
 
 def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> None:
-    configs = resolve(build_run_config(), run_dir=Path("runs/x"), term=0)
+    config = build_run_config({"inference": {"dtype": "float32"}})
+    configs = resolve(config, run_dir=Path("runs/x"), term=0)
     set_by_gradus = set(engine_settings(configs.inference, available_bytes=1))
     quiet = {name for name in set_by_gradus if name.startswith(("disable_", "enable_log"))}
     assert set_by_gradus - quiet <= set(OWNED_ENGINE_ARGS)
