@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from gradus.inference import http_server
 from gradus.inference.guard import Guard, Tokens
@@ -102,8 +103,7 @@ class Shout(asyncio.Protocol):
     """Answers with what it gets, in capitals."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport: Any = transport
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data.upper())
@@ -178,3 +178,30 @@ async def test_half_a_request_for_an_upgrade_is_closed(short_deadlines: None) ->
     async with connected(UPGRADE) as (reader, writer):
         writer.write(asks_to_shout("d" * 64)[:-2])
         assert await read_to_the_end(reader) == b""
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_an_upgraded_connection_does_not_keep_a_server_that_stops(run: Any) -> None:
+    async def play() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        stop, listening = Stop(), asyncio.Event()
+
+        async def listens(_: str) -> None:
+            listening.set()
+
+        server = build_http_server(answer_slowly, UPGRADE)
+        serving = asyncio.create_task(
+            serve_until_stopped(server, listener, stop=stop, when_listening=listens)
+        )
+        await listening.wait()
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(asks_to_shout("d" * 64))
+        await reader.readexactly(len(UPGRADE.accepted))
+        writer.write(b"hear me")
+        assert await reader.readexactly(7) == b"HEAR ME"
+        stop.ask()
+        async with asyncio.timeout(10):
+            await serving
+        writer.close()
+
+    run(play())
