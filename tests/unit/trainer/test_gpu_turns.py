@@ -39,14 +39,14 @@ def learn(
     *,
     wait_seconds: float = 5.0,
     error: Exception | None = None,
-    settle: Callable[[], None] = lambda: None,
+    settle: Callable[[], None] | None = None,
 ) -> None:
     """One step in a world of one."""
     with join_world(CPU) as world:
         run_dir = RunDirectory(tmp_path / "run")
         limits = {"wait_seconds": wait_seconds, "sleep_seconds": 60.0}
-        turns = GpuTurns(run_dir, 0, world, settle=settle, **limits)
-        with turns.taken(step):
+        turns = GpuTurns(run_dir, 0, world, **limits)
+        with turns.taken(step, settle):
             if error is not None:
                 raise error
 

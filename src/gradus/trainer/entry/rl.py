@@ -10,8 +10,8 @@ checkpoint again: inference starts from the initial weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,14 +81,18 @@ class _Channels:
 
 def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> None:
     trainer, run_dir, receiver = config.trainer, channels.run_dir, channels.receiver
-    learner = Learner.build(
-        config.model,
-        trainer,
-        trainer.loss,
-        max_steps=config.max_steps,
-        world=world,
-        is_resumed=config.resume_step is not None,
-    )
+    turns = _build_turns(config, world, run_dir)
+    # Loading, probing and gathering take room too, which the engine has while it is awake.
+    alone = nullcontext if turns is None else turns.taken
+    with alone(0):
+        learner = Learner.build(
+            config.model,
+            trainer,
+            trainer.loss,
+            max_steps=config.max_steps,
+            world=world,
+            is_resumed=config.resume_step is not None,
+        )
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)
     saver = _build_saver(config, learner, channels)
@@ -108,18 +112,20 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
         record=partial(_send_report, channels, config.term),
         publish_version=publisher.publish_version,
         saver=saver,
-        take_turn=_build_turns(config, world, run_dir, publisher),
+        take_turn=alone if turns is None else partial(turns.taken, settle=publisher.settle),
     )
     write_ready_file(run_dir, config.term, world)
     if config.resume_step is not None:
-        resume(saver.state, saver.checkpoints, config.resume_step)
-        refuse_inexact(learner.policy, world)
-        published = publisher.publish_version(config.resume_step)
+        with alone(0):
+            resume(saver.state, saver.checkpoints, config.resume_step)
+            refuse_inexact(learner.policy, world)
+            published = publisher.publish_version(config.resume_step)
         if published is not None:
             _submit_announcement(channels, config.term, published)
     with closing(batches):
         ladder.train(config.resume_step or 0, config.end_step)
-    learner.save(run_dir, files)
+    with alone(0):
+        learner.save(run_dir, files)
     publisher.finish()
     if world.is_first:
         channels.send(TrainerDone(step=config.end_step - 1, term=config.term))
@@ -172,22 +178,18 @@ def _build_saver(
 
 
 def _build_turns(
-    config: TrainerProcessConfig,
-    world: World,
-    run_dir: RunDirectory,
-    publisher: PolicyPublisher,
-) -> Callable[[int], AbstractContextManager[object]]:
-    """How a step gets the devices: they are its own, or the engine sleeps meanwhile."""
+    config: TrainerProcessConfig, world: World, run_dir: RunDirectory
+) -> GpuTurns | None:
+    """How the engine leaves a device that it shares; None where the trainer's are its own."""
     if config.engine_sleep_seconds is None:
-        return nullcontext
+        return None
     return GpuTurns(
         run_dir,
         config.term,
         world,
-        settle=publisher.settle,
         wait_seconds=config.trainer.receive_timeout_seconds,
         sleep_seconds=config.engine_sleep_seconds,
-    ).taken
+    )
 
 
 def _build_publisher(

@@ -43,22 +43,24 @@ class GpuTurns:
     run_dir: RunDirectory
     term: int
     world: World
-    settle: Callable[[], None]
-    """Returns when the version before is published, or raises why it cannot be: the engine would
-    wait for it in vain."""
     wait_seconds: float
     """Longest wait for the version that is trained to be served."""
     sleep_seconds: float
     """Longest that the engine may sleep."""
 
     @contextmanager
-    def taken(self, step: int) -> Iterator[None]:
-        """The GPU without the engine, for learning and gathering.
+    def taken(self, step: int, settle: Callable[[], None] | None = None) -> Iterator[None]:
+        """The GPU without the engine, for learning version `step` and gathering the next; version 0
+        is served from the beginning on.
+
+        `settle` returns when the version before is published, or raises why it cannot be: the
+        engine would wait for it in vain.
 
         DeadlineError when the engine did not leave in time, FencedError under a newer term,
         ProcessError when it is gone, ProtocolError for any other refusal.
         """
-        self.settle()
+        if settle is not None:
+            settle()
         self.world.first_rank_does(partial(self._ask, "sleep", step))
         try:
             yield
