@@ -1,8 +1,9 @@
 """Episodes per second of the chat harness and of verifiers' null harness, side by side.
 
-The real environment process and its pool, verifiers' own client, an engine that answers at once,
-the same tasks, 64 episodes in flight. Rounds of the harnesses alternate in one run, and their
-medians are compared.
+The real environment process and its pool, the orchestrator's client, an engine that answers at
+once, the same tasks, 64 episodes in flight. Rounds of the harnesses alternate in one run, and their
+medians are compared. `talk` is a conversation of five turns with a user. With `--before PYTHON`,
+the interpreter of another checkout, its environments play in the same rounds as `before-...`.
 
     python benchmarks/episodes_per_second.py --output benchmarks/results/episodes_per_second.json
 
@@ -26,22 +27,30 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
 from renderers import Qwen3RendererConfig
-from verifiers.v1.serve import EnvClient
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig, SamplingConfig, StaticPoolConfig
 from gradus.files import read_json
+from gradus.orchestrator.play.environment import (
+    EnvironmentAddress,
+    EnvironmentClient,
+    EpisodeSettings,
+)
 from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import wait_until
 from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 
+TALK = "gradus-test-talk"
+NUM_QUESTIONS = 5
+DEADLINE_SECONDS = 120.0
+TEST_ENVIRONMENTS = Path(__file__).parents[1] / "tests" / "environments"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 UV_STAND_IN = f"""#!/bin/sh
 case "$*" in
@@ -59,6 +68,17 @@ class Case:
     harness: str
     num_workers: int
     num_episodes: int
+    taskset: str = "gradus-reverse-text"
+    python: str = sys.executable
+    """Whose interpreter runs the environment."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """verifiers' configuration."""
+        seat = {"harness": {"id": self.harness}, "runtime": {"type": "subprocess"}}
+        if self.taskset == TALK:
+            return {"taskset": {"id": TALK}, "agent": seat, "num_questions": NUM_QUESTIONS}
+        return {"taskset": {"id": self.taskset, "num_tasks": 256}, "agent": seat}
 
 
 @dataclass
@@ -117,16 +137,20 @@ class Bench:
 
     def start(self, case: Case) -> RunningEnvironment:
         """The environment process of one case."""
-        seat = {"harness": {"id": case.harness}, "runtime": {"type": "subprocess"}}
         config = EnvironmentProcessConfig(
             run_dir=str(self._run_dir(case.name).root),
             term=0,
             name="bench",
             pool=StaticPoolConfig(num_workers=case.num_workers),
-            verifiers={"taskset": {"id": "gradus-reverse-text", "num_tasks": 256}, "agent": seat},
+            verifiers=case.settings,
         )
         path = f"{self._uv.parent}{os.pathsep}{os.environ['PATH']}"
-        environment = RunningEnvironment(config, variables={"PATH": path})
+        environment = RunningEnvironment(
+            config,
+            python_path=[TEST_ENVIRONMENTS],
+            variables={"PATH": path},
+            python=case.python,
+        )
         self._stack.enter_context(environment)
         return environment
 
@@ -134,23 +158,25 @@ class Bench:
         self, environment: RunningEnvironment, num_episodes: int, in_flight: int, result: Result
     ) -> None:
         """One round."""
-        client = EnvClient(environment.wait_ready()["run_address"])
+        ready = environment.wait_ready()
         endpoint = vf.TrainClientConfig(
             base_url=self._base_url,
             api_key_var="GRADUS_INFERENCE_TOKEN",
             renderer=Qwen3RendererConfig(),
             renderer_model_name=str(self._model),
         )
-        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=64, cache_salt="v0")
-        tasks = [
-            (await environment.ask(method="task", index=index))["result"]["task_data"]
-            for index in range(64)
-        ]
+        client = EnvironmentClient(
+            "bench",
+            EnvironmentAddress(ready["run_address"], ready["task_address"], ready["pid"]),
+            EpisodeSettings(endpoint, SamplingConfig(max_completion_tokens=64), DEADLINE_SECONDS),
+        )
+        num_tasks = min(64, ready["num_tasks"])
+        tasks = [await client.task(index) for index in range(num_tasks)]
         waiting = iter(range(num_episodes))
 
         async def player() -> None:
             for index in waiting:
-                episode = await client.run(endpoint, "policy", sampling, tasks[index % 64])
+                episode = await client.run(tasks[index % num_tasks], version=0)
                 assert episode.ok, episode.traces[0].errors
 
         pool = [p.pid for p in descendants(environment.process.pid, living_processes())]
@@ -204,12 +230,18 @@ def main() -> None:
     parser.add_argument("--chat-episodes", type=int, default=1000)
     parser.add_argument("--null-episodes", type=int, default=16)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--talk-episodes", type=int, default=200)
+    parser.add_argument("--before", help="python of another checkout, to compare with")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
     cases = [
         Case(f"chat-{number}", "gradus-chat", number, chosen.chat_episodes)
         for number in chosen.workers
     ]
+    if chosen.talk_episodes:
+        cases.append(Case("talk-1", "gradus-chat", 1, chosen.talk_episodes, TALK))
+    if chosen.before is not None:
+        cases += [replace(c, name=f"before-{c.name}", python=chosen.before) for c in cases]
     if chosen.null_episodes:
         cases.append(Case("null-1", "null", 1, chosen.null_episodes))
     results = run(cases, chosen.rounds, chosen.in_flight)
@@ -218,7 +250,7 @@ def main() -> None:
         print(name, json.dumps(values))
     if "null-1" in summary:
         slow = summary["null-1"]["episodes_per_second"]
-        for case in cases[:-1]:
+        for case in (case for case in cases if case.taskset != TALK and case.name != "null-1"):
             ratio = summary[case.name]["episodes_per_second"] / slow
             print(f"{case.name}: {ratio:.0f} times the null harness")
     if chosen.output is not None:

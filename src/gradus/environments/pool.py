@@ -47,6 +47,14 @@ _ALLOWED = PASSED_TO_EVERY_PROCESS | {
 }
 _ALLOWED_PREFIXES = ("LC_",)
 _STDERR = 2
+_START = """
+import sys
+from gradus.processes.child import uncollected
+with uncollected():
+    from gradus.environments.pool_process import main
+main(*sys.argv[1:])
+"""
+"""Not `-m`, because a module imports what it needs before it can stop the search for garbage."""
 
 log = get_logger(__name__)
 
@@ -112,7 +120,7 @@ class Pool:
         report_read, report_write = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gradus.environments.pool_process"),
+                *(sys.executable, "-c", _START),
                 *(str(death_read), str(report_write), str(directory)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=_STDERR,

@@ -1,5 +1,5 @@
-"""The process of verifiers' pool: `python -m gradus.environments.pool_process`
-with the numbers of both pipes and the directory of the sockets.
+"""The process of verifiers' pool, which `pool` starts with the numbers of both pipes and the
+directory of the sockets.
 
 It imports verifiers first and then reads its settings from stdin, so that it is warm when the
 parent knows that the environment can be loaded. The parent's end of the death pipe closes when the
@@ -174,12 +174,13 @@ class WorkerWatch(threading.Thread):
             return
 
 
-def main(death_fd: int, report_fd: int, directory: Path) -> None:
+def main(death_fd: str, report_fd: str, folder: str) -> None:
     """Serve the environment until the parent dies or ends this process.
 
-    Removes `directory` at the end; the parent does so too, unless it was killed. A pool of one
+    Removes `folder` at the end; the parent does so too, unless it was killed. A pool of one
     worker dies with the parent; what launched both removes the directory then.
     """
+    directory = Path(folder)
     try:
         settings: dict[str, Any] = json.loads(sys.stdin.readline() or "null") or {}
         if not settings:
@@ -190,19 +191,15 @@ def main(death_fd: int, report_fd: int, directory: Path) -> None:
         if settings["max_workers"] == 1:
             # No broker: this process runs the environment itself.
             die_with_parent()
-        watch = WorkerWatch(os.fdopen(report_fd, "w"))
+        watch = WorkerWatch(os.fdopen(int(report_fd), "w"))
         watch.start()
         watch_workers(watch.build_pool)
         keep_worker_sockets_in(directory)
         serve_env(
-            death_pipe=Connection(death_fd, writable=False),
+            death_pipe=Connection(int(death_fd), writable=False),
             log_setup=prepare,
             **settings,
         )
     finally:
         leave_soon()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

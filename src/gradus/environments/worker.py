@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import multiprocessing
 import os
 import threading
@@ -35,6 +36,8 @@ def prepare_worker(name: str, tool_servers: ToolServerLimits, secrets: Mapping[s
         # Runs before the interpreter waits for children and threads.
         Finalize(None, leave_soon, exitpriority=1)
     configure_logging(f"env_{name}[{os.getpid()}]")
+    # Two lines per episode, which say less than its record.
+    logging.getLogger("verifiers.v1.rollout").setLevel(logging.WARNING)
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)
     gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)

@@ -115,6 +115,7 @@ class RunningEnvironment(RunningProcess):
         *,
         python_path: list[Path] | None = None,
         variables: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         run_dir = RunDirectory(Path(config.run_dir))
         file = run_dir.config / f"{config.process}.json"
@@ -122,7 +123,7 @@ class RunningEnvironment(RunningProcess):
         file.write_text(config.model_dump_json())
         paths = [str(path) for path in python_path or []]
         super().__init__(
-            [sys.executable, "-m", "gradus.cli.main", "env-server", "@", str(file)],
+            [python, "-m", "gradus.cli.main", "env-server", "@", str(file)],
             ready_file=run_dir.ready_file(config.process),
             log_file=run_dir.logs / "envs" / config.purpose / f"{config.name}.log",
             start_timeout_seconds=_ENVIRONMENT_START_SECONDS,
