@@ -90,7 +90,7 @@ def _gpu_problems(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool) -
     if placement.refusals or not placement.gpus or isinstance(config, EvalConfig):
         return
     settings = config.trainer if isinstance(config, RunConfig) else config
-    folder = _folder_of(config.model.name)
+    folder = folder_of(config.model.name)
     footprint = None if folder is None else trainer_footprint(folder, settings)
     if footprint is not None and settings.parallel.memory_check == "refuse":
         path = settings.gpu_wish.key
@@ -183,7 +183,7 @@ def _cache_of(name: str) -> Path:
     return cache / f"models--{name.replace('/', '--')}"
 
 
-def _folder_of(name: str) -> Path | None:
+def folder_of(name: str) -> Path | None:
     """The files of a model, also of one in the hub's cache; None when they are not here."""
     if Path(name).is_dir():
         return Path(name)

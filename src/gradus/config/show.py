@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradus.config.machine import placement_of
+from gradus.config.machine import folder_of, placement_of
+from gradus.config.memory.prediction import predict_memory
 from gradus.config.processes import EvaluationSourceConfig
 from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
@@ -60,6 +61,7 @@ def describe(
             f"  {process:<24} {words[process]}{_places(placement, process)}"
             for process in configs.by_process()
         ),
+        *_memory_lines(config, placement),
         *_gpu_notes(gpus, placement, config.inference.gpu_sharing == "turns"),
         *(f"note: {note}" for source in sources.train for note in _notes(source, is_loaded)),
     ]
@@ -72,6 +74,24 @@ def _gpu_lines(gpus: FoundGpus) -> Iterator[str]:
     for kind in dict.fromkeys(gpu.description for gpu in gpus.gpus):
         numbers = [str(n) for n, gpu in enumerate(gpus.gpus) if gpu.description == kind]
         yield f"gpus: {', '.join(numbers)}: {kind}"
+
+
+def _memory_lines(config: LaunchedConfig, placement: Placement) -> Iterator[str]:
+    """What a rank of the trainer will hold, where the model's files are here."""
+    if isinstance(config, EvalConfig):
+        return
+    settings = config.trainer if isinstance(config, RunConfig) else config
+    folder = folder_of(config.model.name)
+    if folder is None:
+        return
+    predicted = predict_memory(
+        folder,
+        settings,
+        compute_bytes=4 if settings.compute_dtype == "float32" else 2,
+        on_gpu=bool(placement.gpus.get("trainer")),
+    )
+    if predicted is not None:
+        yield f"memory of each trainer process, computed: {predicted}"
 
 
 def _places(placement: Placement, process: str) -> str:

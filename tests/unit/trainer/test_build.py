@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 
 from gradus.config import ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import ConfigError
+from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World
 from gradus.trainer.model.build import refuse_too_large
 
@@ -87,3 +91,62 @@ def test_all_ranks_end_when_one_gpu_is_too_small(tiny_model: Path, alone: World)
     other = Refused(**{name: getattr(alone, name) for name in ("rank", "size", "device", "mesh")})
     with pytest.raises(ConfigError, match="another rank's GPU"):
         compare(tiny_model, other, usable=80 * 2**30, device="cuda")
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+import torch
+from gradus.config import ModelConfig, TrainerConfig
+from gradus.config.memory.prediction import predict_memory
+from gradus.testing.builders import build_sample
+from gradus.trainer.distributed import CPU, join_world
+from gradus.trainer.learner import Learner
+from gradus.trainer.throughput import Stopwatch
+from gradus.wire.micro_batch import MicroBatch
+
+def peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+model, settings = Path(sys.argv[1]), TrainerConfig.model_validate_json(sys.argv[2])
+torch.set_num_threads(1)
+with join_world(CPU) as world:
+    before = peak()
+    learner = Learner.build(
+        ModelConfig(name=str(model)), settings, settings.loss, max_steps=1, world=world
+    )
+    samples = [build_sample(128, prompt_length=1, seed=n, vocabulary=9) for n in range(8)]
+    learner.learn(0, [[MicroBatch.join(samples)]], Stopwatch())
+    found = peak() - before
+predicted = predict_memory(model, settings, compute_bytes=4, on_gpu=False)
+print(found, predicted.host_bytes - sum(predicted.host.values()), predicted)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hidden_size", "settings"),
+    [
+        (512, {}),
+        (256, {"parallel": {"activation_checkpointing": "full"}}),
+    ],
+)
+def test_what_is_predicted_is_what_a_trainer_on_a_cpu_holds(
+    tmp_path: Path, hidden_size: int, settings: dict[str, Any]
+) -> None:
+    """Within a third: libraries keep buffers of their own, and fused layers fewer activations. What
+    libraries keep, some 70 MB, would outweigh adapters of a model that a test can afford."""
+    model = build_tiny_model(tmp_path / "model", hidden_size=hidden_size, num_layers=6)
+    script = tmp_path / "measure.py"
+    script.write_text(MEASURE)
+    given = {"compute_dtype": "float32", "micro_batch_tokens": 1024, **settings}
+    done = subprocess.run(
+        [sys.executable, str(script), str(model), json.dumps(given)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found, predicted = (int(word) for word in done.stdout.split()[:2])
+    assert found == pytest.approx(predicted, rel=1 / 3), done.stdout
