@@ -8,7 +8,7 @@ core, in float32, with bf16 autocast, and with its weights in bfloat16, of which
 
     chat     the demo's warmed-up model of 1.6M parameters, 256 episodes of about 16 tokens
     smollm2  SmolLM2-135M, 64 episodes of exactly 64 tokens (both sides forbid an earlier end)
-    tools    a model of 1.6M parameters that learned to ask a tool: 64 episodes of four tool calls
+    tools    a model of 1.6M parameters that learned to ask a tool: 32 episodes of four tool calls
              and a reply; TRL's own tool loop against gradus's harness and tool server
 
 A step is from one end of a step to the next; the first ones, and gradus's last, beside which
@@ -90,7 +90,7 @@ CASES = {
         Case("chat", 16, 16, 32, 128, 5e-4, REVERSE_TEXT, (256,), renderer="qwen3"),
         Case("smollm2", 16, 4, 64, 256, 1e-6, REVERSE_TEXT, (16,), is_exact=True),
         Case(
-            *("tools", 16, 4, 64, 2048, 1e-6, {"id": "whole-step-tools"}, (16,)),
+            *("tools", 8, 4, 64, 2048, 1e-6, {"id": "whole-step-tools"}, (16,)),
             renderer="qwen3",
             has_tool=True,
         ),

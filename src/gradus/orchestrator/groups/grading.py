@@ -10,6 +10,7 @@ import inspect
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 from verifiers.v1.episode import WireEpisode
 
@@ -72,23 +73,17 @@ class SourceGrader:
         """Whether groups are scored by `async def score_group`."""
         return inspect.iscoroutinefunction(self.algorithm.score_group)
 
-    @property
-    def _scores_episodes(self) -> bool:
-        """Whether the algorithm has a `score_episode` of its own."""
-        own = getattr(type(self.algorithm), "score_episode", None)
-        return own is not Algorithm.score_episode
-
     async def tokenize_external(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
         """Let the algorithm complete an episode that came without tokens, where it can."""
-        algorithm = self.algorithm
-        if isinstance(algorithm, TokenizesExternal):
+        # Asking a protocol with isinstance would take longer than a whole check of the episode.
+        if hasattr(self.algorithm, "tokenize_external"):
             async with self._asking(_place(group, episode_id)):
-                await algorithm.tokenize_external(episode)
+                await cast("TokenizesExternal", self.algorithm).tokenize_external(episode)
 
     async def score_episode(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
         """Credit that needs one episode only; EpisodeFailed when the algorithm cannot give it."""
         where = _place(group, episode_id)
-        if self._scores_episodes:
+        if type(self.algorithm).score_episode is not Algorithm.score_episode:
             async with self._asking(where):
                 await self.algorithm.score_episode(episode, credit_context(group))
         if has_credit(episode):

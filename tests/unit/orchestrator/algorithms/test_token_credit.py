@@ -12,12 +12,13 @@ from verifiers.v1.graph import MessageNode
 from gradus.errors import CreditError
 from gradus.orchestrator.algorithms.base import (
     CreditContext,
+    assign_advantage,
     read_credit,
     settle_credit,
     write_credit,
 )
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.testing.episodes import build_episode, build_message
+from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.wire.versions import VersionSpan
 
 ORIGIN = SampleOrigin("words", "g0", "g0.0", VersionSpan(0, 0), 1.0, 100)
@@ -126,3 +127,23 @@ def test_a_number_of_a_group_needs_a_text_as_its_name() -> None:
     """A checkpoint could not give another one back."""
     with pytest.raises(CreditError, match="the name must be a text"):
         CreditContext("words", task_key="a1").record(3, 0.5)  # type: ignore[arg-type]
+
+
+def test_one_advantage_for_a_trace_is_what_writing_each_message_gives() -> None:
+    one, each = build_trace(turns=3), build_trace(turns=3)
+    assign_advantage(one, 0.25)
+    for node in each.nodes:
+        if node.sampled:
+            write_credit(node, advantages=0.25)
+    assert [n.advantages for n in one.nodes] == [n.advantages for n in each.nodes]
+    assert [node.advantages for node in one.nodes if node.sampled] != []
+
+
+@pytest.mark.parametrize("advantage", [math.nan, math.inf, 1e30, "1"])
+def test_one_advantage_that_is_no_usable_number_is_refused_and_nothing_is_written(
+    advantage: Any,
+) -> None:
+    trace = build_trace()
+    with pytest.raises(CreditError, match="advantages"):
+        assign_advantage(trace, advantage)
+    assert all(node.advantages is None for node in trace.nodes)
