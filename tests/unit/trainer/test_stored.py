@@ -18,6 +18,7 @@ from gradus.config import LoraConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.testing.models.families import FAMILIES, build_family, family_config
 from gradus.trainer.distributed import World
+from gradus.trainer.model import stored
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.load import load_model, outline_model
@@ -331,3 +332,14 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_model(ModelConfig(name=str(tmp_path)), CPU)
+
+
+def test_a_model_whose_published_names_would_not_be_read_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if transformers could load the experts of a family, but not take them apart again."""
+    build_family(tmp_path, *FAMILIES["mixtral"])
+    shapes = {"model.layers.0.mlp.experts.gate_up_proj": torch.empty(4, 96, 31, device="meta")}
+    monkeypatch.setattr(stored, "revert_weight_conversion", lambda model, state: state | shapes)
+    with pytest.raises(ConfigError, match="cannot be published: under the names"):
+        load_model(family_config(tmp_path), CPU)

@@ -27,9 +27,10 @@ from transformers.core_model_loading import (
     WeightRenaming,
     dot_natural_key,
     rename_source_key,
+    revert_weight_conversion,
 )
 
-from gradus.errors import CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
 from gradus.trainer.checkpoint.shards import Box, box_of
 
@@ -113,6 +114,7 @@ class StoredWeights:
         used: Any = [it for it in conversions if it.was_used()]
         model._weight_conversions = used
         _refuse_misfits(name, model, slices, parts)
+        _refuse_other_names(name, model)
         if unused:
             logger.warning(
                 "model %r: its files hold %d tensors that the model has no place for, "
@@ -236,6 +238,34 @@ def _refuse_misfits(
             f"model {name!r} lacks {len(missing)} tensors, the first is {missing[0]!r}, "
             "which would start at random; fetch it again"
         )
+
+
+def _refuse_other_names(name: str, model: PreTrainedModel) -> None:
+    """The names that weights are published under must mean the same tensors when they are read."""
+    saved = {
+        key: tensor.to("meta")
+        for key, tensor in model.state_dict().items()
+        if key not in model.all_tied_weights_keys
+    }
+    published = {key: _Shape(it) for key, it in revert_weight_conversion(model, saved).items()}
+    parts, _ = _match(model, published, get_model_conversion_mapping(model))
+    try:
+        _refuse_misfits(name, model, published, parts)
+    except CorruptStateError as error:
+        raise ConfigError(
+            f"model {name!r} ({type(model).__name__}) cannot be published: under the names that "
+            f"its weights are saved by it would not be read again ({error}); use another model"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A tensor that would be saved."""
+
+    tensor: Tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
 
 
 def _missing(model: PreTrainedModel, found: Mapping[str, Tensor]) -> Iterator[str]:
