@@ -145,6 +145,13 @@ def test_one_side_follows_the_dtype_that_is_written_for_the_other() -> None:
     assert dtypes(settled(build_run_config(apart), PLAIN)) == ("bfloat16", "float32")
 
 
+def test_a_trainer_that_is_kept_off_the_gpus_computes_as_the_cpu_likes_it() -> None:
+    hardware = Hardware(PLAIN.cpu_flags, trains_on_gpu=True, serves_on_gpu=True)
+    assert dtypes(settled(build_run_config(), hardware)) == ("bfloat16", "bfloat16")
+    kept_off = build_run_config({"trainer": {"gpus": []}})
+    assert dtypes(settled(kept_off, hardware)) == ("float32", "float32")
+
+
 def test_a_resumed_run_keeps_its_dtypes_on_another_machine_and_says_so(tmp_path: Path) -> None:
     config = rl_config(tmp_path, name="demo")
     run_dir = RunDirectory(tmp_path / "demo")

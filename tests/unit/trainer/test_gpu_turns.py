@@ -9,13 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from gradus.config import ModelConfig, TrainerConfig, TrainerProcessConfig
 from gradus.errors import DeadlineError, FencedError, ProcessError, ProtocolError
 from gradus.files import write_json
+from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.run.paths import RunDirectory
+from gradus.testing.builders import build_sample
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Reset, Status
 from gradus.trainer.distributed import CPU, join_world
+from gradus.trainer.entry.rl import run
 from gradus.trainer.entry.turns import GpuTurns
+from gradus.transport import SpoolSender
+from gradus.wire.events import PolicyPublished, TrainerDone
+from gradus.wire.micro_batch import Batch
+from gradus.wire.packing import pack
+from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 
@@ -97,3 +106,37 @@ async def test_an_engine_that_answers_nonsense_is_named(
         engine.inject(fault, path="/gradus/sleep")
         with pytest.raises(error, match="inference"):
             await asyncio.to_thread(learn, tmp_path, 0)
+
+
+async def test_a_run_loads_learns_and_saves_only_while_the_engine_sleeps(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    async with scripted(tmp_path) as engine:
+        run_dir = RunDirectory(tmp_path / "run")
+        sender = SpoolSender(run_dir, 0, capacity=3)
+        for step in range(2):
+            samples = [build_sample(12, seed=step, advantage=1.0), build_sample(9, seed=step + 7)]
+            ranks = pack(samples, max_tokens=40, num_ranks=1)
+            await sender.send(Batch(step, 0, VersionSpan(0, step), ranks))
+        config = TrainerProcessConfig(
+            run_dir=str(run_dir.root),
+            term=0,
+            model=ModelConfig(name=str(tiny_model)),
+            max_steps=2,
+            seed=0,
+            engine_sleep_seconds=60.0,
+            trainer=TrainerConfig(compute_dtype="float32", receive_timeout_seconds=60.0),
+        )
+        training = asyncio.ensure_future(asyncio.to_thread(run, config))
+        client = await InferenceClient.connect(run_dir, term=0, apply_timeout_seconds=60.0)
+        async with asyncio.timeout(120):
+            while not isinstance(event := await sender.receive_event(), TrainerDone):
+                if isinstance(event, PolicyPublished):
+                    await client.apply(event)
+            await training
+        await client.close()
+        await sender.close()
+        steps = ["sleep 0", "wake 0", "apply 1", "sleep 1", "wake 1"]
+        assert engine.turns[:7] == ["sleep 0", "wake 0", *steps]
+        assert sorted(engine.turns[7:]) == ["apply 2", "sleep 0", "wake 0"]
+        assert (run_dir.model / "config.json").is_file()
