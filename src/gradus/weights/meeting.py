@@ -25,6 +25,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
 from gradus.errors import ConfigError, DeadlineError, ProcessError
+from gradus.log import get_logger
 from gradus.processes.table import is_alive, read_process
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
@@ -39,6 +40,8 @@ _LONGEST_LOOK_SECONDS = 0.01
 _LIVENESS_SECONDS = 1.0
 _BROKEN = "broken"
 _ENDED = "ended"
+
+logger = get_logger(__name__)
 
 
 class GroupError(ProcessError):
@@ -254,9 +257,11 @@ def form_group(
     except DeadlineError as error:
         raise GroupError(str(error)) from error
     try:
-        return formed.result()
+        group = formed.result()
     except Exception as error:
         raise GroupError(f"{backend} failed: {_first_line(error)}") from error
+    logger.info("weights are broadcast over %s, %d processes, on %s", backend, place.size, device)
+    return group
 
 
 def begin(group: WeightGroup, bucket: Tensor) -> Any:
