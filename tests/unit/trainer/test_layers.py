@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch._dynamo.utils import counters
 from gradus.config import ModelConfig, ParallelConfig
 from gradus.errors import ConfigError
 from gradus.testing.builders import build_micro_batch
-from gradus.trainer.distributed import World
+from gradus.trainer.distributed import CPU, World
 from gradus.trainer.losses import Dppo
-from gradus.trainer.model import shard
-from gradus.trainer.model.layers import compile_layers, decoder_layers
+from gradus.trainer.model.kernels import Platform
+from gradus.trainer.model.layers import decoder_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
@@ -28,10 +28,13 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def build_policy_with(tiny_model: Path, world: World) -> Any:
-    def build(**choices: Any) -> PolicyModel:
+    def build(backend: str = "inductor", **choices: Any) -> PolicyModel:
         model = load_model(ModelConfig(name=str(tiny_model)), world.device)
         parallel = ParallelConfig(**choices)
-        return shard_model(PolicyModel(model), world.mesh, torch.float32, parallel)
+        platform = replace(Platform.of(CPU), compile_backend=backend)
+        return shard_model(
+            PolicyModel(model, platform=platform), world.mesh, torch.float32, parallel
+        )
 
     return build
 
@@ -95,14 +98,12 @@ def test_compiled_layers_give_the_same_gradient(
     build_policy_with: Any,
     world: World,
     ragged_samples: Any,
-    monkeypatch: pytest.MonkeyPatch,
     mode: Any,
 ) -> None:
     """Captured and differentiated ahead of time, but run by plain kernels, which is quick."""
     samples = ragged_samples([12, 7, 5])
     plain, loss = gradients_and_loss(build_policy_with(), world, samples)
-    monkeypatch.setattr(shard, "compile_layers", partial(compile_layers, backend="aot_eager"))
-    policy = build_policy_with(compile=True, activation_checkpointing=mode)
+    policy = build_policy_with("aot_eager", compile=True, activation_checkpointing=mode)
     torch._dynamo.reset()
     counters.clear()
     compiled, loss_compiled = gradients_and_loss(policy, world, samples)
