@@ -57,7 +57,7 @@ def refuse_inexact(policy: PolicyModel, world: World) -> None:
     try:
         with named_failures("compare the sharded model with its own forward"):
             packed = _packed_logprobs(policy, micro_batch, device)
-    except GradusError:
+    except (GradusError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise ConfigError(
@@ -70,9 +70,7 @@ def refuse_inexact(policy: PolicyModel, world: World) -> None:
         found = world.maxima({"found": _distance(packed, own)})["found"]
         allowed = _LARGEST_DISTANCE if dtype == torch.float32 else _LEAST_ROUNDING
         if found > allowed and dtype != torch.float32:
-            other = _own_logprobs(policy, token_ids, "sdpa")
-            rounding = world.maxima({"rounding": _distance(own, other)})["rounding"]
-            allowed = max(allowed, min(_ROUNDING * rounding, _LARGEST_ROUNDING))
+            allowed = max(allowed, _rounding(policy, token_ids, own, world))
     if found > allowed:
         raise ConfigError(
             f"model {name!r} ({type(model).__name__}) computes something that packed training "
@@ -143,6 +141,15 @@ def _own_logprobs(policy: PolicyModel, token_ids: Tensor, attention: str) -> lis
             hook.remove()
     logprobs = torch.log_softmax(logits.float(), dim=-1).gather(2, token_ids[:, 1:, None])[..., 0]
     return [row[: length - 1] for row, length in zip(logprobs, _LENGTHS, strict=True)]
+
+
+def _rounding(policy: PolicyModel, token_ids: Tensor, own: list[Tensor], world: World) -> float:
+    """Nats that rounding explains: as far as another attention of the model's own goes."""
+    if not policy.model._supports_sdpa:
+        return _LARGEST_ROUNDING
+    other = _own_logprobs(policy, token_ids, "sdpa")
+    rounding = world.maxima({"rounding": _distance(own, other)})["rounding"]
+    return min(_ROUNDING * rounding, _LARGEST_ROUNDING)
 
 
 def _rows(micro_batch: MicroBatch) -> Tensor:
