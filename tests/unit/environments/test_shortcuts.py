@@ -120,6 +120,27 @@ def test_the_same_hooks_are_found_in_the_same_order(of_class: type[Base], mark: 
         assert all(method.__self__ is played for method in found)
 
 
+def test_a_hook_that_is_no_method_is_found_each_time() -> None:
+    class Marked:
+        def __init__(self, name: str) -> None:
+            self.__name__ = name
+            self.reward = True
+
+        def __call__(self) -> float:
+            return 1.0
+
+    class Odd(Base):
+        b = Marked("b")
+        c = Marked("c")
+
+    plain = decorators.discover_decorated
+    shortcuts.remember_hooks()
+    for _ in range(2):
+        odd = Odd(vf.TaskData())
+        assert decorators.discover_decorated(odd, "reward") == plain(odd, "reward")
+        assert Odd.b in decorators.discover_decorated(odd, "reward")
+
+
 def test_signatures_are_those_of_inspect() -> None:
     signatures = shortcuts._Signatures()
     played, other = Base(vf.TaskData()), Derived(vf.TaskData())
@@ -231,6 +252,9 @@ def test_a_tokenizer_without_offsets_stays_without(monkeypatch: pytest.MonkeyPat
         def encode(self, text: str) -> list[int]:
             return [len(text)]
 
-    plain = Plain()
-    for _ in range(2):
-        assert renderers.base._get_offset_tokenizer(plain) is None
+    class Unhashable(Plain):
+        __hash__ = None  # type: ignore[assignment]
+
+    for tokenizer in (Plain(), Unhashable()):
+        for _ in range(2):
+            assert renderers.base._get_offset_tokenizer(tokenizer) is None

@@ -111,14 +111,15 @@ def remember_hooks() -> None:
         of_class = names.setdefault(type(obj), {})
         if attr not in of_class:
             methods: list[Callable[..., Any]] = discover(obj, attr)
-            of_class[attr] = _names_of(obj, methods)
+            if all(isinstance(method, types.MethodType) for method in methods):
+                of_class[attr] = _names_of(obj, methods)
             return methods
         return [getattr(obj, name) for name in of_class[attr]]
 
     _replace_everywhere("verifiers", discover, discover_once)
 
 
-def _names_of(obj: object, methods: list[Callable[..., Any]]) -> list[str]:
+def _names_of(obj: object, methods: list[Any]) -> list[str]:
     """Under which name of its class each bound method is found, which need not be its own."""
     by_function = {
         getattr(getattr(obj, name), "__func__", None): name
@@ -126,7 +127,7 @@ def _names_of(obj: object, methods: list[Callable[..., Any]]) -> list[str]:
         for name, value in vars(klass).items()
         if callable(value)
     }
-    return [by_function[getattr(method, "__func__", None)] for method in methods]
+    return [by_function[method.__func__] for method in methods]
 
 
 def remember_hook_signatures() -> None:
@@ -170,6 +171,8 @@ def remember_short_texts() -> None:
 
     @functools.wraps(find)
     def find_once(tokenizer: Any) -> Any:
+        if type(tokenizer).__hash__ is None:
+            return find(tokenizer)
         known = has_offsets.get(tokenizer)
         if known is None:
             known = has_offsets[tokenizer] = find(tokenizer) is not None
