@@ -201,7 +201,7 @@ class PolicyPublisher:
         """
         pending = PendingVersion(version, time.perf_counter())
         # Before anything is gathered: a rank that waits in a collective gives up after a while.
-        self.settle()
+        self.world.first_rank_does(self._make_room)
         copied = self.served(
             self.model, self.dtype, keep=self.world.is_first, place=self.snapshot.place
         )
@@ -212,14 +212,8 @@ class PolicyPublisher:
         return pending
 
     def settle(self) -> None:
-        """Wait on all ranks until no version is in the air, and there is room for another."""
-
-        def wait() -> None:
-            assert self.weights is not None
-            self.thread.wait()
-            self.weights.wait_for_room()
-
-        self.world.first_rank_does(wait)
+        """Wait on all ranks until no version is in the air."""
+        self.world.first_rank_does(self.thread.wait)
 
     def finish(self) -> None:
         """Wait on all ranks until inference has every published version, and end the transfer."""
@@ -231,6 +225,11 @@ class PolicyPublisher:
             self.weights.close()
 
         self.world.first_rank_does(drain)
+
+    def _make_room(self) -> None:
+        assert self.weights is not None
+        self.thread.wait()
+        self.weights.wait_for_room()
 
     def _publish(self, pending: PendingVersion) -> None:
         assert self.weights is not None

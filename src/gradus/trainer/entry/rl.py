@@ -124,6 +124,8 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
             _submit_announcement(channels, config.term, published)
     with closing(batches):
         ladder.train(config.resume_step or 0, config.end_step)
+    # Where the final model lies, the last version does too.
+    publisher.settle()
     with alone(0):
         learner.save(run_dir, files)
     publisher.finish()

@@ -112,6 +112,9 @@ def _train(
         versions.resume_at(first_step)
     with closing(batches):
         ladder.train(first_step, sft.max_steps)
+    if versions is not None:
+        # Where the final model lies, the last version does too.
+        versions.publisher.settle()
     learner.save(run_dir, files)
     if versions is not None:
         versions.finish()
