@@ -183,7 +183,7 @@ def test_a_module_that_only_looks_known_is_left_alone(kind: type[torch.nn.Module
 def test_a_sharded_model_is_fused_unless_it_is_compiled(
     tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
-    monkeypatch.setattr("gradus.trainer.model.shard.compile_layers", lambda layers: None)
+    monkeypatch.setattr("gradus.trainer.model.shard.compile_layers", lambda layers, backend: None)
     model = load_model(ModelConfig(name=str(tiny_model)), world.device)
     parallel = ParallelConfig(compile=compiled)
     policy = shard_model(PolicyModel(model), world.mesh, torch.float32, parallel)
