@@ -14,12 +14,15 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from gradus.log import get_logger
 from gradus.trainer.distributed import World
 from gradus.trainer.model.cpu.attention import count_padding
 from gradus.trainer.model.kernels import Attention, Platform
 from gradus.trainer.model.policy_model import output_head
 from gradus.trainer.tensors import count_targets
 from gradus.wire.micro_batch import MicroBatch
+
+logger = get_logger(__name__)
 
 
 class Stopwatch:
@@ -96,7 +99,10 @@ class WorkMeter:
         """With the peak that the user gives, or that of a known GPU."""
         if peak is None and world.device.type == "cuda":
             peak = peak_teraflops(torch.cuda.get_device_name(world.device))
-        attention = Platform.of(world.device).attention(dtype, head_size(model))
+        platform, size = Platform.of(world.device), head_size(model)
+        if world.is_first:
+            logger.info("kernels: %s", platform.names(dtype, size))
+        attention = platform.attention(dtype, size)
         return cls(ModelFlops.of(model), world, dtype, peak, attention)
 
     def measure(self, micro_batches: Sequence[MicroBatch], watch: Stopwatch) -> dict[str, float]:
