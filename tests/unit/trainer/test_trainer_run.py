@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,14 @@ from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_gro
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
+from gradus.testing.commands import wait_until
 from gradus.trainer.entry.rl import run
 from gradus.transport import SpoolSender
 from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.meeting import Backend
 from gradus.weights.published import BASE_FILE, verify_version
+from gradus.weights.receiver import StreamReceiver
+from gradus.weights.stream import is_stream
 from gradus.wire.events import (
     BatchReceived,
     CheckpointStaged,
@@ -141,6 +146,40 @@ async def test_events_of_a_run_come_in_their_order(tmp_path: Path, tiny_model: P
     for event in published:
         assert verify_version(Path(event.directory), event.digest).label.version == event.version
     assert events[-1] == TrainerDone(step=STEPS - 1, term=0)
+
+
+def follow(run_dir: RunDirectory, backend: Backend) -> dict[str, torch.Tensor]:
+    """Receive or read every version as an inference worker would; gives the last."""
+    worker = StreamReceiver(0, torch.device("cpu"), backend=backend, timeout_seconds=60.0)
+    tensors: dict[str, torch.Tensor] = {}
+    for version in range(1, STEPS + 1):
+        folder = run_dir.version(version)
+        wait_until(folder.is_dir, timeout_seconds=60.0, what=f"version {version}")
+        is_sent = is_stream(folder)
+        tensors = dict(
+            worker.receive(folder) if is_sent else load_file(folder / "model.safetensors").items()
+        )
+    return tensors
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+async def test_every_version_of_a_run_is_broadcast_or_goes_through_files(
+    backend: Backend, tmp_path: Path, tiny_model: Path
+) -> None:
+    sender = await send_batches(tmp_path)
+    run_dir = RunDirectory(tmp_path)
+    given = {"weight_transfer": "broadcast", "broadcast_backend": backend, "keep_published": 5}
+    config = build_config(tmp_path, tiny_model, receive_timeout_seconds=60.0, **given)
+    with ThreadPoolExecutor() as threads:
+        following = threads.submit(follow, run_dir, backend)
+        run(config)
+        received = following.result(60)
+    await events_of(sender)
+    trained = load_file(run_dir.model / "model.safetensors")
+    assert received.keys() == trained.keys()
+    assert all(torch.equal(received[name], value) for name, value in trained.items())
+    said = run_dir.notices.read_text() if run_dir.notices.exists() else ""
+    assert ("the torch of the trainer was built without nccl" in said) == (backend == "nccl")
 
 
 async def test_a_replay_of_fewer_steps_goes_by_the_schedule_of_all(
