@@ -77,6 +77,7 @@ OWNED_ENGINE_ARGS = {
     "gpu_memory_utilization": "write inference.gpu_memory_utilization",
     "enforce_eager": "write inference.enforce_eager",
     "enable_chunked_prefill": "a CPU engine cannot split seeded prompts; a GPU engine splits them",
+    "block_size": "a CPU engine shares the prompts of a group by it; a GPU engine has its own",
     "tensor_parallel_size": "write inference.tensor_parallel_size",
     "host": "write inference.host",
     "port": "write inference.port",
