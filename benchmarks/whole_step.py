@@ -347,8 +347,10 @@ def measure(case: Case, options: argparse.Namespace, python: str, folder: Path) 
             )
             for tree, interpreter in trees.items():
                 steps = options.warm_up + options.steps + LAST_STEPS
-                config = gradus_config(case, model, folder, dtype, steps)
-                result = gradus_side(interpreter, config, folder, options.warm_up)
+                # A folder of its own: the metrics of another run would be taken for its.
+                place = Path(tempfile.mkdtemp(dir=folder))
+                config = gradus_config(case, model, place, dtype, steps)
+                result = gradus_side(interpreter, config, place, options.warm_up)
                 note(sides, f"{tree} {dtype}", result)
         for dtype in options.trl_dtype:
             for size in case.micro_batch_rows:
