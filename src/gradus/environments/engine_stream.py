@@ -24,6 +24,7 @@ from gradus.wire.token_stream import (
     TokenQuestion,
     TokenQuestions,
     frame,
+    frames,
 )
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -161,10 +162,15 @@ class _Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        message = TokenQuestions(self._asked, self._cancelled)
+        asked, cancelled = self._asked, self._cancelled
         self._asked, self._cancelled = [], []
-        if self._transport is not None:
-            self._transport.write(frame(message))
+        if self._transport is None:
+            return
+        if asked:
+            # Before what is cancelled: a request may be among both.
+            self._transport.write(frames(lambda part: TokenQuestions(part, []), asked))
+        if cancelled:
+            self._transport.write(frame(TokenQuestions([], cancelled)))
 
     def close(self) -> None:
         """Close at once."""

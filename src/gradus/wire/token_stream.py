@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -31,6 +31,8 @@ FRAME_SECONDS = 60.0
 ASK_ELSEWHERE = HTTPStatus.SEE_OTHER.value
 """Status of a request that vLLM's own route must answer."""
 _LENGTH_BYTES = 4
+
+Item = TypeVar("Item")
 
 
 class TokenQuestion(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +87,7 @@ class TokenAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenAnswers(msgspec.Struct, frozen=True, array_like=True):
-    """What a server sends: every answer that was ready in one round of its loop."""
+    """What a server sends: answers that were ready in one round of its loop."""
 
     answers: list[TokenAnswer]
 
@@ -98,6 +100,24 @@ def frame(message: msgspec.Struct) -> bytes:
     """The message with its length before it."""
     body = encode(message)
     return len(body).to_bytes(_LENGTH_BYTES) + body
+
+
+def frames(
+    build: Callable[[list[Item]], msgspec.Struct],
+    items: list[Item],
+    *,
+    max_bytes: int = MAX_FRAME_BYTES,
+) -> bytes:
+    """Messages that hold these items in order, as few as the limit of a frame allows.
+
+    One item that is too long alone stays so; the other end refuses it.
+    """
+    whole = frame(build(items))
+    if len(whole) <= max_bytes + _LENGTH_BYTES or len(items) < 2:
+        return whole
+    middle = len(items) // 2
+    halves = (items[:middle], items[middle:])
+    return b"".join(frames(build, half, max_bytes=max_bytes) for half in halves)
 
 
 class FrameReader:
@@ -219,7 +239,7 @@ class TokenConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         ready, self._ready = self._ready, []
-        self.send_raw(frame(TokenAnswers(ready)))
+        self.send_raw(frames(TokenAnswers, ready))
 
     def send_raw(self, data: bytes) -> None:
         """Write bytes to the client, if it is there."""

@@ -17,6 +17,7 @@ from renderers.client import parse_generate_response
 from gradus.environments.engine_client import EngineClient
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Reply, Reset, Status, Stuck, Truncate
+from gradus.wire.token_stream import MAX_FRAME_BYTES
 
 TOKEN = "the-data-token"
 
@@ -61,6 +62,21 @@ async def ask(client: EngineClient, number: int = 1, **more: Any) -> dict[str, A
 def ordinary(engine: ScriptedEngine) -> EngineClient:
     """A client with a header of its own, which only HTTP carries."""
     return EngineClient(config_of(engine.base_url, headers={"X-Own": "1"}))
+
+
+@pytest.mark.slow
+async def test_prompts_that_one_frame_cannot_hold_are_asked_all_the_same(
+    engine: ScriptedEngine, client: EngineClient
+) -> None:
+    prompt = [1] * 60_000
+    num_prompts = MAX_FRAME_BYTES // (4 * len(prompt)) + 1
+    asked = [ask(client, token_ids=prompt) for _ in range(num_prompts)]
+    # Over an open connection all of them are sent in the same round of the loop.
+    await ask(client)
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        # The engine read it, and has a context of its own.
+        assert isinstance(answer, openai.APIStatusError), answer
+        assert "the prompt has 60000 tokens" in str(answer)
 
 
 async def test_both_routes_say_the_same(engine: ScriptedEngine, client: EngineClient) -> None:

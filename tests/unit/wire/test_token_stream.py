@@ -23,6 +23,7 @@ from gradus.wire.token_stream import (
     TokenQuestion,
     TokenQuestions,
     frame,
+    frames,
 )
 
 ENDED = (ConnectionError, asyncio.IncompleteReadError)
@@ -185,3 +186,16 @@ async def test_a_client_that_goes_away_is_forgotten() -> None:
         writer.close()
         async with asyncio.timeout(10):
             await service.has_lost.wait()
+
+
+@given(sizes=st.lists(st.integers(0, 40), max_size=20), limit=st.integers(60, 400))
+def test_what_is_too_much_for_one_frame_is_sent_in_several(sizes: list[int], limit: int) -> None:
+    asked = [question(number, [7] * size) for number, size in enumerate(sizes)]
+    fits = all(len(frame(TokenQuestions([one], []))) <= limit for one in asked)
+    sent = frames(lambda part: TokenQuestions(part, []), asked, max_bytes=limit)
+    reader = FrameReader(max_bytes=limit if fits else len(sent))
+    found: list[TokenQuestion] = []
+    for body in reader.feed(sent):
+        found += decode(body, TokenQuestions).asked
+    assert not reader.is_partial
+    assert [(it.number, it.token_ids.size) for it in found] == [*enumerate(sizes)]
