@@ -23,7 +23,9 @@ from gradus.environments.patches.known import Shortcut, install_known, source_di
 @pytest.fixture(autouse=True)
 def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (decorators, rollout, task):
-        monkeypatch.setattr(module, "discover_decorated", module.discover_decorated)
+        # Another test of this process may have installed the shortcut for good.
+        plain = inspect.unwrap(module.discover_decorated)
+        monkeypatch.setattr(module, "discover_decorated", plain)
     monkeypatch.setattr(decorators, "inspect", decorators.inspect)
     monkeypatch.setattr(env, "trim_memory_periodically", env.trim_memory_periodically)
     monkeypatch.setattr(loaders, "_import_plugin", loaders._import_plugin)

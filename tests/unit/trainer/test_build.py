@@ -125,19 +125,13 @@ print(found, predicted.host_bytes - sum(predicted.host.values()), predicted)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("hidden_size", "settings"),
-    [
-        (512, {}),
-        (256, {"parallel": {"activation_checkpointing": "full"}}),
-    ],
-)
+@pytest.mark.parametrize("settings", [{}, {"parallel": {"activation_checkpointing": "full"}}])
 def test_what_is_predicted_is_what_a_trainer_on_a_cpu_holds(
-    tmp_path: Path, hidden_size: int, settings: dict[str, Any]
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Within a third: libraries keep buffers of their own, and fused layers fewer activations. What
-    libraries keep, some 70 MB, would outweigh adapters of a model that a test can afford."""
-    model = build_tiny_model(tmp_path / "model", hidden_size=hidden_size, num_layers=6)
+    """Within a third: libraries keep buffers of their own, and fused layers fewer activations. In
+    a smaller model, or one with adapters only, those buffers would be most of what is measured."""
+    model = build_tiny_model(tmp_path / "model", hidden_size=512, num_layers=6)
     script = tmp_path / "measure.py"
     script.write_text(MEASURE)
     given = {"compute_dtype": "float32", "micro_batch_tokens": 1024, **settings}
