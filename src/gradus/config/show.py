@@ -112,8 +112,8 @@ def _gpu_notes(gpus: FoundGpus, placement: Placement, takes_turns: bool) -> Iter
         yield f"note: engine and trainer share GPU {numbers}; {how}"
     if used and idle:
         yield (
-            f"note: GPU {', '.join(idle)} stays idle; raise num_processes of the trainer or "
-            "inference.tensor_parallel_size to use it"
+            f"note: idle GPUs: {', '.join(idle)}; raise num_processes of the trainer or "
+            "inference.tensor_parallel_size to use them"
         )
 
 

@@ -27,6 +27,8 @@ _QUERY = (f"--query-gpu={','.join(_COLUMNS)}", "--format=csv,noheader,nounits")
 _MIB = 1 << 20
 _DRIVER = Path("/proc/driver/nvidia/version")
 _NO_DEVICES_EXIT_CODE = 6
+_WARNING_EXIT_CODE = 14
+"""The list is whole; the infoROM of a GPU is damaged, which computing does not need."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +115,14 @@ def _ask(program: str, variables: Mapping[str, str], deadline_seconds: float) ->
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        # Apart: the loader and the driver warn there, in the middle of a good list.
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,
     )
     try:
-        printed, _ = child.communicate(timeout=deadline_seconds)
+        printed, said = child.communicate(timeout=deadline_seconds)
     except subprocess.TimeoutExpired as error:
         _abandon(child)
         raise ValueError(
@@ -127,8 +130,9 @@ def _ask(program: str, variables: Mapping[str, str], deadline_seconds: float) ->
         ) from error
     if child.returncode == _NO_DEVICES_EXIT_CODE:
         return ""
-    if child.returncode:
-        raise ValueError(f"nvidia-smi failed (exit code {child.returncode}): {_first(printed)}")
+    if child.returncode not in (0, _WARNING_EXIT_CODE):
+        text = _first(f"{printed}\n{said}")
+        raise ValueError(f"nvidia-smi failed (exit code {child.returncode}): {text}")
     return printed
 
 
@@ -138,14 +142,16 @@ def _abandon(child: subprocess.Popen[str]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=1.0)
-    if child.stdout is not None:
-        child.stdout.close()
+    for pipe in filter(None, (child.stdout, child.stderr)):
+        pipe.close()
 
 
 def _parse(printed: str) -> tuple[Gpu, ...]:
-    """The lines of nvidia-smi, in its order."""
+    """The lines of nvidia-smi, in its order, without its warnings."""
     found = []
     for line in filter(str.strip, printed.splitlines()):
+        if line.startswith("WARNING:"):
+            continue
         cells = [cell.strip() for cell in line.split(",")]
         is_row = len(cells) == len(_COLUMNS) and cells[0].isdigit() and cells[1].startswith("GPU-")
         if not is_row:

@@ -96,8 +96,11 @@ def _without_gpus(
 ) -> Iterator[tuple[Key, str]]:
     for wish in wishes.values():
         if found.is_broken and wish.chosen != []:
-            hidden = f'export {VISIBLE}="" if it shall run without GPUs'
-            yield wish.key, f"the GPUs of this machine are unknown: {found.why_none}; or {hidden}"
+            hidden = f'export {VISIBLE}="" to run without GPUs'
+            yield (
+                wish.key,
+                f"which GPUs this shell has is unknown: {found.why_none}; repair that, or {hidden}",
+            )
         elif wish.chosen:
             yield (
                 wish.key,

@@ -164,3 +164,50 @@ def test_a_supervised_run_publishes_nothing() -> None:
     )
     found = footprint_of(shape_of_config(LLAMA_8B), sft, compute_bytes=2, on_gpu=True)
     assert set(found.host) == {"process"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"vocab_size": value} for value in (None, "many", -5, 1.5, 10**400)),
+        *({"hidden_size": value} for value in (0, float("inf"), 10**400)),
+        *({"num_attention_heads": value} for value in ("16", [16], -1)),
+        {"head_dim": float("nan")},
+        {"intermediate_size": "x"},
+    ],
+)
+@pytest.mark.parametrize("has_tensors", [True, False])
+def test_a_config_that_holds_nonsense_tells_no_size_and_ends_no_check(
+    tmp_path: Path, change: dict[str, Any], *, has_tensors: bool
+) -> None:
+    shapes = {"model.layers.0.mlp.up_proj.weight": [3072, 1024]} if has_tensors else {}
+    assert read_model_shape(write_model(tmp_path, {**QWEN3_SMALL, **change}, shapes)) is None
+
+
+def test_an_endless_number_of_layers_is_not_counted(tmp_path: Path) -> None:
+    assert (
+        read_model_shape(write_model(tmp_path, {**LLAMA_8B, "num_hidden_layers": 10**12}, {}))
+        is None
+    )
+
+
+def test_a_config_nested_too_deep_to_be_read_tells_no_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert read_model_shape(tmp_path) is None
+
+
+def test_weights_that_lie_there_twice_are_counted_once(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA_8B, {"model.layers.0.mlp.up_proj.weight": [14336, 4096]})
+    copy = (folder / "model.safetensors").read_bytes().replace(b"model.", b"other.")
+    (folder / "consolidated.safetensors").write_bytes(copy)
+    shape = read_model_shape(folder)
+    assert shape is not None
+    assert shape.num_parameters == 14336 * 4096
+
+
+def test_a_model_whose_files_are_not_all_here_is_sized_by_its_config(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, LLAMA_8B, {"model.layers.0.mlp.up_proj.weight": [14336, 4096]})
+    (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_model_shape(folder) == shape_of_config(LLAMA_8B)

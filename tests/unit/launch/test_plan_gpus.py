@@ -136,7 +136,7 @@ def test_the_overview_shows_the_gpus_who_has_them_and_who_idles() -> None:
     assert "gpus: 0, 1, 2, 3: NVIDIA A100, 80.0 GiB" in lines
     assert any(line.startswith("  trainer ") and line.endswith(", GPU 1") for line in lines)
     assert any(line.startswith("  inference ") and line.endswith(", GPU 0") for line in lines)
-    assert lines[-1].startswith("note: GPU 2, 3 stays idle")
+    assert lines[-1].startswith("note: idle GPUs: 2, 3; raise")
 
 
 def test_the_overview_says_why_there_is_no_gpu() -> None:

@@ -115,6 +115,23 @@ def test_a_broken_nvidia_smi_is_named_and_not_taken_for_a_machine_without_gpus(
     assert seen.is_broken
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        "{}; echo 'WARNING: infoROM is corrupted at gpu 0000:01:00.0'; exit 14",
+        "echo 'ERROR: ld.so: object tcmalloc.so cannot be preloaded: ignored.' >&2; {}",
+    ],
+)
+def test_a_warning_beside_a_whole_list_hides_no_gpu(tmp_path: Path, around: str) -> None:
+    script = around.format("; ".join(f"echo {row}" for row in ROWS[:2]))
+    seen = found(tmp_path, script)
+    assert [gpu.device for gpu in seen.gpus] == ["0", "1"]
+
+
+def test_a_failure_that_is_told_on_stderr_is_named(tmp_path: Path) -> None:
+    assert "(exit code 9): no driver" in found(tmp_path, "echo no driver >&2; exit 9").why_none
+
+
 def test_an_nvidia_smi_that_hangs_is_left_behind_after_the_deadline(tmp_path: Path) -> None:
     begun = time.monotonic()
     seen = found(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 60", deadline_seconds=0.3)

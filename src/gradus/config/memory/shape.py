@@ -15,6 +15,9 @@ from typing import Any
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 """Where the number of a decoder layer stands in a tensor's name."""
 _LARGEST_HEADER_BYTES = 100 * 2**20
+_LARGEST_SIZE = 2**53
+"""More than any size of any model; a config.json that says more is damaged."""
+_MOST_LAYERS = 10_000
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """Linear layers that get no adapter unless they are named."""
 
@@ -61,13 +64,23 @@ class ModelShape:
 
 
 def read_model_shape(folder: Path) -> ModelShape | None:
-    """The shape of the model in a folder; None when its files do not say."""
+    """The shape of the model in a folder; None when its files do not say, or say nonsense."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
         tensors = dict(_tensors(folder))
-        return shape_of(config, tensors) if tensors else shape_of_config(config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        shape = shape_of(config, tensors) if tensors else shape_of_config(config)
+        return shape if _makes_sense(shape) else None
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, struct.error),
+        *(ZeroDivisionError, OverflowError, RecursionError),
+    ):
         return None
+
+
+def _makes_sense(shape: ModelShape) -> bool:
+    """Whether every size is a whole number that a model can have."""
+    sizes = [value for value in vars(shape).values() if not isinstance(value, Mapping)]
+    return all(type(it) is int and 0 <= it < _LARGEST_SIZE for it in sizes)
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
@@ -137,6 +150,8 @@ def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str,
         yield "lm_head.weight", (vocabulary, hidden)
     experts = _num_experts(own)
     size = own.get("moe_intermediate_size") or own["intermediate_size"]
+    if own["num_hidden_layers"] > _MOST_LAYERS:
+        raise ValueError("no model has so many layers")
     for number in range(own["num_hidden_layers"]):
         layer = f"model.layers.{number}"
         yield f"{layer}.norms", (2, hidden)
@@ -153,8 +168,8 @@ def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str,
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Sequence[int]]]:
-    """Name and shape of every tensor of a folder's safetensors files; no tensor is read."""
-    for path in sorted(folder.glob("*.safetensors")):
+    """Name and shape of every tensor that is loaded from a folder; no tensor is read."""
+    for path in _weight_files(folder):
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
             if size > _LARGEST_HEADER_BYTES:
@@ -163,3 +178,18 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Sequence[int]]]:
         for name, entry in header.items():
             if name != "__metadata__":
                 yield name, entry["shape"]
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that are loaded; others, in the names of other tools, may hold the
+    same weights again. None while some of them are not here yet."""
+    index = folder / "model.safetensors.index.json"
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    files = [
+        folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    ]
+    return files if all(path.is_file() for path in files) else []

@@ -81,15 +81,15 @@ def _sharing_problem(
     if engine + learning <= memory:
         return None
     left = max(0.0, 1 - learning / memory)
-    advice = f"lower inference.gpu_memory_utilization to {int(100 * left) / 100:g}"
+    advice = f"lower inference.gpu_memory_utilization to {int(100 * left) / 100:g}, or {_SMALLER}"
     if left < 0.1:
-        advice = "the trainer leaves the engine no room"
+        advice = f"the trainer leaves the engine no room; {_SMALLER}"
     when = "between steps" if sharing == "turns" else "at most"
     return Problem(
         ("inference", "gpu_sharing"),
         f"{sharing!r}: {name} cannot hold both: the engine takes {engine / GIB:.1f} GiB "
         f"(gpu_memory_utilization = {share:g}) and the trainer {learning / GIB:.1f} GiB {when}; "
-        f"{advice}, or {_SMALLER}",
+        f"{advice}",
     )
 
 
