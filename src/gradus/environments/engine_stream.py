@@ -168,9 +168,19 @@ class _Connection(asyncio.Protocol):
             return
         if asked:
             # Before what is cancelled: a request may be among both.
-            self._transport.write(frames(lambda part: TokenQuestions(part, []), asked))
+            self._transport.write(self._frames_of(asked))
         if cancelled:
             self._transport.write(frame(TokenQuestions([], cancelled)))
+
+    def _frames_of(self, asked: list[TokenQuestion]) -> bytes:
+        """What asks these; a request that no message can hold is left to the ordinary route."""
+        try:
+            return frames(lambda part: TokenQuestions(part, []), asked)
+        except Exception:
+            if len(asked) > 1:
+                return b"".join(self._frames_of([question]) for question in asked)
+            self._settle([TokenAnswer.without_tokens(asked[0].number, ASK_ELSEWHERE)])
+            return b""
 
     def close(self) -> None:
         """Close at once."""

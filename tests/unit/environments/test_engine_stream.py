@@ -64,6 +64,27 @@ def ordinary(engine: ScriptedEngine) -> EngineClient:
     return EngineClient(config_of(engine.base_url, headers={"X-Own": "1"}))
 
 
+async def test_a_request_that_no_message_can_hold_fails_as_over_http_and_alone(
+    engine: ScriptedEngine, client: EngineClient
+) -> None:
+    await ask(client)
+    sampling = {"max_tokens": 4, "logprobs": 1}
+    wide, odd = sampling | {"number": 2**70}, sampling | {"text": "\ud800"}
+    async with asyncio.timeout(20.0):
+        said = await asyncio.gather(
+            ask(client, 1),
+            ask(client, 2, sampling_params=wide),
+            ask(client, 3, sampling_params=odd),
+            ask(client, 4),
+            return_exceptions=True,
+        )
+    assert isinstance(said[2], UnicodeEncodeError)
+    for number in (1, 2, 4):
+        answer = said[number - 1]
+        assert isinstance(answer, dict), answer
+        assert answer["choices"][0]["token_ids"] == [number, 5]
+
+
 @pytest.mark.slow
 async def test_prompts_that_one_frame_cannot_hold_are_asked_all_the_same(
     engine: ScriptedEngine, client: EngineClient
