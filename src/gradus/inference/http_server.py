@@ -81,6 +81,7 @@ class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     _deadline: asyncio.TimerHandle | None = None
     _seen: Any = None
+    _is_upgraded = False
 
     def __init__(self, *, upgrade: Upgrade | None = None, **settings: Any) -> None:
         """`upgrade` is the one protocol that clients may change to."""
@@ -101,7 +102,7 @@ class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Set the deadline for what the client still owes."""
         super().data_received(data)
         request = self.cycle
-        if request is None:
+        if request is None or self._is_upgraded:
             return
         if request is not self._seen:
             self._seen = request
@@ -128,6 +129,7 @@ class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.write(b"\r\n".join([*head, b"", refusal.body]))
             self.transport.close()
             return
+        self._is_upgraded = True
         self.connections.discard(self)
         protocol = self._upgrade.open()
         self.transport.write(self._upgrade.accepted)

@@ -144,6 +144,20 @@ async def test_an_upgraded_connection_may_be_silent(short_deadlines: None) -> No
         assert await reader.readexactly(10) == b"STILL HERE"
 
 
+async def test_a_connection_that_was_asked_before_may_be_silent_after_its_upgrade(
+    short_deadlines: None,
+) -> None:
+    async with connected(UPGRADE) as (reader, writer):
+        writer.write(REQUEST)
+        await reader.readuntil(b"ok")
+        writer.write(asks_to_shout("d" * 64))
+        await reader.readexactly(len(UPGRADE.accepted))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 3 * SHORT_SECONDS)
+        writer.write(b"still here")
+        assert await reader.readexactly(10) == b"STILL HERE"
+
+
 @pytest.mark.parametrize(
     ("request_head", "status"),
     [
