@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 from gradus.config import ReplayConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.launch.job import Job
+from gradus.launch.job import Job, settled
 from gradus.launch.plan import Machine, plan_config
 from gradus.launch.steps import Steps
 from gradus.monitor import SFT_COLUMNS
+from gradus.processes.hardware import Hardware
 from gradus.run.paths import RunDirectory
 
 _NAME_LENGTH = 44
@@ -53,13 +54,18 @@ def replay_folder(recorded: Path, given: str | None) -> Path:
 
 
 def replay_job(config: ReplayConfig, folder: Path) -> Job:
-    """What trains the batches of a recorded run again, in `folder`."""
+    """What trains the batches of a recorded run again, in `folder`.
+
+    A record names its dtypes; `auto` on the command line is that of the recorded engine.
+    """
+    machine = Machine.current()
+    config = replace(config, run=settled(config.run, Hardware.current(machine.gpus)))
     return Job(
         name=folder.name,
         output_dir=folder.parent,
         kind="replay",
         launch=config.run.launch,
-        plan=partial(plan_config, config, Machine.current()),
+        plan=partial(plan_config, config, machine),
         work=Steps("replay", config.num_steps, SFT_COLUMNS),
     )
 

@@ -13,6 +13,7 @@ import pytest
 from gradus.config import (
     ModelConfig,
     OrchestratorProcessConfig,
+    ReplayConfig,
     RunConfig,
     ServeConfig,
     SftConfig,
@@ -21,6 +22,7 @@ from gradus.config import (
     SftEvaluatorProcessConfig,
     SftProcessConfig,
     TrainEnvironmentConfig,
+    TrainerProcessConfig,
 )
 from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
@@ -29,6 +31,7 @@ from gradus.files import write_json
 from gradus.launch.job import all_evaluations_seconds, job_of, settled
 from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, config_file
+from gradus.launch.replay import replay_job
 from gradus.processes.hardware import Hardware
 from gradus.run.lease import RunLease, open_run
 from gradus.run.paths import RunDirectory
@@ -175,6 +178,18 @@ def closing_lease(runs: Path) -> Iterator[RunLease]:
         yield lease
     finally:
         lease.release()
+
+
+def test_auto_in_a_replay_is_the_dtype_of_the_recorded_engine(tmp_path: Path) -> None:
+    recorded = build_run_config()
+    trainer = recorded.trainer.model_copy(update={"compute_dtype": "auto"})
+    for dtype in ("float32", "bfloat16"):
+        inference = recorded.inference.model_copy(update={"dtype": dtype})
+        run = recorded.model_copy(update={"trainer": trainer, "inference": inference})
+        job = replay_job(ReplayConfig(run, tmp_path / "recorded", num_steps=2), tmp_path / "new")
+        config = job.plan(RunDirectory(tmp_path / "new"), 1, None).configs["trainer"]
+        assert isinstance(config, TrainerProcessConfig)
+        assert config.trainer.compute_dtype == dtype
 
 
 def test_what_is_recorded_for_a_replay_names_the_dtype(tmp_path: Path) -> None:
