@@ -30,7 +30,10 @@ COMMANDS = (
 COMMAND_SECONDS = 30.0
 TAIL_LINES = 300
 FILES = ("config/*.json", "summary.json", "bench.json", "metrics.jsonl", "logs/*.log")
-SECRETS = re.compile(r"hf_\w+|sk-[\w-]+|\b[0-9a-fA-F]{40,}\b|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+SECRETS = re.compile(
+    r"hf_\w+|sk-[\w-]+|gh[pousr]_\w+|github_pat_\w+|\b[0-9a-fA-F]{40,}\b"
+    r"|(?<=Bearer )[^\s\"']+|(?<=Basic )[^\s\"']+|(?<=://)[^/\s@]+(?=@)"
+)
 NAMED_SECRETS = re.compile(
     r"""((?:key|token|password|secret)["']?\s*[=:]\s*["']?)[^\s"',}]+""", re.IGNORECASE
 )

@@ -191,6 +191,9 @@ def _eval_problems(config: EvalConfig) -> list[Problem]:
     if config.api_key_var is not None and not _VARIABLE.fullmatch(config.api_key_var):
         text = "is no name of an environment variable; the key itself belongs into the variable"
         problems.append(Problem(("api_key_var",), text))
+    if (sharing := config.inference.gpu_sharing) != "never":
+        text = f"{sharing!r}: an evaluation has no trainer that could share; remove the key"
+        problems.append(Problem(("inference", "gpu_sharing"), text))
     return problems
 
 

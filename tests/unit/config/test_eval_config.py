@@ -48,6 +48,11 @@ def test_environments_inherit_the_shared_sampling() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.max_completion_tokens) == (0.2, 1.0, 99)
 
 
+def test_a_gpu_is_shared_with_no_trainer_that_is_not_there() -> None:
+    (told,) = contradictions_of(build_eval_config(inference={"gpu_sharing": "turns"}))
+    assert "an evaluation has no trainer that could share" in told.message
+
+
 def test_an_evaluation_may_be_greedy() -> None:
     config = build_eval_config(sampling={"temperature": 0, "max_completion_tokens": 9})
     assert contradictions_of(config) == []

@@ -29,6 +29,8 @@ def test_the_page_says_that_nothing_was_measured_and_is_linked() -> None:
     [
         "HF_TOKEN=hf_SecretSecret",
         "Authorization: Bearer SecretSecret",
+        '{"Authorization": "Basic SecretSecret"}',
+        "ghp_SecretSecret",
         "https://me:SecretSecret@proxy:8080/",
         "api_key=SecretSecret",
         "password: SecretSecret",

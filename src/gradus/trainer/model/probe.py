@@ -67,6 +67,12 @@ def refuse_inexact(policy: PolicyModel, world: World) -> None:
     token_ids = _rows(micro_batch).to(device)
     with _by_itself(policy) as dtype:
         own = _own_logprobs(policy, token_ids, "eager")
+        if not world.all_agree(all(bool(row.isfinite().all()) for row in own)):
+            raise ConfigError(
+                f"model {name!r} ({type(model).__name__}) by itself gives logprobs that are no "
+                f"numbers on {device} in {_word(dtype)}: its weights hold NaN, or numbers too "
+                "large for that dtype; fetch it again, or use another compute_dtype"
+            )
         found = world.maxima({"found": _distance(packed, own)})["found"]
         allowed = _LARGEST_DISTANCE if dtype == torch.float32 else _LEAST_ROUNDING
         if found > allowed and dtype != torch.float32:
