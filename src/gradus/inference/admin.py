@@ -249,6 +249,8 @@ class PolicyRoutes:
 
     async def weights(self, _: Request) -> Response:
         """Digest of every served tensor, one object per worker, and the version they belong to."""
+        if self._admin.is_paused:  # half a version, or an engine that sleeps without its memory
+            return refused(ApplyRefusal(409, "the weights are changing or asleep; ask again later"))
         workers = await self._engine.collective_rpc("gradus_served_tensors")
         version = int(await self._engine.get_weight_version())
         return json_response({"version": version, "workers": workers})

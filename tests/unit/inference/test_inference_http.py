@@ -55,7 +55,7 @@ class FakeCounters:
         return EngineStatus(version, term, 2, 1, 0.25, 0, 30, 40, is_paused)
 
 
-def build_app(weights: Path) -> Guard:
+def build_app(weights: Path, *, is_paused: bool = False) -> Guard:
     app, engine = FastAPI(), FakeEngine()
     admin = WeightAdmin(
         engine,
@@ -65,6 +65,7 @@ def build_app(weights: Path) -> Guard:
         verify=lambda directory, digest: None,
         on_broken=lambda reason: None,
     )
+    admin.is_paused = is_paused
     PolicyRoutes(engine, admin, FakeCounters()).add_to(app)
     return Guard(app, Tokens.of(data=DATA, admin=ADMIN))
 
@@ -125,6 +126,15 @@ async def test_served_weights_are_told_with_their_version(tmp_path: Path) -> Non
         assert answer == {"version": 0, "workers": [{"asked": "gradus_served_tensors"}]}
 
     await serve(build_app(tmp_path), talk)
+
+
+async def test_weights_that_change_or_sleep_are_not_read(tmp_path: Path) -> None:
+    async def talk(session: aiohttp.ClientSession) -> None:
+        async with session.get("/gradus/weights", headers=bearer(ADMIN)) as response:
+            assert response.status == 409
+            assert "changing or asleep" in (await response.json())["error"]["message"]
+
+    await serve(build_app(tmp_path, is_paused=True), talk)
 
 
 async def test_closed_routes_stay_closed_over_a_real_socket(tmp_path: Path) -> None:
