@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -281,6 +282,13 @@ class SpoolSender:
                 (self._events / name).unlink()
 
 
+class _OwnWatch(threading.local):
+    """A watch for each thread that looks for batches: what one has read off, no other hears of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.watch = FolderWatch(folder)
+
+
 class SpoolReceiver:
     """The end of data-parallel rank `rank`.
 
@@ -294,12 +302,12 @@ class SpoolReceiver:
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
         self._next_sequence = _last_sequence(self._events) + 1
-        self._watch = FolderWatch(run_dir.spool)
+        self._own = _OwnWatch(run_dir.spool)
 
     def receive(
         self, step: int, *, timeout_seconds: float, check: Callable[[], None] = lambda: None
     ) -> RankBatch:
-        name = name_of_batch(step)
+        name, watch = name_of_batch(step), self._own.watch
         deadline = time.monotonic() + timeout_seconds
         while name not in os.listdir(self._run_dir.spool):
             if time.monotonic() >= deadline:
@@ -308,7 +316,7 @@ class SpoolReceiver:
                     f"batch {step} did not come from the orchestrator in {timeout_seconds:g} s; "
                     f"see its log in {self._run_dir.logs}"
                 )
-            self._watch.wait(deadline - time.monotonic())
+            watch.wait(deadline - time.monotonic())
             check()
         return self._read(self._run_dir.spool / name, step)
 
@@ -327,7 +335,7 @@ class SpoolReceiver:
         self._next_sequence += 1
 
     def close(self) -> None:
-        self._watch.close()
+        self._own.watch.close()
 
     def _read(self, folder: Path, step: int) -> RankBatch:
         sealed = _open_batch(folder)

@@ -16,7 +16,7 @@ from gradus.errors import CorruptStateError, FencedError, ProtocolError
 from gradus.files import DurableFiles, write_json
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.transport import SpoolReceiver, SpoolSender
+from gradus.transport import SpoolReceiver, SpoolSender, watch
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
@@ -296,3 +296,31 @@ async def test_parts_hold_exactly_the_wire_bytes(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)
     await sender.send(build_batch(0))
     assert part_of(run_dir, 0).read_bytes() == encode(receiver.receive(0, timeout_seconds=1))
+
+
+async def test_a_thread_that_looks_ahead_takes_no_wake_up_from_the_one_that_waits(
+    run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "FALLBACK_SECONDS", 20.0)
+    sender, receiver = both_ends(run_dir)
+    is_over = threading.Event()
+
+    def end() -> None:
+        if is_over.is_set():
+            raise ProtocolError("nobody waits any more")
+
+    ahead = asyncio.create_task(
+        asyncio.to_thread(receiver.receive, 99, timeout_seconds=60.0, check=end)
+    )
+    began = time.monotonic()
+    for step in range(40):
+        waiting = asyncio.create_task(asyncio.to_thread(receiver.receive, step, timeout_seconds=60))
+        await sender.send(build_batch(step))
+        await waiting
+        receiver.send_event(BatchReceived(step=step, term=1))
+        await sender.receive_event()
+    is_over.set()
+    await sender.send(build_batch(40))
+    with pytest.raises(ProtocolError, match="any more"):
+        await ahead
+    assert time.monotonic() - began < 15.0
