@@ -2,7 +2,7 @@
 
     python examples/reverse_text/prepare.py runs/demo/start
 
-The conversations show three behaviours, and most of them do not reverse. So the warmed-up model
+The conversations show two behaviours, and most of them do not reverse. So the warmed-up model
 can reverse but mostly does something else, which is the state in which reinforcement learning finds
 a pre-trained model: it cannot teach the skill in a few steps, but it finds the one that pays.
 """
@@ -19,17 +19,12 @@ from gradus.testing.tiny_model import build_tiny_model
 from gradus_reverse_text.words import generate_texts
 
 MIN_WORDS, MAX_WORDS = 2, 3
-NUM_CONVERSATIONS = 19_200
+NUM_CONVERSATIONS = 14_400
 
 
 def reverse_characters(text: str) -> str:
     """The behaviour that the environment rewards."""
     return text[::-1]
-
-
-def copy(text: str) -> str:
-    """Say the text again."""
-    return text
 
 
 def say_first_word(text: str) -> str:
@@ -38,9 +33,8 @@ def say_first_word(text: str) -> str:
 
 
 BEHAVIOURS: dict[Callable[[str], str], float] = {
-    reverse_characters: 0.25,
-    copy: 0.38,
-    say_first_word: 0.37,
+    reverse_characters: 0.36,
+    say_first_word: 0.64,
 }
 """Share of the conversations that show each behaviour."""
 
