@@ -156,17 +156,18 @@ class Dtypes:
 def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None) -> Settled:
     """The config with a dtype in every place of `auto`; the one place that decides it.
 
-    What is written stays, then what was `recorded`, then the dtype that the other part was given,
-    then what the hardware multiplies fast. A part that this launch does not start decides nothing.
+    What is written stays, and holds for the other part too; then comes what was `recorded`, then
+    what the hardware multiplies fast. A part that this launch does not start decides nothing.
     """
     known = recorded or Dtypes()
     written = _dtypes(config)
-    trainer = known.trainer if written.trainer == AUTO else written.trainer
-    engine = known.engine if written.engine == AUTO else written.engine
     if _trains_on_cpu(config):
         hardware = replace(hardware, trains_on_gpu=False)
     auto = hardware.dtype(trains=written.trainer is not None, serves=written.engine is not None)
-    given = Dtypes(trainer or engine or auto, engine or trainer or auto)
+    given = Dtypes(
+        _decided(written.trainer, written.engine, known.trainer, known.engine) or auto,
+        _decided(written.engine, written.trainer, known.engine, known.trainer) or auto,
+    )
     if isinstance(config, SftConfig):
         changes: dict[str, Any] = {"compute_dtype": given.trainer}
     elif isinstance(config, RunConfig):
@@ -177,6 +178,11 @@ def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None)
     changes["inference"] = config.inference.model_copy(update={"dtype": given.engine})
     copied: Any = config.model_copy(update=changes)
     return cast("Settled", copied)
+
+
+def _decided(*dtypes: str | None) -> str | None:
+    """The first that is a dtype."""
+    return next((dtype for dtype in dtypes if dtype not in {None, AUTO}), None)
 
 
 def _trains_on_cpu(config: LaunchedConfig | ServeConfig) -> bool:

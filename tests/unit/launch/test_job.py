@@ -28,7 +28,7 @@ from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import write_json
-from gradus.launch.job import all_evaluations_seconds, job_of, settled
+from gradus.launch.job import Dtypes, all_evaluations_seconds, job_of, settled
 from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, config_file
 from gradus.launch.replay import replay_job
@@ -169,6 +169,12 @@ def test_a_resumed_run_keeps_its_dtypes_on_another_machine_and_says_so(tmp_path:
     )
     assert job_of(config, resume=True, hardware=PLAIN).notes == ()
     assert job_of(config, hardware=WITH_BFLOAT16).notes == ()
+
+
+def test_a_dtype_that_is_written_for_a_resume_holds_for_both_sides() -> None:
+    config = build_run_config({"trainer": {"compute_dtype": "bfloat16"}})
+    before = Dtypes("float32", "float32")
+    assert dtypes(settled(config, WITH_BFLOAT16, before)) == ("bfloat16", "bfloat16")
 
 
 @contextmanager
