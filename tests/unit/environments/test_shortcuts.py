@@ -143,6 +143,18 @@ def test_a_hook_that_is_no_method_is_found_each_time() -> None:
         assert Odd.b in decorators.discover_decorated(odd, "reward")
 
 
+def test_a_hook_that_one_object_replaces_is_not_taken_for_that_of_its_class() -> None:
+    plain = decorators.discover_decorated
+    shortcuts.remember_hooks()
+    for is_replaced in (True, False, True):
+        played: Any = Base(vf.TaskData())
+        if is_replaced:
+            played.last = lambda trace: 0.0
+        found = decorators.discover_decorated(played, "reward")
+        assert found == plain(played, "reward")
+        assert ("last" in {method.__name__ for method in found}) is not is_replaced
+
+
 def test_signatures_are_those_of_inspect() -> None:
     signatures = shortcuts._Signatures()
     played, other = Base(vf.TaskData()), Derived(vf.TaskData())

@@ -108,6 +108,8 @@ def remember_hooks() -> None:
 
     @functools.wraps(discover)
     def discover_once(obj: object, attr: str) -> list[Callable[..., Any]]:
+        if _overrides_a_hook(obj, attr):
+            return list(discover(obj, attr))
         of_class = names.setdefault(type(obj), {})
         if attr not in of_class:
             methods: list[Callable[..., Any]] = discover(obj, attr)
@@ -117,6 +119,12 @@ def remember_hooks() -> None:
         return [getattr(obj, name) for name in of_class[attr]]
 
     _replace_everywhere("verifiers", discover, discover_once)
+
+
+def _overrides_a_hook(obj: object, attr: str) -> bool:
+    """Whether the object itself, not its class, holds something under the name of a hook."""
+    own = getattr(obj, "__dict__", {})
+    return any(hasattr(getattr(type(obj), name, None), attr) for name in own)
 
 
 def _names_of(obj: object, methods: list[Any]) -> list[str]:
