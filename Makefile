@@ -9,7 +9,7 @@ PIP := $(RUN) -m pip install -qq --no-compile --disable-pip-version-check
 
 .PHONY: help demo test check setup try-wheel clean
 help:
-	@echo "make demo    train the tiny model with reinforcement learning (a few minutes)"
+	@echo "make demo    train the tiny model with reinforcement learning (2 to 3 minutes)"
 	@echo "make test    run all tests that a CPU can run"
 	@echo "make check   format, lint, types, architecture, generated docs"
 	@echo "make setup   create $(VENV) from the lock; the others do it when needed"

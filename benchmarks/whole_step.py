@@ -9,7 +9,9 @@ core, in float32, with bf16 autocast, and with its weights in bfloat16, of which
     chat     the demo's warmed-up model of 1.6M parameters, 256 episodes of about 16 tokens
     smollm2  SmolLM2-135M, 64 episodes of exactly 64 tokens (both sides forbid an earlier end)
     tools    a model of 1.6M parameters that learned to ask a tool: 32 episodes of four tool calls
-             and a reply; TRL's own tool loop against gradus's harness and tool server
+             and a reply; TRL's own tool loop against gradus's harness and tool server. Look at
+             `model_calls`: where TRL made one call an episode, its loop saw no tool call in the
+             model's text, and the two sides cannot be compared
 
 A step is from one end of a step to the next; the first ones, and gradus's last, beside which
 nothing is played any more, do not count. Core-seconds are CPU time by role. `others` is what the
