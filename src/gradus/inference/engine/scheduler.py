@@ -19,9 +19,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
 HOLD_SECONDS = 1.0
-"""Sampled tokens are told at least this often, so that a long reply is seen to grow."""
+"""Sampled tokens are sent at least this often, so that a long reply is seen to grow."""
 STATS_SECONDS = 0.05
-"""Load is told at least this often while the engine computes, and when something has finished."""
+"""The load is sent at least this often while the engine computes, and when something ends."""
 LONGEST_WAIT_SECONDS = 0.01
 FEW_REQUESTS = 64
 """With this many requests a step costs its tokens, not its fixed price."""
