@@ -34,6 +34,10 @@ def count_next(k: str) -> str:
     return str(max(0, int(k) - 1)) if k.isdigit() else "0"
 
 
+# The model learned to call a tool whose declaration does not say what it returns.
+del count_next.__annotations__["return"]
+
+
 def similarity(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
     """The reward of the task set reverse-text."""
     replies = [completion[-1]["content"] for completion in completions]
