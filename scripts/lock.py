@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-EXTRAS = ("cpu", "data", "plot", "dev")
+EXTRAS = ("cpu", "data", "plot", "tasks", "reasoning", "dev")
 TOOLS = ("hatchling", "editables", "gguf", "setuptools")
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 """torch is installed by its own line; its family does not match the CPU build."""
