@@ -43,15 +43,15 @@ from verifiers.v1.serve import delta, pool
 from verifiers.v1.utils import decorators
 
 from gradus.environments.engine_client import EngineClient, RequestSeeds
-from gradus.environments.patches.known import install_known
-from gradus.environments.patches.shortcuts import SHORTCUTS
-from gradus.environments.tool_servers import (
+from gradus.environments.harness.tool_servers import (
     ToolServerLimits,
     ToolServerSlots,
     read_port,
     slots_around,
     start_in_time,
 )
+from gradus.environments.patches.known import install_known
+from gradus.environments.patches.shortcuts import SHORTCUTS
 from gradus.log import get_logger
 
 VERIFIERS_VERSION = "0.4.0"

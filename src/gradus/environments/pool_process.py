@@ -32,8 +32,8 @@ from typing import Any, TextIO
 from verifiers.v1.serve import pool, serve_env
 
 from gradus.environments.compat import keep_worker_sockets_in, watch_workers
+from gradus.environments.harness.tool_servers import ToolServerLimits
 from gradus.environments.pool import SILENT_SECONDS
-from gradus.environments.tool_servers import ToolServerLimits
 from gradus.environments.worker import leave_soon, prepare_worker
 from gradus.processes.child import die_with_parent
 

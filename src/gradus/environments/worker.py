@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from multiprocessing.util import Finalize
 
 from gradus.environments import compat
+from gradus.environments.harness.tool_servers import ToolServerLimits
 from gradus.environments.pool import hide_variables
-from gradus.environments.tool_servers import ToolServerLimits
 from gradus.log import configure_logging, end_quietly
 from gradus.processes.child import die_with_parent
 

@@ -25,7 +25,7 @@ from verifiers.v1.serve.delta import DeltaStreamer
 
 from gradus.environments import compat
 from gradus.environments.engine_client import EngineClient
-from gradus.environments.tool_servers import ToolServerLimits
+from gradus.environments.harness.tool_servers import ToolServerLimits
 
 RUN_ON_THREAD = train.RendererSlot.run
 CHANGED = DeltaStreamer._changed

@@ -22,8 +22,8 @@ from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.session import RolloutSession
 
 from gradus.environments import compat
-from gradus.environments import tool_servers as tools
 from gradus.environments.engine_client import RequestSeeds
+from gradus.environments.harness import tool_servers as tools
 from gradus.environments.patches import in_process, shortcuts
 from gradus.environments.patches.in_process import LocalServer, local_server
 from gradus.testing.engine import ScriptedEngine

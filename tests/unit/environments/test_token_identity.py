@@ -23,8 +23,8 @@ from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 
 from gradus.environments import compat
-from gradus.environments import tool_servers as tools
 from gradus.environments.engine_client import RequestSeeds
+from gradus.environments.harness import tool_servers as tools
 from gradus.environments.patches import shortcuts
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply

@@ -17,7 +17,7 @@ from verifiers.v1.runtimes import provision_runtime
 from verifiers.v1.runtimes.subprocess import SubprocessConfig
 
 from gradus.environments import compat
-from gradus.environments.tool_servers import (
+from gradus.environments.harness.tool_servers import (
     ToolServerLimits,
     ToolServerSlots,
     read_port,

@@ -21,7 +21,7 @@ from verifiers.v1.harnesses.utils.compaction import (
     bound_tool_message,
 )
 
-from gradus.environments.model_calls import (
+from gradus.environments.harness.model_calls import (
     Connections,
     Endpoint,
     HttpTransport,
@@ -29,8 +29,8 @@ from gradus.environments.model_calls import (
     RetryPolicy,
     Transport,
 )
+from gradus.environments.harness.tool_servers import ToolCall, ToolServers
 from gradus.environments.patches.in_process import local_server
-from gradus.environments.tool_servers import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
 

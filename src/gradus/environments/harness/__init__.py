@@ -1,0 +1,1 @@
+"""Harnesses that play inside a worker, their model calls, and the tool servers they use."""
