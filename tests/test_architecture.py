@@ -38,6 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"wire", "config"},
     "monitor": {"wire", "config"},
     "environments": {"wire", "config"},
+    # The rules of games for several agents: pure, for task sets and environments to use.
+    "multiagent": set(),
     "orchestrator": {"wire", "config", "transport", "monitor"},
     "trainer": {"wire", "config", "transport", "weights", "monitor"},
     "inference": {"wire", "config", "weights"},

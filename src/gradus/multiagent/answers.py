@@ -1,0 +1,152 @@
+"""Reading the letter that a reply to a multiple-choice question settles on.
+
+The reading is strict where a reply says nothing else than its letter, lenient where it explains
+itself, and silent where it hedges: a reply that names two letters or doubts its own has no answer.
+Every pattern repeats a bounded number of times on text whose white space is collapsed, so that
+the time grows with the length of the reply and no faster.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from functools import lru_cache
+
+CONCLUSION_CHARS = 200
+"""A doubt counts in the last characters of a reply; earlier ones are part of the reasoning."""
+_MARKUP = str.maketrans("", "", "*_`$")
+_BOXED = re.compile(r"\\(?:boxed|text|mathrm|mathbf)\{ ?([A-Za-z]) ?\}")
+_DOUBT = re.compile(
+    r"\b(?:not (?:entirely |completely |really |at all |quite )?(?:sure|certain)"
+    r"|unsure|uncertain|no idea|(?:do not|don['\u2019]t) know"
+    r"|(?:cannot|can['\u2019]t|could not|couldn['\u2019]t) (?:decide|choose|tell|determine|answer)"
+    r"|none of (?:the above|them|these)|all of (?:the above|them|these)"
+    r"|(?:any|both|neither|either) of (?:the above|them|these))\b",
+    re.IGNORECASE,
+)
+_AFTER_A = frozenset(
+    {
+        *("is", "was", "because", "since", "as", "would", "must", "can", "should", "seems", "and"),
+        *("follows", "fits", "holds", "looks", "being", "or", "gives", "matches", "describes"),
+    }
+)
+"""Words that show a leading "A" to be the option and not the article."""
+
+
+def read_choice(reply: str, letters: str) -> str | None:
+    """The letter of `letters` that a reply settles on, in upper case; None when it settles on none.
+
+    In order: the letter alone; nothing for a hedge; the letter with marks around it, the last
+    `answer is A`, the last `(A)`, a single letter on the first line, the last letter that stands
+    alone, the article "A" and the pronoun "I" left out.
+
+    >>> read_choice("b", "ABCD"), read_choice("The answer is (C).", "ABCD")
+    ('B', 'C')
+    >>> read_choice("Both A and B are right.", "ABCD") is None
+    True
+    """
+    if is_exact(reply, letters):
+        return reply.strip().upper()
+    rules = _rules(letters.upper())
+    cleaned = _BOXED.sub(r"(\1)", reply.translate(_MARKUP))
+    first_line = " ".join(cleaned.lstrip().partition("\n")[0].split())
+    text = " ".join(cleaned.split())
+    if rules.hedges(text):
+        return None
+    return (
+        rules.bare(text)
+        or rules.last(rules.stated, text)
+        or rules.last(rules.bracketed, text)
+        or rules.single(first_line)
+        or rules.last_alone(text)
+    )
+
+
+def is_exact(reply: str, letters: str) -> bool:
+    """True for a reply that is one of the letters, in any case, and nothing else."""
+    stripped = reply.strip()
+    return len(stripped) == 1 and stripped in letters.upper() + letters.lower()
+
+
+@lru_cache(maxsize=32)
+def _rules(letters: str) -> _Rules:
+    return _Rules(letters)
+
+
+class _Rules:
+    """The patterns for one set of letters."""
+
+    def __init__(self, letters: str) -> None:
+        if not letters or not set(letters) <= set(string.ascii_uppercase):
+            raise ValueError(f"letters = {letters!r} must be letters from A to Z")
+        upper = f"[{letters}]"
+        either = f"[{letters}{letters.lower()}]"
+        before, after = r"(?<![\w'\u2019-])", r"(?![\w'\u2019-])"
+        end = r"(?=[ ]?(?:[.,;:!?)\]]|$))"
+        joined = rf"(?: ?(?:,|/|&| or | and | and/or |, or |, and )) ?\(?{upper}{after}"
+        self.bracketed = re.compile(rf"\( ?({either}) ?\)(?!{joined})")
+        stated = (
+            r"\b(?:answer|choice|option|choose|pick|select)\b(?: (?:is|was|would be|must be))?"
+            r" ?[:=]? ?(?:option |letter )?[\[(\"']?"
+        )
+        self.stated = re.compile(
+            rf"{stated}(?:(?-i:({upper}){after})(?!{joined})|({either}){after}{end})",
+            re.IGNORECASE,
+        )
+        self._bare = re.compile(
+            rf"(?:option |letter )?[\[(<\"']?({either})[\])>\"']?[.,;:!?)]{{0,3}}", re.IGNORECASE
+        )
+        self._alone = re.compile(rf"{before}({upper}){after}")
+        self._several = re.compile(
+            rf"{before}(?:(?i:both|either|neither) \(?{upper}\)?(?: and | or | nor |, | ?/ ?)"
+            rf"|\(?{upper}\)?(?: or | and/or | ?/ ?))\(?{upper}\)?{after}"
+        )
+        self._joined_before = re.compile(rf"{upper}\)?(?:,|/|&| and| or|, and|, or) ?\(?$")
+        self._joined_after = re.compile(joined)
+
+    def hedges(self, text: str) -> bool:
+        """Whether the conclusion doubts, or offers two letters at once."""
+        conclusion = text[-CONCLUSION_CHARS:]
+        return bool(_DOUBT.search(conclusion) or self._several.search(conclusion))
+
+    def bare(self, text: str) -> str | None:
+        """The letter of a text that is a letter with marks around it."""
+        found = self._bare.fullmatch(text)
+        return found[1].upper() if found else None
+
+    def last(self, pattern: re.Pattern[str], text: str) -> str | None:
+        """The letter of the last match: who corrects himself means the correction."""
+        letter = None
+        for found in pattern.finditer(text):
+            letter = next(group for group in found.groups() if group)
+        return letter.upper() if letter else None
+
+    def single(self, line: str) -> str | None:
+        """The letter of a line on which only one stands alone."""
+        found = {line[place] for place in self._places(line)}
+        return found.pop() if len(found) == 1 else None
+
+    def last_alone(self, text: str) -> str | None:
+        """The last letter that stands alone, unless it is one of an enumeration."""
+        places = self._places(text)
+        if not places:
+            return None
+        place = places[-1]
+        around = text[max(0, place - 12) : place], text[place + 1 : place + 16]
+        if self._joined_before.search(around[0]) or self._joined_after.match(around[1]):
+            return None
+        return text[place]
+
+    def _places(self, text: str) -> list[int]:
+        return [m.start() for m in self._alone.finditer(text) if not _is_word(text, m.start())]
+
+
+def _is_word(text: str, place: int) -> bool:
+    """Whether the letter at this place is the article "A" or the pronoun "I"."""
+    if text[place] == "I":
+        return True
+    if text[place] != "A" or text[place + 1 : place + 2] != " ":
+        return False
+    begins = text[max(0, place - 2) : place].rstrip()[-1:] in ("", ".", "!", "?", ":", '"')
+    next_word = text[place + 2 : place + 40].partition(" ")[0]
+    return begins and next_word[:1].isalpha() and next_word.strip(".,;:!?") not in _AFTER_A
