@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "environments": {"wire", "config"},
     # The rules of games for several agents: pure, for task sets and environments to use.
     "multiagent": set(),
+    "tasksets": set(),
     "orchestrator": {"wire", "config", "transport", "monitor"},
     "trainer": {"wire", "config", "transport", "weights", "monitor"},
     "inference": {"wire", "config", "weights"},

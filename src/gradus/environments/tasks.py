@@ -19,7 +19,7 @@ from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
 from verifiers.v1.utils.loaders import env_config_type, taskset_config_type
 
 from gradus.config import EVERY_ROLE, has_module, nearest, plugin_module
-from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.errors import ConfigError, EnvironmentFailure, GradusError
 from gradus.log import get_logger
 
 log = get_logger(__name__)
@@ -144,6 +144,9 @@ def load_tasks(
         )
     except Stopped:
         raise
+    except GradusError as error:
+        # A task set that speaks our errors has said all that there is to say.
+        raise type(error)(f"{name}: {error}") from error
     except (Exception, SystemExit) as error:
         raise EnvironmentFailure(
             f"{name} could not load its tasks: {_origin(error)}. Check the source's `taskset` "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gradus.errors import ConfigError
 from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
 from gradus_reverse_text.texts import HUB_DATASET
 
@@ -36,7 +37,7 @@ def test_a_missing_column_is_told_with_those_there_are(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     datasets.Dataset.from_dict({"text": ["a"]}).to_json(str(tmp_path / "data" / "train.json"))
     config = ReverseTextConfig(id="x", source="hub", dataset=str(tmp_path / "data"))
-    with pytest.raises(ValueError, match="has no column 'prompt'; it has text"):
+    with pytest.raises(ConfigError, match="has no column 'prompt'; it has text"):
         list(ReverseTextTaskset(config))
 
 

@@ -1,0 +1,138 @@
+"""Reward functions that a user names: `module:function` or `file.py:function`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.plugins import find_function
+
+_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A function that rates what an agent did, and the names of what it wants to know.
+
+    >>> exact = RewardFunction.load("rewards.py:exact", offered=["reply", "row"])  # doctest: +SKIP
+    >>> await exact({"reply": "4", "row": {"answer": "4"}})  # doctest: +SKIP
+    {'exact': 1.0}
+    """
+
+    name: str
+    """The function's own name, under which its number is recorded."""
+    path: str
+    """As the user wrote it."""
+    function: Callable[..., Any]
+    wanted: tuple[str, ...]
+    """Arguments that it takes, of those offered."""
+
+    @classmethod
+    def load(cls, path: str, *, offered: Sequence[str]) -> RewardFunction:
+        """Import the function; ConfigError when it is not there or asks for something else."""
+        function = _function(path)
+        wanted = _wanted(path, function, offered)
+        return cls(path.rpartition(":")[2], path, function, wanted)
+
+    async def __call__(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Its number or numbers by name, all finite; EnvironmentFailure for anything else.
+
+        An `async def` is awaited. A plain function runs at once, and the other episodes of its
+        worker wait.
+        """
+        result = self.function(**{name: values[name] for name in self.wanted})
+        if inspect.isawaitable(result):
+            result = await result
+        # An empty dict would leave the episode without any reward; it fails like other non-numbers.
+        parts = result if isinstance(result, Mapping) and result else {self.name: result}
+        return {str(name): self._finite(name, value) for name, value in parts.items()}
+
+    def _finite(self, name: object, value: object) -> float:
+        part = "" if name == self.name else f" for {name!r}"
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        # float() reads text too, and a reward that is text is a mistake.
+        if isinstance(value, str | bytes) or not math.isfinite(number):
+            raise EnvironmentFailure(
+                f"reward {self.path!r} returned {_shown(value)}{part}; it must return a finite "
+                "number, or a dict of names and finite numbers"
+            )
+        return number
+
+
+def _function(path: str) -> Callable[..., Any]:
+    where, separator, name = path.rpartition(":")
+    if not separator or not where or not name:
+        raise ConfigError(
+            f"reward {path!r} must be given as 'module:function' or 'file.py:function'"
+        )
+    if not where.endswith(".py"):
+        return find_function("reward", path)
+    found = getattr(_module_of_file(path, Path(where)), name, None)
+    if not callable(found):
+        raise ConfigError(f"reward {path!r}: the file has no function {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def _module_of_file(path: str, file: Path) -> ModuleType:
+    """The module of a file, executed once in a process however often it is asked for."""
+    file = file.expanduser().resolve()
+    digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
+    module_name = f"gradus_reward_{file.stem}_{digest}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    if not file.is_file():
+        raise ConfigError(
+            f"reward {path!r}: there is no file {file}. A relative path starts where the command "
+            "was given"
+        )
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ConfigError(
+            f"reward {path!r}: {file} fails when it is imported ({type(error).__name__}: {error})"
+        ) from error
+    return module
+
+
+def _wanted(path: str, function: Callable[..., Any], offered: Sequence[str]) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"reward {path!r}: its arguments cannot be read ({error})") from error
+    strange = [
+        p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty
+        and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        and (p.kind not in _KINDS or p.name not in offered)
+    ]
+    if strange:
+        raise ConfigError(
+            f"reward {path!r} asks for {strange[0]!r}; it may take, by name: {', '.join(offered)}"
+        )
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return tuple(offered)
+    return tuple(p.name for p in parameters if p.kind in _KINDS and p.name in offered)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
