@@ -10,10 +10,8 @@ from gradus.config.check import (
 from gradus.config.keys import dotted
 from gradus.config.machine import (
     compiler_problem,
-    has_module,
     head_problem,
     is_on_this_machine,
-    plugin_module,
 )
 from gradus.config.memory.prediction import predict_memory
 from gradus.config.owned import PASSED_TO_EVERY_PROCESS, variables_named_in
@@ -148,7 +146,6 @@ __all__ = [
     "dotted",
     "environment_process",
     "from_prime_rl",
-    "has_module",
     "head_problem",
     "is_on_this_machine",
     "load_config",
@@ -157,7 +154,6 @@ __all__ = [
     "nearest",
     "one_config",
     "parallel_problems",
-    "plugin_module",
     "predict_memory",
     "read_config_file",
     "refuse",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import pkgutil
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from gradus.config.keys import KeyPath
 from gradus.config.memory.sharing import memory_problems, trainer_footprint
-from gradus.config.problems import Problem
+from gradus.config.problems import Problem, nearest
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
 from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import CHAT_HARNESS, EnvironmentConfig, HarnessChoice
@@ -28,6 +24,14 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
 from gradus.config.sources import LaunchedConfig, Sources
+from gradus.installed import (
+    BUILTIN_HARNESSES,
+    PLAYED,
+    has_module,
+    has_plugin,
+    known_ids,
+    plugin_module,
+)
 from gradus.processes.gpus import FoundGpus
 from gradus.processes.placement import Placement, place
 
@@ -245,12 +249,11 @@ def _source_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Probl
     """The taskset, the environment and the harnesses of a source are installed."""
     if source.address is not None:
         return
-    kinds = (BUILTIN_TASKSETS, BUILTIN_ENVIRONMENTS)
-    if not has_plugin(source.id, kinds):
-        yield Problem((*path, "id"), _not_installed("environment", source.id))
+    if not has_plugin(source.id, PLAYED):
+        yield Problem((*path, "id"), _not_installed("environment", source.id, PLAYED))
     taskset = source.taskset.get("id")
-    if isinstance(taskset, str) and not has_plugin(taskset, kinds):
-        yield Problem((*path, "taskset", "id"), _not_installed("taskset", taskset))
+    if isinstance(taskset, str) and not has_plugin(taskset, PLAYED):
+        yield Problem((*path, "taskset", "id"), _not_installed("taskset", taskset, PLAYED))
     yield from _harness_problems((*path, "harness", "id"), source.harness)
     for role, agent in source.agents.items():
         if agent.harness is not None:
@@ -259,73 +262,21 @@ def _source_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Probl
 
 def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
     """The harness is ours, one of verifiers, or an installed module."""
-    if harness.id == CHAT_HARNESS or has_plugin(harness.id, (BUILTIN_HARNESSES,)):
-        return
-    known = ", ".join([CHAT_HARNESS, *builtin_plugins(BUILTIN_HARNESSES)])
-    yield Problem(path, f"{_not_installed('harness', harness.id)}. Known: {known}")
+    kinds = (BUILTIN_HARNESSES,)
+    if harness.id != CHAT_HARNESS and not has_plugin(harness.id, kinds):
+        yield Problem(path, _not_installed("harness", harness.id, kinds))
 
 
-def _not_installed(kind: str, plugin_id: str) -> str:
-    """Says which module was looked for."""
+def _not_installed(kind: str, plugin_id: str, kinds: Sequence[str]) -> str:
+    """Says which module was looked for, and what is installed."""
     module = plugin_module(plugin_id)
     if not module.isidentifier():
         return f"{plugin_id!r} cannot name a module; the id of a {kind} has no dots or spaces"
-    looked = f"looked for module {module!r}, also in {Path.cwd()}"
-    return f"{kind} {plugin_id!r} is not installed ({looked})"
-
-
-BUILTIN_TASKSETS = "tasksets"
-BUILTIN_ENVIRONMENTS = "envs"
-BUILTIN_HARNESSES = "harnesses"
-
-
-def has_module(name: str) -> bool:
-    """Whether `import name` would find a module; parents are not imported either."""
-    path: Sequence[str] = ["", *sys.path]
-    walked: list[str] = []
-    spec: ModuleSpec | None = None
-    for part in name.split("."):
-        walked.append(part)
-        spec = PathFinder.find_spec(".".join(walked), path) or _other_finder(walked)
-        if spec is None:
-            return False
-        path = list(spec.submodule_search_locations or [])
-    return spec is not None
-
-
-def _other_finder(walked: list[str]) -> ModuleSpec | None:
-    """Top-level modules that only another import finder knows, e.g. of an editable install."""
-    try:
-        return importlib.util.find_spec(walked[0]) if len(walked) == 1 else None
-    except (ImportError, ValueError):
-        return None
-
-
-def plugin_module(plugin_id: str) -> str:
-    """The module that verifiers imports for an id.
-
-    >>> plugin_module("someone/reverse-text@1.2")
-    'reverse_text'
-    """
-    return plugin_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
-
-
-def builtin_plugins(kind: str) -> list[str]:
-    """The plug-ins of one kind that ship with verifiers."""
-    spec = PathFinder.find_spec("verifiers", ["", *sys.path]) or _other_finder(["verifiers"])
-    if spec is None or not spec.submodule_search_locations:
-        return []
-    folder = Path(spec.submodule_search_locations[0]) / "v1" / kind
-    modules = pkgutil.iter_modules([str(folder)])
-    return sorted(module.name for module in modules if module.ispkg and module.name != "utils")
-
-
-def has_plugin(plugin_id: str, kinds: Sequence[str]) -> bool:
-    """Whether verifiers would find a plug-in: among its own of these kinds, or as a module."""
-    module = plugin_module(plugin_id)
-    if any(module in builtin_plugins(kind) for kind in kinds):
-        return True
-    return module.isidentifier() and has_module(module)
+    looked = f"looked for modules {module!r} and 'gradus_{module}', also in {Path.cwd()}"
+    known = known_ids(kinds)
+    near = nearest(module.replace("_", "-").removeprefix("gradus-"), known)
+    meant = f"did you mean {near!r}? " if near else ""
+    return f"{kind} {plugin_id!r} is not installed ({looked}); {meant}Installed: {', '.join(known)}"
 
 
 _NO_COMPILER = (

@@ -1,4 +1,7 @@
-"""The config of each process, derived from what the user wrote. Pure; nothing else derives one."""
+"""The config of each process, derived from what the user wrote; nothing else derives one.
+
+Pure, but for one question: which plug-ins are installed, since an id of ours may be a short one.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ from gradus.config.sources import (
     TrainSource,
     resolve_sources,
 )
+from gradus.installed import BUILTIN_HARNESSES, installed_id
 
 CHAT_HARNESS_MODULE = "gradus_chat"
 """The id under which verifiers can import the harness `chat`."""
@@ -366,16 +370,19 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     taskset. Every named role is a seat and takes from the source what it leaves open; EVERY_ROLE
     holds the seat of the others.
     """
+    taskset_id = source.taskset.get("id", source.id)
+    if isinstance(taskset_id, str):
+        taskset_id = installed_id(taskset_id)
     result: dict[str, Any] = {
         **source.settings,
-        "taskset": {"id": source.id, **source.taskset},
+        "taskset": {**source.taskset, "id": taskset_id},
         "timeout": {
             "episode": source.timeout.episode_seconds,
             "finalize": source.timeout.finalize_seconds,
         },
     }
     if "id" in source.taskset:
-        result["id"] = source.id
+        result["id"] = installed_id(source.id)
     for name, role in {EVERY_ROLE: AgentRoleConfig(), **source.agents}.items():
         result[name] = _seat(source, role)
     return result
@@ -420,8 +427,8 @@ def _seat(source: EnvironmentConfig, role: AgentRoleConfig) -> dict[str, Any]:
 
 def _harness(harness: HarnessChoice) -> dict[str, Any]:
     """verifiers' HarnessConfig."""
-    is_ours = harness.id == CHAT_HARNESS
-    return {**harness.config, "id": CHAT_HARNESS_MODULE if is_ours else harness.id}
+    found = installed_id(harness.id, (BUILTIN_HARNESSES,))
+    return {**harness.config, "id": CHAT_HARNESS_MODULE if harness.id == CHAT_HARNESS else found}
 
 
 def _sampling(sampling: SamplingConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import LoraConfig
 from gradus.config.sources import LaunchedConfig, Sources, TrainSource, resolve_sources
+from gradus.installed import installed_id
 from gradus.processes.gpus import NOT_ASKED, FoundGpus
 from gradus.processes.placement import Placement
 
@@ -214,7 +215,8 @@ def _engine(inference: InferenceConfig) -> str:
 
 
 def _environment(source: EnvironmentConfig) -> str:
-    return f"{source.id}, harness {source.harness.id}, {_pool(source.pool)}"
+    found = installed_id(source.id)
+    return f"{found}, harness {source.harness.id}, {_pool(source.pool)}"
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
 from verifiers.v1.utils.loaders import env_config_type, taskset_config_type
 
-from gradus.config import EVERY_ROLE, has_module, nearest, plugin_module
+from gradus.config import EVERY_ROLE, nearest
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
+from gradus.installed import has_module, plugin_module
 from gradus.log import get_logger
 
 log = get_logger(__name__)

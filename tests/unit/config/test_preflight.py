@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 
-from gradus.config import check, has_module, plugin_module
-from gradus.config.machine import (
+from gradus.config import TrainEnvironmentConfig, check, describe
+from gradus.config.resolve import verifiers_config
+from gradus.config.schema.environment import HarnessChoice
+from gradus.installed import (
     BUILTIN_ENVIRONMENTS,
     BUILTIN_HARNESSES,
     BUILTIN_TASKSETS,
     builtin_plugins,
+    has_module,
     has_plugin,
+    installed_id,
+    plugin_module,
 )
 from gradus.testing.configs import build_run_config, build_sft_config
 
@@ -97,7 +102,7 @@ def test_an_environment_of_the_users_is_found_in_the_working_directory(
     working_directory: Path,
 ) -> None:
     said = problems(with_env(id="my-task"))[0]
-    assert f"(looked for module 'my_task', also in {working_directory})" in said
+    assert f"looked for modules 'my_task' and 'gradus_my_task', also in {working_directory}" in said
     (working_directory / "my_task.py").write_text("raise RuntimeError('never imported')")
     assert problems(with_env(id="my-task")) == []
     assert "my_task" not in sys.modules
@@ -152,6 +157,48 @@ def test_plugins_that_ship_with_verifiers_are_known() -> None:
 def test_an_id_of_the_hub_is_found_by_its_name() -> None:
     assert plugin_module("someone/Gradus-Reverse-Text@1.2") == "gradus_reverse_text"
     assert has_plugin("someone/gradus-reverse-text@1.2", (BUILTIN_TASKSETS,))
+
+
+def test_our_task_sets_have_short_ids() -> None:
+    assert installed_id("reverse-text") == installed_id("Reverse_Text") == "gradus-reverse-text"
+    for as_written in ("gradus-reverse-text", "someone/reverse-text", "reverse-text@1", "no-such"):
+        assert installed_id(as_written) == as_written
+
+
+def test_a_module_goes_before_ours_only_when_it_uses_verifiers(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(working_directory))
+    for name in ("gradus_null", "gradus_code", "gradus_mine", "mine"):
+        (working_directory / f"{name}.py").touch()
+    assert installed_id("code") == "gradus-code", "Python's own module `code` is no task set"
+    assert installed_id("mine") == "gradus-mine"
+    (working_directory / "mine.py").write_text("import verifiers.v1 as vf")
+    assert installed_id("mine") == "mine"
+    assert installed_id("null", (BUILTIN_HARNESSES,)) == "null", "verifiers' own goes before"
+
+
+def test_the_processes_get_the_resolved_ids_and_the_name_stays_short() -> None:
+    source = TrainEnvironmentConfig(id="kuhn-poker", harness=HarnessChoice(id="null"))
+    config = verifiers_config(source)
+    assert config["taskset"] == {"id": "gradus-kuhn-poker"}
+    assert (config["*"]["harness"], source.unique_name) == ({"id": "null"}, "kuhn-poker")
+    source = TrainEnvironmentConfig(id="best-of-n", taskset={"id": "reverse-text"})
+    config = verifiers_config(source)
+    assert (config["id"], config["taskset"]) == ("best-of-n", {"id": "gradus-reverse-text"})
+
+
+def test_the_plan_shows_the_resolved_id() -> None:
+    lines = describe(build_run_config(with_env(id="reverse-text")))
+    assert any("env_reverse-text " in line and " gradus-reverse-text," in line for line in lines)
+
+
+@pytest.mark.parametrize("written", ["revers-text", "gradus-revers-text"])
+def test_an_id_that_nobody_has_is_told_with_the_nearest(written: str) -> None:
+    said = problems(with_env(id=written))[0]
+    assert "did you mean 'reverse-text'?" in said
+    assert "kuhn-poker" in said
+    assert "textarena" in said
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,13 @@ def test_a_key_that_the_taskset_does_not_take_is_refused_with_the_nearest() -> N
         load_tasks("here", config)
 
 
-def test_packages_that_a_shipped_environment_lacks_are_named_with_its_advice() -> None:
-    with pytest.raises(ConfigError, match=r"needs the Python module '(nltk|textarena)'.*verifiers"):
+def test_packages_that_a_shipped_environment_lacks_are_named_with_its_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "nltk", None)
+    for name in ("verifiers.v1.tasksets.textarena", "verifiers.v1.tasksets.textarena.taskset"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ConfigError, match=r"needs the Python module 'nltk'.*verifiers"):
         completed(id="textarena", taskset={"game": "Wordle-v0"})
 
 

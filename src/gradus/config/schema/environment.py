@@ -184,8 +184,8 @@ class EnvironmentConfig(StrictConfig):
     """One environment process and how the orchestrator uses it."""
 
     id: str
-    """Name of an installed verifiers taskset or environment, e.g. "gradus-reverse-text". Left out,
-    it is `taskset.id`."""
+    """Name of an installed verifiers taskset or environment, e.g. "gradus-reverse-text"; ours may
+    be written without "gradus-". Left out, it is `taskset.id`."""
     name: str | None = Field(None, pattern=NAME_PATTERN)
     """Name in metrics and logs. None means the id; give one when an id appears twice."""
     taskset: dict[str, Any] = Field(default_factory=dict)

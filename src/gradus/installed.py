@@ -1,0 +1,129 @@
+"""Which plug-ins of verifiers are installed, and which one an id means; imports none of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+BUILTIN_TASKSETS = "tasksets"
+BUILTIN_ENVIRONMENTS = "envs"
+BUILTIN_HARNESSES = "harnesses"
+PLAYED = (BUILTIN_TASKSETS, BUILTIN_ENVIRONMENTS)
+"""Where verifiers looks for the id of a source among its own plug-ins."""
+
+_OURS = "gradus_"
+"""What the modules of our own plug-ins begin with, and their short ids leave out."""
+_MAX_MODULE_BYTES = 200_000
+
+
+def has_module(name: str) -> bool:
+    """Whether `import name` would find a module; parents are not imported either."""
+    return _spec_of(name) is not None
+
+
+def plugin_module(plugin_id: str) -> str:
+    """The module that verifiers imports for an id.
+
+    >>> plugin_module("someone/reverse-text@1.2")
+    'reverse_text'
+    """
+    return plugin_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+
+
+def builtin_plugins(kind: str) -> list[str]:
+    """The plug-ins of one kind that ship with verifiers."""
+    spec = PathFinder.find_spec("verifiers", ["", *sys.path]) or _other_finder(["verifiers"])
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    folder = Path(spec.submodule_search_locations[0]) / "v1" / kind
+    modules = pkgutil.iter_modules([str(folder)])
+    return sorted(module.name for module in modules if module.ispkg and module.name != "utils")
+
+
+def has_plugin(plugin_id: str, kinds: Sequence[str]) -> bool:
+    """Whether verifiers would find a plug-in: among its own of these kinds, or as a module."""
+    module = plugin_module(installed_id(plugin_id, kinds))
+    if any(module in builtin_plugins(kind) for kind in kinds):
+        return True
+    return module.isidentifier() and has_module(module)
+
+
+def installed_id(plugin_id: str, kinds: Sequence[str] = PLAYED) -> str:
+    """The id that verifiers understands: ours may be written without `gradus-`.
+
+    What ships with verifiers goes before, and so does a module of that name that uses verifiers: a
+    game package or a module of Python may have the same name as one of our task sets.
+
+    >>> installed_id("reverse-text"), installed_id("null", [BUILTIN_HARNESSES])
+    ('gradus-reverse-text', 'null')
+    """
+    module = plugin_module(plugin_id)
+    if "/" in plugin_id or "@" in plugin_id or not module.isidentifier():
+        return plugin_id
+    if any(module in builtin_plugins(kind) for kind in kinds) or not has_module(_OURS + module):
+        return plugin_id
+    spec = _spec_of(module)
+    if spec is not None and _uses_verifiers(spec):
+        return plugin_id
+    return (_OURS + module).replace("_", "-")
+
+
+def known_ids(kinds: Sequence[str]) -> list[str]:
+    """Ids of installed plug-ins: verifiers' own of these kinds, and ours in their short form.
+
+    Ours are named whatever their kind: which one it is only its code says.
+    """
+    ours = {
+        module.name.removeprefix(_OURS)
+        for module in pkgutil.iter_modules([str(Path.cwd()), *sys.path])
+        if module.name.startswith(_OURS)
+    }
+    builtin = {name for kind in kinds for name in builtin_plugins(kind)}
+    return sorted(name.replace("_", "-") for name in ours | builtin)
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """Where a module lies; None when `import name` would not find it."""
+    path: Sequence[str] = ["", *sys.path]
+    walked: list[str] = []
+    spec: ModuleSpec | None = None
+    for part in name.split("."):
+        walked.append(part)
+        spec = PathFinder.find_spec(".".join(walked), path) or _other_finder(walked)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _other_finder(walked: list[str]) -> ModuleSpec | None:
+    """Top-level modules that only another import finder knows, e.g. of an editable install."""
+    try:
+        return importlib.util.find_spec(walked[0]) if len(walked) == 1 else None
+    except (ImportError, ValueError):
+        return None
+
+
+def _uses_verifiers(spec: ModuleSpec) -> bool:
+    """Whether the files of a module, without those of its sub-packages, name verifiers."""
+    return any(b"verifiers" in _head(file) for file in _files(spec))
+
+
+def _files(spec: ModuleSpec) -> Iterator[Path]:
+    if spec.submodule_search_locations:
+        for folder in spec.submodule_search_locations:
+            yield from sorted(Path(folder).glob("*.py"))
+    elif spec.origin is not None and spec.origin.endswith(".py"):
+        yield Path(spec.origin)
+
+
+def _head(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(_MAX_MODULE_BYTES)
+    except OSError:
+        return b""
