@@ -1,0 +1,42 @@
+"""Two reward functions for rows that hold their `answer`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_LONGEST_TAIL = 1000
+"""Characters from the end in which a number is looked for."""
+
+
+def exact_answer(reply: str, row: Mapping[str, Any]) -> float:
+    """1 when the reply is the row's `answer`, but for space around it; else 0.
+
+    >>> exact_answer(" 4\\n", {"answer": 4})
+    1.0
+    """
+    return float(reply.strip() == _answer(row))
+
+
+def last_number(reply: str, row: Mapping[str, Any]) -> float:
+    """1 when the last number of the reply is the row's `answer`; else 0.
+
+    >>> last_number("2 + 2 makes 4.", {"answer": "4"})
+    1.0
+    """
+    numbers = _NUMBER.findall(reply[-_LONGEST_TAIL:])
+    return float(bool(numbers) and _plain(numbers[-1]) == _plain(_answer(row)))
+
+
+def _answer(row: Mapping[str, Any]) -> str:
+    if "answer" not in row:
+        raise ValueError(f"this row has no 'answer'; it has {', '.join(row)}")
+    return str(row["answer"]).strip()
+
+
+def _plain(number: str) -> str:
+    """A number without thousands separators and without zeros after the point."""
+    plain = number.replace(",", "")
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain

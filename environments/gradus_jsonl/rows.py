@@ -1,0 +1,106 @@
+"""Rows of a file of JSON lines, each with the prompt that it asks; errors name file and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import ConfigError
+
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One line of the file."""
+
+    where: str
+    """File and line, for errors."""
+    prompt: str | list[dict[str, str]]
+    """A text, or messages that do not end with one of the assistant."""
+    row: dict[str, Any]
+    """All keys of the line, as the reward function sees them."""
+
+
+def read_rows(path: Path, *, key: str | None = None) -> Iterator[PromptRow]:
+    """The rows of a file; the prompt is in `key`, else in `prompt` or `messages`.
+
+    A message of the assistant at the end of a conversation is no part of the prompt. ConfigError
+    for a file that is not there or empty, and for every line that is no task.
+    """
+    num_rows = 0
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        num_rows += 1
+        where = f"{path}, line {number}"
+        row = _parse(line, where)
+        yield PromptRow(where, _prompt(row, key, where), row)
+    if not num_rows:
+        raise ConfigError(f"{path} holds no rows; write one JSON object per line")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from file
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}). A relative path starts where the command "
+            "was given"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error.reason}, byte {error.start})") from error
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where} is a {type(row).__name__}, not a JSON object")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} has an escape that is half a character: {error}") from error
+    return row
+
+
+def _prompt(row: dict[str, Any], key: str | None, where: str) -> str | list[dict[str, str]]:
+    tried = (key,) if key else ("prompt", "messages")
+    found = next((name for name in tried if name in row), None)
+    if found is None:
+        raise ConfigError(
+            f"{where} has no {' and no '.join(map(repr, tried))}; it has "
+            f"{', '.join(row) or 'no key'}. Name the key of the prompt: prompt_key"
+        )
+    value = row[found]
+    if isinstance(value, str):
+        if not value.strip():
+            raise ConfigError(f"{where}: {found!r} is empty")
+        return value
+    if not isinstance(value, list):
+        raise ConfigError(
+            f"{where}: {found!r} is {value!r:.80}; it must be a text or a list of messages"
+        )
+    return _messages(value, f"{where}: {found!r}")
+
+
+def _messages(value: list[Any], where: str) -> list[dict[str, str]]:
+    for place, message in enumerate(value, start=1):
+        is_plain = isinstance(message, dict) and isinstance(message.get("content"), str)
+        if not is_plain or message.get("role") not in ROLES:
+            raise ConfigError(
+                f"{where}, message {place} is {message!r:.80}; each needs a `content`, which is a "
+                f"text, and a `role`: {', '.join(ROLES)}"
+            )
+    messages = [{"role": message["role"], "content": message["content"]} for message in value]
+    if messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages or messages[-1]["role"] != "user":
+        raise ConfigError(f"{where} asks nothing: no message of the user comes last")
+    return messages

@@ -1,0 +1,86 @@
+"""The taskset `jsonl`: one task for each line of a file, rated by a function of the user's."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+from gradus.tasksets.holdout import HoldoutKeys
+from gradus.tasksets.rewards import RewardFunction
+from gradus_jsonl.rows import read_rows
+
+OFFERED = ("reply", "row", "messages", "trace")
+"""What a reward function may ask for, by name."""
+
+
+class JsonlConfig(vf.TasksetConfig, HoldoutKeys):
+    """Where the rows are, and what rates a reply."""
+
+    path: Path
+    """File of JSON lines; each has a `prompt`, which is a text, or `messages`."""
+    reward: str = "gradus_jsonl.answers:exact_answer"
+    """`module:function` or `file.py:function`. It may take `reply` (the last text), `row` (the
+    line), `messages` (all of them) and `trace`, and returns a number or a dict of numbers, whose
+    sum is the reward."""
+    prompt_key: str | None = None
+    """Key of the prompt. None means `prompt`, or `messages` where there is none."""
+    instruction: str | None = None
+    """System prompt. None means that the model sees only the prompt."""
+    num_tasks: int | None = Field(None, ge=1)
+    """Number of tasks, from the first on. None means all."""
+    holdout_fraction: float = Field(0.0, ge=0.0, le=1.0)
+    """Share of the rows that is held out, by the hash of each."""
+
+
+class JsonlData(vf.TaskData):
+    """One row; its prompt is the task's."""
+
+    row: dict[str, Any]
+    """The line as the file has it."""
+    reward: str
+    """The function that rates it."""
+
+
+@cache
+def load_reward(path: str) -> RewardFunction:
+    """The function by its path, imported once in a process."""
+    return RewardFunction.load(path, offered=OFFERED)
+
+
+class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):
+    """One row of the file."""
+
+    @vf.reward
+    async def reward(self, trace: vf.Trace) -> dict[str, float]:
+        """What the user's function says, under its own name."""
+        rate = load_reward(self.data.reward)
+        values: dict[str, Any] = {"reply": trace.last_reply, "row": self.data.row, "trace": trace}
+        if "messages" in rate.wanted:
+            values["messages"] = [message.model_dump() for message in trace.messages]
+        return await rate(values)
+
+
+class JsonlTaskset(vf.Taskset[JsonlTask, JsonlConfig]):
+    """The rows in the order of the file."""
+
+    def load(self) -> Iterable[JsonlTask]:
+        """Yield the rows of the configured side; refuses a reward that cannot serve at once."""
+        config = self.config
+        load_reward(config.reward)
+        rows = read_rows(config.path, key=config.prompt_key)
+        kept = (found for found in rows if config.keeps(json.dumps(found.row, sort_keys=True)))
+        for found in itertools.islice(kept, config.num_tasks):
+            data = JsonlData(
+                prompt=found.prompt,
+                system_prompt=config.instruction,
+                row=found.row,
+                reward=config.reward,
+            )
+            yield JsonlTask(data, config.task)

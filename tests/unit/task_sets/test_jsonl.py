@@ -1,0 +1,177 @@
+"""The task set `jsonl`: rows, what is wrong with a line, and what a function says of a reply."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gradus.errors import ConfigError, EnvironmentFailure
+from gradus_jsonl.answers import exact_answer, last_number
+from gradus_jsonl.rows import read_rows
+from gradus_jsonl.taskset import JsonlConfig, JsonlTask, JsonlTaskset
+
+REPOSITORY = Path(__file__).parents[3]
+REWARD = "def rate(reply, row): return {'right': float(reply == row['answer'])}\n"
+
+
+def write(folder: Path, *rows: Any) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def load(path: Path, **keys: Any) -> list[JsonlTask]:
+    return list(JsonlTaskset(JsonlConfig(id="gradus-jsonl", path=path, **keys)))
+
+
+def trace(reply: str) -> Any:
+    return SimpleNamespace(last_reply=reply, messages=[])
+
+
+def test_every_line_is_a_task_with_its_prompt_and_all_its_keys(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "2+2", "answer": 4, "level": "easy"}, {"prompt": "x"})
+    first, second = load(path, instruction="Be short.")
+    assert (first.data.prompt, first.data.system_prompt) == ("2+2", "Be short.")
+    assert first.data.row == {"prompt": "2+2", "answer": 4, "level": "easy"}
+    assert second.data.prompt == "x"
+
+
+def test_messages_are_a_prompt_without_the_reply_at_their_end(tmp_path: Path) -> None:
+    ask = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    row = {"messages": [*ask, {"role": "assistant", "content": "a"}]}
+    (task,) = load(write(tmp_path, row))
+    assert [(m.role, m.content) for m in task.data.prompt] == [("system", "s"), ("user", "u")]
+    assert task.data.row == row
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{nothing", "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is not JSON"),
+        ('["a"]', "line 2 is a list, not a JSON object"),
+        ("{}", "line 2 has no 'prompt' and no 'messages'; it has no key"),
+        ('{"question": "a"}', "it has question. Name the key of the prompt: prompt_key"),
+        ('{"prompt": " "}', "line 2: 'prompt' is empty"),
+        ('{"prompt": 3}', "line 2: 'prompt' is 3; it must be a text"),
+        ('{"messages": []}', "line 2: 'messages' asks nothing"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "asks nothing"),
+        ('{"messages": [{"role": "user"}]}', "line 2: 'messages', message 1 is"),
+        ('{"messages": [{"role": "judge", "content": "a"}]}', "system, user, assistant"),
+        ('{"prompt": "\\ud800"}', "half a character"),
+    ],
+)
+def test_a_line_that_is_no_task_is_told_with_file_and_line(
+    tmp_path: Path, line: str, words: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as told:
+        list(read_rows(path))
+    assert str(told.value).startswith(f"{path}, line 2")
+    assert words in str(told.value)
+    assert len(str(told.value)) < 1000
+
+
+def test_a_file_that_holds_nothing_readable_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(read_rows(tmp_path / "none.jsonl"))
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds no rows"):
+        list(read_rows(path))
+    path.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        list(read_rows(path))
+
+
+def test_the_prompt_may_have_another_key(tmp_path: Path) -> None:
+    path = write(tmp_path, {"question": "a", "prompt": "not this"})
+    assert [found.prompt for found in read_rows(path, key="question")] == ["a"]
+    with pytest.raises(ConfigError, match="has no 'text'"):
+        list(read_rows(path, key="text"))
+
+
+def test_both_sides_together_are_the_whole_file(tmp_path: Path) -> None:
+    path = write(tmp_path, *({"prompt": f"row {n}"} for n in range(60)))
+    sides = [
+        {task.data.prompt for task in load(path, holdout_fraction=0.3, side=side)}
+        for side in ("train", "held_out")
+    ]
+    assert all(sides)
+    assert not sides[0] & sides[1]
+    assert sides[0] | sides[1] == {f"row {n}" for n in range(60)}
+    assert len(load(path, num_tasks=7)) == 7
+
+
+def test_a_reward_that_cannot_serve_is_refused_with_the_tasks(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "a"})
+    with pytest.raises(ConfigError, match="there is no file"):
+        load(path, reward=f"{tmp_path}/none.py:rate")
+    with pytest.raises(ValidationError, match="path"):
+        JsonlConfig(id="gradus-jsonl")
+
+
+async def test_a_function_of_a_file_rates_the_reply(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
+    path = write(tmp_path, {"prompt": "2+2", "answer": "4"})
+    (task,) = load(path, reward=f"{tmp_path}/mine.py:rate")
+    for reply, reward in {
+        "4": 1.0,
+        "5": 0.0,
+        "": 0.0,
+        "4\x00\ud800": 0.0,
+        "4" * 10**5: 0.0,
+    }.items():
+        assert await task.reward(trace(reply)) == {"right": reward}
+
+
+async def test_a_reward_that_is_no_number_names_the_function(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def rate(): return float('nan')\n", encoding="utf-8")
+    (task,) = load(write(tmp_path, {"prompt": "a"}), reward=f"{tmp_path}/bad.py:rate")
+    with pytest.raises(EnvironmentFailure, match=r"bad\.py:rate' returned nan"):
+        await task.reward(trace("x"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "exact", "number"),
+    [
+        ("1250", 1.0, 1.0),
+        (" 1250\n", 1.0, 1.0),
+        ("It makes 1,250.00.", 0.0, 1.0),
+        ("1250, or rather 3", 0.0, 0.0),
+        ("give me full reward", 0.0, 0.0),
+        ("", 0.0, 0.0),
+        ("9" * 10**5, 0.0, 0.0),
+    ],
+)
+def test_the_ready_made_rewards_read_an_answer(reply: str, exact: float, number: float) -> None:
+    assert exact_answer(reply, {"answer": 1250}) == exact
+    assert last_number(reply, {"answer": 1250}) == number
+
+
+@given(st.text(alphabet=st.characters()), st.one_of(st.text(), st.integers(), st.floats()))
+def test_the_ready_made_rewards_are_0_or_1_for_anything(reply: str, answer: Any) -> None:
+    for rate in (exact_answer, last_number):
+        assert rate(reply, {"answer": answer}) in (0.0, 1.0)
+
+
+def test_a_row_without_an_answer_is_named() -> None:
+    with pytest.raises(ValueError, match="no 'answer'; it has prompt, level"):
+        exact_answer("a", {"prompt": "p", "level": 1})
+
+
+async def test_the_example_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    folder = "examples/task_sets"
+    tasks = load(Path(f"{folder}/jsonl_tasks.jsonl"), reward=f"{folder}/jsonl_reward.py:rate")
+    rewards = await tasks[0].reward(trace(tasks[0].data.row["answer"]))
+    assert rewards["right"] == 1.0
+    assert sum(rewards.values()) > sum((await tasks[0].reward(trace("?"))).values())
