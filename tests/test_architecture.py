@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transport": {"wire", "config"},
     "weights": {"wire", "config"},
     "monitor": {"wire", "config"},
+    "sandbox": {"wire"},
     "environments": {"wire", "config"},
     # The rules of games for several agents: pure, for task sets and environments to use.
     "multiagent": set(),

@@ -12,6 +12,7 @@ GradusError            70   something in gradus failed
 │   └── FullDiskError  75   a disk is full
 ├── HubError           75   the hub of models did not take what was sent
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
+├── SandboxError       70   the box for a program that a model wrote could not be made
 ├── EmptyBatchError    70   no trainable batch could be made
 ├── CreditError        70   an algorithm wrote credit that cannot be trained
 ├── ReplayError        70   a replay came to something else than the run that it repeats
@@ -93,6 +94,10 @@ class HubError(GradusError):
 
 class EnvironmentFailure(GradusError):
     """An environment process cannot serve episodes."""
+
+
+class SandboxError(GradusError):
+    """The box for a program that a model wrote could not be made; says nothing of the program."""
 
 
 class EmptyBatchError(GradusError):
