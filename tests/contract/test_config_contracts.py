@@ -9,7 +9,7 @@ import pytest
 from gradus.config import EnvironmentProcessConfig, resolve
 from gradus.config.check import env_vars_problems
 from gradus.config.owned import OWNED_ENGINE_ARGS, RESERVED
-from gradus.environments.tasks import complete_roles
+from gradus.environments.roles import complete_roles
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
     OWNED_ARGUMENTS,

@@ -56,7 +56,8 @@ def look_at_model(request: Request) -> str:
 
 def look_at_environment(request: Request) -> str:
     """The environment's settings, roles and tasks, and its first prompt as the policy reads it."""
-    from gradus.environments.tasks import complete_roles, load_tasks
+    from gradus.environments.roles import complete_roles
+    from gradus.environments.tasks import load_tasks
 
     config = EnvironmentProcessConfig.model_validate(request["config"])
     model = request["model"] and ModelConfig.model_validate(request["model"])

@@ -44,7 +44,14 @@ from gradus.config.recorded import (
     without_secrets,
 )
 from gradus.config.reference import command_help, sections
-from gradus.config.resolve import NO_KEY_VARIABLE, ProcessConfigs, ReplayConfig, resolve, run_name
+from gradus.config.resolve import (
+    CHAT_HARNESS_MODULE,
+    NO_KEY_VARIABLE,
+    ProcessConfigs,
+    ReplayConfig,
+    resolve,
+    run_name,
+)
 from gradus.config.schema.algorithms import AlgorithmConfig, OpsdConfig, ReferenceConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
@@ -82,6 +89,7 @@ __all__ = [
     "AdamWConfig",
     "AlgorithmConfig",
     "BenchConfig",
+    "CHAT_HARNESS_MODULE",
     "CheckpointConfig",
     "CurriculumConfig",
     "EVERY_ROLE",

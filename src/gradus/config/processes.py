@@ -96,7 +96,7 @@ class InferenceProcessConfig(StrictConfig):
 
 
 EVERY_ROLE = "*"
-"""Key of the settings that every unnamed role gets."""
+"""Key of what the config says of the seats: of every role, and of each that it names."""
 
 Purpose = Literal["train", "eval"]
 """What the episodes of a source are for."""
@@ -119,8 +119,8 @@ class EnvironmentProcessConfig(StrictConfig):
     pool: PoolConfig
     """Worker processes."""
     verifiers: dict[str, Any]
-    """verifiers' own EnvConfig, as a dict: taskset, agents, timeouts. EVERY_ROLE holds the settings
-    of each role that the config does not name; only the environment knows those roles."""
+    """verifiers' own EnvConfig, as a dict: taskset, settings, timeouts. EVERY_ROLE holds what the
+    config says of the seats; only the environment knows its roles."""
     env_var_names: list[str] = Field(default_factory=list)
     """Names of the source's `env_vars` and `pass_env`; the launcher sets their values, and no other
     variable of the caller reaches the environment's code."""

@@ -367,8 +367,8 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     """verifiers' own EnvConfig for a source, as a dict.
 
     `id` names a taskset; with `taskset.id` given, it names the environment that plays that
-    taskset. Every named role is a seat and takes from the source what it leaves open; EVERY_ROLE
-    holds the seat of the others.
+    taskset. EVERY_ROLE holds what is known of the seats: `seat` that of a role of which nobody says
+    anything, `written` the part of it that the user wrote, `roles` what is written for each role.
     """
     taskset_id = source.taskset.get("id", source.id)
     if isinstance(taskset_id, str):
@@ -383,26 +383,32 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     }
     if "id" in source.taskset:
         result["id"] = installed_id(source.id)
-    for name, role in {EVERY_ROLE: AgentRoleConfig(), **source.agents}.items():
-        result[name] = _seat(source, role)
+    seat = _seat(source)
+    result[EVERY_ROLE] = {
+        "seat": seat,
+        "written": _written(source, seat),
+        "roles": {name: _role(role) for name, role in source.agents.items()},
+    }
     return result
 
 
-def _seat(source: EnvironmentConfig, role: AgentRoleConfig) -> dict[str, Any]:
-    """verifiers' AgentConfig of one role."""
+_STAGES = {
+    "setup_seconds": "setup",
+    "agent_seconds": "rollout",
+    "finalize_seconds": "finalize",
+    "scoring_seconds": "scoring",
+}
+"""Our name of a deadline → that of verifiers."""
+_LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
+
+
+def _seat(source: EnvironmentConfig) -> dict[str, Any]:
+    """verifiers' AgentConfig of a role of which nobody says anything."""
     seat: dict[str, Any] = {
-        "harness": _harness(source.harness if role.harness is None else role.harness),
+        "harness": _harness(source.harness),
         "runtime": source.runtime,
-        "max_turns": source.max_turns if role.max_turns is None else role.max_turns,
-        "max_input_tokens": source.max_input_tokens,
-        "max_output_tokens": source.max_output_tokens,
-        "max_total_tokens": source.max_total_tokens,
-        "timeout": {
-            "setup": source.timeout.setup_seconds,
-            "rollout": source.timeout.agent_seconds,
-            "finalize": source.timeout.finalize_seconds,
-            "scoring": source.timeout.scoring_seconds,
-        },
+        **{key: getattr(source, key) for key in _LIMITS},
+        "timeout": {theirs: getattr(source.timeout, ours) for ours, theirs in _STAGES.items()},
     }
     if source.errors.agent_retries:
         # verifiers counts per rule, so each type of error has its own budget.
@@ -411,6 +417,30 @@ def _seat(source: EnvironmentConfig, role: AgentRoleConfig) -> dict[str, Any]:
             for kind in source.errors.retry_on
         ]
         seat["retries"] = {"max_retries": 0, "rules": rules}
+    return seat
+
+
+def _written(source: EnvironmentConfig, seat: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a seat that the user wrote, as against our defaults."""
+    given = source.model_fields_set
+    written = {key: seat[key] for key in ("harness", "runtime", *_LIMITS) if key in given}
+    stages = source.timeout.model_fields_set & _STAGES.keys()
+    if stages:
+        written["timeout"] = {_STAGES[key]: getattr(source.timeout, key) for key in sorted(stages)}
+    if "retries" in seat:
+        written["retries"] = seat["retries"]
+    return written
+
+
+def _role(role: AgentRoleConfig) -> dict[str, Any]:
+    """What the config says of one role, as keys of verifiers' AgentConfig."""
+    keys = ("runtime", *_LIMITS)
+    seat: dict[str, Any] = {key: value for key in keys if (value := getattr(role, key)) is not None}
+    if role.harness is not None:
+        seat["harness"] = _harness(role.harness)
+    stages = role.timeout.model_fields_set
+    if stages:
+        seat["timeout"] = {_STAGES[key]: getattr(role.timeout, key) for key in sorted(stages)}
     if role.sampling is not None:
         seat["sampling"] = _sampling(role.sampling)
     if role.base_url is not None:

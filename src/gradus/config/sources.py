@@ -13,6 +13,7 @@ from gradus.config.processes import (
     SourceConfig,
     environment_process,
 )
+from gradus.config.schema.algorithms import AlgorithmChoice, AlgorithmConfig
 from gradus.config.schema.environment import (
     AgentRoleConfig,
     EnvironmentConfig,
@@ -104,24 +105,7 @@ def _run_sources(config: RunConfig) -> Sources:
     section = config.orchestrator.train
     sampling = merged_sampling(section.sampling, DEFAULT_SAMPLING)
     train = tuple(
-        TrainSource(
-            path=("orchestrator", "train", "env", index),
-            given=source,
-            complete=SourceConfig(
-                name=source.unique_name,
-                ratio=source.ratio,
-                group_size=source.group_size,
-                sampling=merged_sampling(source.sampling, sampling),
-                algo=section.algo if source.algo is None else source.algo,
-                timeout=source.timeout,
-                address=source.address,
-                state_columns=source.state_columns,
-                untrained_agents=_untrained_agents(source),
-                curriculum=source.curriculum,
-                errors=source.errors,
-                is_frozen=_is_frozen(source),
-            ),
-        )
+        _train_source(index, source, section.algo if source.algo is None else source.algo, sampling)
         for index, source in enumerate(section.env)
     )
     evaluation = config.orchestrator.eval
@@ -130,6 +114,29 @@ def _run_sources(config: RunConfig) -> Sources:
     inherited = merged_sampling(evaluation.sampling, sampling)
     path: KeyPath = ("orchestrator", "eval", "env")
     return Sources(train, _evaluated(path, evaluation.env, inherited))
+
+
+def _train_source(
+    index: int, source: TrainEnvironmentConfig, algo: AlgorithmChoice, sampling: SamplingConfig
+) -> TrainSource:
+    return TrainSource(
+        path=("orchestrator", "train", "env", index),
+        given=source,
+        complete=SourceConfig(
+            name=source.unique_name,
+            ratio=source.ratio,
+            group_size=source.group_size,
+            sampling=merged_sampling(source.sampling, sampling),
+            algo=algo,
+            timeout=source.timeout,
+            address=source.address,
+            state_columns=source.state_columns,
+            untrained_agents=_untrained_agents(source, algo),
+            curriculum=source.curriculum,
+            errors=source.errors,
+            is_frozen=_is_frozen(source, algo),
+        ),
+    )
 
 
 def _evaluated(
@@ -162,19 +169,26 @@ def merged_sampling(inner: SamplingConfig, outer: SamplingConfig) -> SamplingCon
     return merged
 
 
-def _is_frozen(source: EnvironmentConfig) -> bool:
-    """Whether every seat is played by another model than the policy."""
+def _is_frozen(source: EnvironmentConfig, algo: AlgorithmConfig | None) -> bool:
+    """Whether every seat is played by another model than the policy.
+
+    Roles that are not named are the policy's, and only the environment knows whether there are any.
+    So the named ones are taken for all where the algorithm learns what other models play, or where
+    each of them is said to train.
+    """
     roles = source.agents.values()
-    return bool(roles) and all(role.base_url is not None for role in roles)
+    if not roles or any(role.base_url is None for role in roles):
+        return False
+    return (algo is not None and algo.needs_frozen_player) or all(r.train is True for r in roles)
 
 
-def _untrained_agents(source: EnvironmentConfig) -> list[str]:
+def _untrained_agents(source: EnvironmentConfig, algo: AlgorithmConfig | None = None) -> list[str]:
     """Roles whose traces never train and are not measured, by their settings or by their name.
 
-    Beside the policy another model does not train; where it plays alone, its traces are data.
+    What another model plays is neither, unless it is the algorithm's data.
     """
     roles = {_JUDGE: AgentRoleConfig(), **source.agents}
-    is_mixed = not _is_frozen(source)
+    is_mixed = not _is_frozen(source, algo)
     return sorted(
         name
         for name, role in roles.items()

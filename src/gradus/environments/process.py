@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
+from gradus.environments.load_errors import Stopped
 from gradus.environments.pool import (
     SILENT_SECONDS,
     Pool,
@@ -28,8 +29,9 @@ from gradus.environments.pool import (
     hide_variables,
     worker_secrets,
 )
+from gradus.environments.roles import complete_roles
 from gradus.environments.task_server import Tasks, TaskServer
-from gradus.environments.tasks import Stopped, TaskIndex, complete_roles, load_tasks
+from gradus.environments.tasks import TaskIndex, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.files import write_json
 from gradus.log import get_logger

@@ -7,34 +7,25 @@ import asyncio
 import contextlib
 import inspect
 import sys
-import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import verifiers.v1 as vf
-from pydantic import ValidationError
-from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
-from verifiers.v1.utils.loaders import env_config_type, taskset_config_type
+from verifiers.v1.configs.agent import agent_config_fields
 
-from gradus.config import EVERY_ROLE, nearest
+from gradus.environments.load_errors import Stopped, explained, origin, source_name
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
 from gradus.installed import has_module, plugin_module
 from gradus.log import get_logger
 
 log = get_logger(__name__)
 
-_OWN_KEYS = ("id", "taskset", "timeout", "retries")
-"""Keys of an environment's config that gradus writes itself."""
 _NO_CHAT = {"codex": "OpenAI's Responses", "claude_code": "Anthropic's Messages"}
 """Harnesses that cannot ask for chat completions, and what they ask for."""
 ENDLESS_WINDOW = 4096
 """Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
-
-
-class Stopped(SystemExit):
-    """What a stop signal raises while an environment is loaded, apart from the code's own exits."""
 
 
 class TaskIndex:
@@ -100,7 +91,7 @@ class TaskIndex:
             except Exception as error:
                 self._broken = (
                     f"taskset {self.taskset_id!r} failed at task {self._next_index}: "
-                    f"{_origin(error)}. A generator that raised gives no more tasks: catch the "
+                    f"{origin(error)}. A generator that raised gives no more tasks: catch the "
                     "error there and go on with the next one"
                 )
                 raise EnvironmentFailure(self._broken) from error
@@ -130,8 +121,8 @@ def load_tasks(
     Builds the environment once to see every error here, with its cause: ConfigError for what the
     user wrote, EnvironmentFailure for what the environment's own code did.
     """
-    name = _name(source, verifiers_config)
-    with _explained(name, verifiers_config):
+    name = source_name(source, verifiers_config)
+    with explained(name, verifiers_config):
         config = vf.resolve_env_config(dict(verifiers_config))
         environment = vf.load_environment(config)
     if refusal := harness_refusal(environment, is_rendered=is_rendered):
@@ -150,7 +141,7 @@ def load_tasks(
         raise type(error)(f"{name}: {error}") from error
     except (Exception, SystemExit) as error:
         raise EnvironmentFailure(
-            f"{name} could not load its tasks: {_origin(error)}. Check the source's `taskset` "
+            f"{name} could not load its tasks: {origin(error)}. Check the source's `taskset` "
             "settings and its data"
         ) from error
     if index.num_tasks == 0:
@@ -158,80 +149,6 @@ def load_tasks(
             f"{name} has no tasks: its data set is empty. Check the source's `taskset` settings"
         )
     return index
-
-
-def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with a seat for every role; only the environment's code knows its roles.
-
-    A role that the user does not name gets the source's own settings. Where there are several, what
-    the environment's author set for one of them stays. Refuses a role under another name.
-    """
-    result = {key: value for key, value in verifiers_config.items() if key != EVERY_ROLE}
-    unnamed = verifiers_config.get(EVERY_ROLE)
-    if unnamed is None:
-        return result
-    name = _name(source, verifiers_config)
-    with _explained(name, verifiers_config):
-        roles = _roles(verifiers_config)
-    for role, declared in roles.items():
-        if role not in result:
-            is_alone = len(roles) == 1
-            result[role] = unnamed if is_alone else _without(unnamed, declared)
-        elif "harness" not in result[role]:
-            raise ConfigError(f"{name}: settings.{role} is a role; write agents.{role}")
-    return result
-
-
-def _without(seat: Mapping[str, Any], declared: AgentConfig) -> dict[str, Any]:
-    """A seat without what the environment's author set; verifiers merges that in."""
-    kept = {key: value for key, value in seat.items() if key not in declared.model_fields_set}
-    if "timeout" in declared.model_fields_set:
-        own = declared.timeout.model_fields_set
-        kept["timeout"] = {key: it for key, it in seat["timeout"].items() if key not in own}
-    return kept
-
-
-def _roles(verifiers_config: Mapping[str, Any]) -> dict[str, AgentConfig]:
-    """The roles that an environment declares, with what its author set for each."""
-    return {
-        name: field.default
-        for name, field in _config_type(verifiers_config).model_fields.items()
-        if isinstance(field.default, AgentConfig)
-    }
-
-
-def _config_type(verifiers_config: Mapping[str, Any]) -> type[vf.EnvConfig]:
-    taskset = verifiers_config.get("taskset") or {}
-    found: type[vf.EnvConfig] = env_config_type(
-        taskset.get("id") or "", verifiers_config.get("id") or ""
-    )
-    return found
-
-
-def _name(source: str, verifiers_config: Mapping[str, Any]) -> str:
-    """The source in an error."""
-    taskset = verifiers_config.get("taskset") or {}
-    environment_id = verifiers_config.get("id") or taskset.get("id") or ""
-    return f"source {source!r}: environment {environment_id!r}"
-
-
-@contextlib.contextmanager
-def _explained(name: str, verifiers_config: Mapping[str, Any]) -> Iterator[None]:
-    """Turns what is raised while an environment is loaded into an error for the user."""
-    try:
-        yield
-    except ValidationError as error:
-        text = _first_errors(error, verifiers_config)
-        raise ConfigError(f"{name} refuses its settings: {text}") from error
-    except ImportError as error:
-        raise _missing_module(name, error) from error
-    except Stopped:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailure(
-            f"{name} could not be loaded: {_origin(error)}. Fix the environment's package, or "
-            "leave the source out"
-        ) from error
 
 
 def trainable_agents(environment: vf.Env[Any]) -> dict[str, bool]:
@@ -321,64 +238,3 @@ def offers_tools(environment: vf.Env[Any]) -> bool:
         return True
     harnesses = [environment._harnesses[name] for name in policy]
     return any(harness.EXECUTES_CODE and harness.SUPPORTS_MCP for harness in harnesses)
-
-
-def _missing_module(name: str, error: ImportError) -> ConfigError:
-    missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
-    if not isinstance(missing, ModuleNotFoundError):
-        return ConfigError(f"{name} cannot be imported: {_origin(error)}. Fix its package")
-    if f"(tried to import {missing.name!r})" in str(error):
-        return ConfigError(
-            f"{name} is not installed: there is no Python module {missing.name!r}. Install its "
-            "package, or correct the id"
-        )
-    advice = "Install it" if error is missing else " ".join(str(error).split())
-    return ConfigError(
-        f"{name} needs the Python module {missing.name!r}, which is not installed. {advice}"
-    )
-
-
-def _origin(error: BaseException) -> str:
-    """What was raised and where, in one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    text = " ".join(str(error).split()) or "no message"
-    if not frames:
-        return f"{type(error).__name__}: {text}"
-    return f"{type(error).__name__}: {text} ({frames[-1].filename}, line {frames[-1].lineno})"
-
-
-def _first_errors(
-    error: ValidationError, verifiers_config: Mapping[str, Any], limit: int = 3
-) -> str:
-    found = error.errors(include_url=False)
-    texts = [_one_error(dict(entry), verifiers_config) for entry in found[:limit]]
-    if len(found) > limit:
-        texts.append(f"and {len(found) - limit} more")
-    return "; ".join(texts)
-
-
-def _one_error(entry: dict[str, Any], verifiers_config: Mapping[str, Any]) -> str:
-    """One error with the key as the user wrote it, and the keys that may stand there."""
-    loc: tuple[Any, ...] = entry["loc"]
-    where = ".".join(str(part) for part in loc)
-    if entry["type"] == "missing":
-        return f"{where} is missing"
-    if entry["type"] != "extra_forbidden" or len(loc) > 2:
-        return f"{where}: {entry['msg']}" if where else str(entry["msg"])
-    if len(loc) == 2 and loc[0] == "taskset":
-        known = list(taskset_config_type(verifiers_config["taskset"]["id"]).model_fields)
-        known = [key for key in known if key != "id"]
-        return f"{where} is no key of this taskset; {_hint(loc[1], known)}"
-    if len(loc) == 1:
-        value = verifiers_config.get(str(loc[0]))
-        roles = list(_roles(verifiers_config))
-        if isinstance(value, Mapping) and "harness" in value:
-            return f"{where} is no role of this environment; {_hint(where, roles, 'its roles')}"
-        fields = set(_config_type(verifiers_config).model_fields) - {*roles, *_OWN_KEYS}
-        return f"{where} is no setting of this environment; {_hint(where, sorted(fields))}"
-    return f"{where}: no such key"
-
-
-def _hint(name: str, known: list[str], what: str = "it takes") -> str:
-    near = nearest(name, known)
-    return f"did you mean {near!r}?" if near else f"{what}: {', '.join(known) or 'none'}"

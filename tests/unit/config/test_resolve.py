@@ -145,32 +145,39 @@ def test_contradicting_sections_are_refused() -> None:
 
 
 def test_a_single_seat_gets_the_settings_of_the_source() -> None:
+    limits = {
+        "max_turns": 3,
+        "max_input_tokens": 10,
+        "max_output_tokens": 20,
+        "max_total_tokens": 30,
+    }
     config = verifiers(
         taskset={"split": "train"},
-        max_turns=3,
-        max_input_tokens=10,
-        max_output_tokens=20,
-        max_total_tokens=30,
+        **limits,
         timeout={"setup_seconds": 1.0, "agent_seconds": 2.0, "episode_seconds": 9.0},
     )
     assert config == {
         "taskset": {"id": "gradus-reverse-text", "split": "train"},
         "timeout": {"episode": 9.0, "finalize": 60.0},
         EVERY_ROLE: {
-            "harness": {"id": "gradus_chat"},
-            "runtime": {"type": "subprocess"},
-            "max_turns": 3,
-            "max_input_tokens": 10,
-            "max_output_tokens": 20,
-            "max_total_tokens": 30,
-            "timeout": {"setup": 1.0, "rollout": 2.0, "finalize": 60.0, "scoring": 120.0},
+            "seat": {
+                "harness": {"id": "gradus_chat"},
+                "runtime": {"type": "subprocess"},
+                **limits,
+                "timeout": {"setup": 1.0, "rollout": 2.0, "finalize": 60.0, "scoring": 120.0},
+            },
+            "written": {**limits, "timeout": {"setup": 1.0, "rollout": 2.0}},
+            "roles": {},
         },
     }
 
 
 def test_another_harness_is_passed_on_with_its_settings() -> None:
     harness = {"id": "bash", "config": {"tool_timeout": 5.0}}
-    assert verifiers(harness=harness)[EVERY_ROLE]["harness"] == {"id": "bash", "tool_timeout": 5.0}
+    assert verifiers(harness=harness)[EVERY_ROLE]["seat"]["harness"] == {
+        "id": "bash",
+        "tool_timeout": 5.0,
+    }
 
 
 def test_an_environment_can_play_another_taskset() -> None:
@@ -178,7 +185,7 @@ def test_an_environment_can_play_another_taskset() -> None:
     assert (config["id"], config["taskset"]) == ("best-of-n", {"id": "gradus-reverse-text"})
 
 
-def test_each_role_is_a_seat_that_inherits_from_the_source() -> None:
+def test_a_role_holds_only_what_is_written_for_it() -> None:
     config = verifiers(
         max_turns=5,
         agents={
@@ -186,6 +193,8 @@ def test_each_role_is_a_seat_that_inherits_from_the_source() -> None:
             "judge": {
                 "harness": {"id": "null"},
                 "max_turns": 1,
+                "runtime": {"type": "docker"},
+                "timeout": {"agent_seconds": 3.0},
                 "model": "big",
                 "base_url": "http://localhost:1/v1",
                 "api_key_var": "BIG_KEY",
@@ -197,20 +206,28 @@ def test_each_role_is_a_seat_that_inherits_from_the_source() -> None:
             },
         },
     )
-    assert "agent" not in config
-    assert config["solver"]["max_turns"] == 5
-    assert config["solver"]["harness"] == {"id": "gradus_chat"}
-    judge = config["judge"]
-    assert (judge["max_turns"], judge["harness"]) == (1, {"id": "null"})
-    assert judge["model"] == "big"
-    assert judge["client"]["base_url"] == "http://localhost:1/v1"
-    assert judge["client"]["api_key_var"] == "BIG_KEY"
-    assert judge["sampling"] == {"cache_salt": None, "temperature": 0.1, "max_tokens": 9, "k": 1}
+    assert not {"agent", "solver", "judge"} & config.keys()
+    roles = config[EVERY_ROLE]["roles"]
+    assert roles["solver"] == {}
+    assert roles["judge"] == {
+        "harness": {"id": "null"},
+        "max_turns": 1,
+        "runtime": {"type": "docker"},
+        "timeout": {"rollout": 3.0},
+        "model": "big",
+        "client": {
+            "type": "eval",
+            "base_url": "http://localhost:1/v1",
+            "api_key_var": "BIG_KEY",
+        },
+        "sampling": {"cache_salt": None, "temperature": 0.1, "max_tokens": 9, "k": 1},
+    }
 
 
 def test_an_endpoint_without_a_key_never_gets_the_key_of_another_service() -> None:
     role = {"model": "m", "base_url": "http://localhost:1/v1"}
-    assert verifiers(agents={"judge": role})["judge"]["client"]["api_key_var"] == NO_KEY_VARIABLE
+    judge = verifiers(agents={"judge": role})[EVERY_ROLE]["roles"]["judge"]
+    assert judge["client"]["api_key_var"] == NO_KEY_VARIABLE
 
 
 def test_process_configs_are_json() -> None:
@@ -267,23 +284,29 @@ def test_inference_makes_room_for_adapters_that_are_served_as_such(
     assert resolve(config, run_dir=RUN_DIR, term=1).inference.lora_rank == rank
 
 
-def test_a_source_that_the_policy_never_plays_is_frozen() -> None:
+def test_a_source_is_frozen_where_all_that_is_named_is_played_by_others_and_trains() -> None:
     other = {"model": "judge", "base_url": "http://127.0.0.1:1"}
+    taught = {"algo": {"type": "sft"}}
     configs = resolved(
         with_env(
-            {"name": "a", "agents": {"solver": other}},
+            {"name": "a", "agents": {"solver": other}, **taught},
             {"name": "b", "agents": {"solver": {}, "judge": other}},
             {"name": "c"},
+            {"name": "d", "agents": {"opponent": other}},
+            {"name": "e", "agents": {"opponent": {**other, "train": True}}},
         )
     )
-    frozen = [source.is_frozen for source in configs.orchestrator.sources]
-    assert frozen == [True, False, False]
+    sources = configs.orchestrator.sources
+    assert [source.is_frozen for source in sources] == [True, False, False, False, True]
+    assert sources[0].untrained_agents == ["judge"]
+    # Who is not named is the policy, so what the named opponent plays is no data.
+    assert sources[3].untrained_agents == ["judge", "opponent"]
 
 
 def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
     errors = {"retry_on": ["SandboxError", "TunnelError"], "agent_retries": 2}
     source = TrainEnvironmentConfig.model_validate({"id": "words", "errors": errors})
-    retries = verifiers_config(source)[EVERY_ROLE]["retries"]
+    retries = verifiers_config(source)[EVERY_ROLE]["seat"]["retries"]
     assert retries["max_retries"] == 0
     assert retries["rules"] == [
         {"type": "SandboxError", "max_retries": 2},
@@ -293,7 +316,7 @@ def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
 
 def test_without_retries_of_an_agent_verifiers_keeps_its_own_default() -> None:
     source = TrainEnvironmentConfig.model_validate({"id": "words"})
-    assert "retries" not in verifiers_config(source)[EVERY_ROLE]
+    assert "retries" not in verifiers_config(source)[EVERY_ROLE]["seat"]
 
 
 EVALUATED = {"env": [{"id": "gradus-reverse-text", "num_tasks": 5, "group_size": 4}]}
@@ -344,7 +367,8 @@ def test_an_evaluation_may_not_outlast_the_patience_of_the_trainer() -> None:
         ({"judge": {"train": True}, "a": {}}, []),
         ({"a": {"train": False}, "b": {"train": True}}, ["a", "judge"]),
         ({"a": {}, "b": {"model": "m", "base_url": "http://x/v1"}}, ["b", "judge"]),
-        ({"b": {"model": "m", "base_url": "http://x/v1"}}, ["judge"]),
+        ({"b": {"model": "m", "base_url": "http://x/v1"}}, ["b", "judge"]),
+        ({"b": {"model": "m", "base_url": "http://x/v1", "train": True}}, ["judge"]),
     ],
 )
 def test_a_judge_and_roles_of_other_models_do_not_train_unless_asked(

@@ -14,13 +14,9 @@ import verifiers.v1 as vf
 from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
 from gradus.environments import tasks
-from gradus.environments.tasks import (
-    Stopped,
-    TaskIndex,
-    complete_roles,
-    load_tasks,
-    trainable_agents,
-)
+from gradus.environments.load_errors import Stopped
+from gradus.environments.roles import complete_roles
+from gradus.environments.tasks import TaskIndex, load_tasks, trainable_agents
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.testing.environment import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
@@ -201,53 +197,6 @@ def test_both_seats_of_a_game_are_agents() -> None:
 def completed(**source: Any) -> dict[str, Any]:
     """verifiers' config of a source, with a seat for each role of its environment."""
     return complete_roles("here", verifiers_config(TrainEnvironmentConfig.model_validate(source)))
-
-
-def test_roles_that_are_not_named_get_the_settings_of_the_source() -> None:
-    config = completed(id="gradus-kuhn-poker", max_turns=3, timeout={"agent_seconds": 7.0})
-    for role in ("first", "second"):
-        assert config[role]["harness"] == {"id": "gradus_chat"}
-        assert config[role]["runtime"] == {"type": "subprocess"}
-        assert config[role]["timeout"]["rollout"] == 7.0
-        assert config[role]["max_turns"] == 3
-    assert load_tasks("here", config).agents == {"first": True, "second": True}
-
-
-def simulated_user(**source: Any) -> Any:
-    config = completed(id="user-sim", taskset={"id": "gradus-test-echo"}, **source)
-    return vf.resolve_env_config(config)
-
-
-def test_a_role_keeps_what_the_author_of_the_environment_set_for_it() -> None:
-    environment = simulated_user(max_turns=3)
-    assert (environment.user.harness.id, environment.user.max_turns) == ("null", 8)
-    assert (environment.assistant.harness.id, environment.assistant.max_turns) == ("gradus_chat", 3)
-    for role in (environment.user, environment.assistant):
-        assert (role.runtime.type, role.timeout.rollout) == ("subprocess", 600.0)
-
-
-def test_settings_of_the_environment_reach_it() -> None:
-    assert simulated_user(settings={"persona": "x", "max_concurrent_agents": 2}).persona == "x"
-
-
-def test_a_setting_that_the_environment_does_not_have_is_refused() -> None:
-    config = completed(id="user-sim", taskset={"id": "gradus-test-echo"}, settings={"personna": 1})
-    with pytest.raises(ConfigError, match="personna is no setting of this environment"):
-        load_tasks("here", config)
-
-
-def test_a_role_that_the_environment_does_not_have_is_refused_with_its_roles() -> None:
-    config = completed(id="gradus-kuhn-poker", agents={"frist": {}})
-    with pytest.raises(ConfigError, match=r"frist is no role .*; did you mean 'first'\?"):
-        load_tasks("here", config)
-    config = completed(id="gradus-kuhn-poker", agents={"judge": {}})
-    with pytest.raises(ConfigError, match=r"judge is no role .*; its roles: first, second"):
-        load_tasks("here", config)
-
-
-def test_a_role_among_the_settings_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"settings\.first is a role; write agents\.first"):
-        completed(id="gradus-kuhn-poker", settings={"first": {"max_turns": 1}})
 
 
 def test_a_key_that_the_taskset_does_not_take_is_refused_with_the_nearest() -> None:

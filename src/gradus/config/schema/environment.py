@@ -160,11 +160,26 @@ class HarnessChoice(StrictConfig):
     """Settings of that harness, passed through."""
 
 
+class AgentTimeoutConfig(StrictConfig):
+    """Deadlines of one role, in seconds; one that is left out is that of the source."""
+
+    setup_seconds: float | None = Field(None, gt=0)
+    """Provisioning of the runtime, the task's setup, and the start of each tool server."""
+    agent_seconds: float | None = Field(None, gt=0)
+    """The agent's attempt, all turns."""
+    finalize_seconds: float | None = Field(None, gt=0)
+    """The task's finalize hook."""
+    scoring_seconds: float | None = Field(None, gt=0)
+    """Rewards and metrics."""
+
+
 class AgentRoleConfig(StrictConfig):
-    """One role of a multi-agent environment. None means the value of the source."""
+    """One role of an environment. None means what its author set, else the value of the source."""
 
     harness: HarnessChoice | None = None
     """The role's program."""
+    runtime: dict[str, Any] | None = None
+    """Where the role's tools and programs run."""
     model: str | None = None
     """Another model behind `base_url`. None means the trained policy."""
     base_url: str | None = Field(None, pattern=URL_PATTERN)
@@ -175,9 +190,18 @@ class AgentRoleConfig(StrictConfig):
     """The role's sampling."""
     max_turns: int | None = Field(None, ge=1)
     """Most model turns of the role."""
+    max_input_tokens: int | None = Field(None, ge=1)
+    """Most input tokens of the role."""
+    max_output_tokens: int | None = Field(None, ge=1)
+    """Most sampled tokens of the role."""
+    max_total_tokens: int | None = Field(None, ge=1)
+    """Most tokens of the role."""
+    timeout: AgentTimeoutConfig = AgentTimeoutConfig()
+    """The role's deadlines."""
     train: bool | None = None
     """Whether the role's traces train, or count in an evaluation. None means that they do, unless
-    the role is named `judge` or another model plays it beside the policy."""
+    the role is named `judge` or another model plays it; with algorithm "sft" what other models play
+    is the data."""
 
 
 class EnvironmentConfig(StrictConfig):
@@ -195,8 +219,9 @@ class EnvironmentConfig(StrictConfig):
     runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
     """Where tools and programs of an episode run, verifiers' runtime config."""
     agents: dict[str, AgentRoleConfig] = Field(default_factory=dict)
-    """Settings per role of a multi-agent environment. A role that is not named has those of the
-    source, except what the environment's author set."""
+    """Settings per role of the environment. What is written here goes before what the environment's
+    author set for the role, and that before the values of the source; where there is one role, what
+    is written for the source goes before the author too."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment beside its roles and its taskset, passed through, e.g. {n = 4}
     for best-of-n."""
