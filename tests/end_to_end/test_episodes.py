@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import verifiers.v1 as vf
 from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
+from verifiers.v1.types import content_text
 
 from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
 from gradus.orchestrator.algorithms.base import CreditContext
@@ -21,6 +24,7 @@ from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
+from gradus.processes.table import descendants, living_processes
 from gradus.testing.commands import wait_until_async
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
@@ -318,3 +322,36 @@ async def test_outputs_of_a_real_tool_become_observations_of_echo(
     (sample,) = build_samples(episode, ORIGIN)
     observed = sample.arrays.token_ids[sample.arrays.loss_weights["ce"] > 0].tolist()
     assert tokenizer.decode(observed) == answer
+
+
+async def test_a_killed_tool_server_that_episodes_share_is_started_again(
+    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    answer = build_entries()["c"]
+    call = '<tool_call>\n{"name": "dict_get", "arguments": {"k": "c"}}\n</tool_call>'
+    with start(tmp_path, {"taskset": {"id": "gradus-word-lookup"}}) as environment:
+        async with (
+            ScriptedEngine(
+                reply=script(tokenizer, call, answer, f"{call}\n{call}", answer), data_token=TOKEN
+            ) as engine,
+            playing(environment, model, engine) as play,
+        ):
+            first = await play(await task_of(environment, 2))
+            (server,) = tool_servers(environment)
+            os.kill(server, signal.SIGKILL)
+            reaped = Path(f"/proc/{server}")
+            await wait_until_async(lambda: not reaped.exists(), timeout_seconds=10)
+            second = await play(await task_of(environment, 2))
+            assert (find_failure(second), len(tool_servers(environment))) == (None, 1)
+    assert (find_failure(first), find_failure(second)) == (None, None)
+    tools = [n.message for n in second.traces[0].nodes if n.message.role == "tool"]
+    assert [content_text(message.content) for message in tools] == [answer, answer]
+
+
+def tool_servers(environment: RunningEnvironment) -> list[int]:
+    """The pids of the word lookup's tool servers."""
+    return [
+        process.pid
+        for process in descendants(environment.process.pid, living_processes())
+        if b"gradus_word_lookup.taskset" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    ]

@@ -44,10 +44,11 @@ from verifiers.v1.utils import decorators
 
 from gradus.environments.engine_client import EngineClient, RequestSeeds
 from gradus.environments.harness.tool_servers import (
+    SharedToolServers,
     ToolServerLimits,
     ToolServerSlots,
     read_port,
-    slots_around,
+    serve_within,
     start_in_time,
 )
 from gradus.environments.patches.known import install_known
@@ -155,13 +156,15 @@ def survive_exits() -> None:
 
 
 def bound_tool_servers(limits: ToolServerLimits) -> None:
-    """Bound how long a tool server takes to start and how many there are; remove their files."""
+    """Bound how long a tool server takes to start and how many there are; replace dead ones."""
     if hasattr(launch.serve_in_runtime, "__wrapped__"):
         return
     started = start_in_time(launch.serve_in_runtime, limits)
     launch.serve_in_runtime = functools.wraps(launch.serve_in_runtime)(started)
     launch._read_back_port = functools.partial(read_port, limits=limits)
-    rollout.serve_tools = slots_around(rollout.serve_tools, ToolServerSlots(limits))
+    shared = SharedToolServers(env.serve_shared)
+    env.serve_shared = shared.serve
+    rollout.serve_tools = serve_within(rollout.serve_tools, ToolServerSlots(limits), shared)
 
 
 def keep_worker_sockets_in(directory: Path) -> None:

@@ -16,7 +16,6 @@ from verifiers.v1.utils.loaders import harness_class
 
 from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig, ChatSession
 from gradus.environments.harness.model_calls import MAX_RETRY_DELAY_SECONDS, RetryPolicy
-from gradus.environments.harness.tool_servers import ToolCall, ToolServers
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
 
@@ -259,42 +258,6 @@ async def test_launch_plays_one_segment_and_lets_go_of_the_connections() -> None
     async with harness.connections.lease() as first, harness.connections.lease() as second:
         assert first is second
     assert first.closed
-
-
-class FakeServer:
-    """A connection to a tool server of one tool that answers with text."""
-
-    def __init__(self, *texts: str) -> None:
-        self.content = [SimpleNamespace(type="text", text=text) for text in texts]
-
-    async def run(self, operation: Callable[[Any], Any]) -> Any:
-        return SimpleNamespace(content=self.content)
-
-
-def server(*texts: str) -> ToolServers:
-    return ToolServers([], {"box_open": ("box", "open")}, {"box": FakeServer(*texts)})  # type: ignore[dict-item]
-
-
-async def test_a_tool_call_is_answered_with_the_tool_s_text() -> None:
-    message = await server("a key").call(ToolCall("1", "box_open", "{}"))
-    assert message == {
-        "role": "tool",
-        "tool_call_id": "1",
-        "name": "box_open",
-        "content": "a key",
-    }
-
-
-@pytest.mark.parametrize("arguments", ['{"a": ', "[]", "42", '"text"', "null"])
-async def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    message = await server().call(ToolCall("1", "box_open", arguments))
-    assert f"must be a JSON object, not {arguments!r}" in message["content"]
-
-
-async def test_a_long_result_is_cut_in_the_middle() -> None:
-    message = await server("x" * 100_000).call(ToolCall("1", "box_open", "{}"))
-    assert len(message["content"]) < 25_000
-    assert "truncated" in message["content"]
 
 
 def test_the_delay_doubles_and_has_an_end() -> None:

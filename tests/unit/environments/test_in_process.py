@@ -23,7 +23,7 @@ from verifiers.v1.session import RolloutSession
 
 from gradus.environments import compat
 from gradus.environments.engine_client import RequestSeeds
-from gradus.environments.harness import tool_servers as tools
+from gradus.environments.harness import tools
 from gradus.environments.patches import in_process, shortcuts
 from gradus.environments.patches.in_process import LocalServer, local_server
 from gradus.testing.engine import ScriptedEngine
@@ -104,17 +104,14 @@ class Stopping(Calculating):
 
 
 class _Server:
-    async def run(self, operation: Any) -> Any:
-        block = type("Block", (), {"type": "text", "text": "3"})
-        return type("Result", (), {"content": [block]})
+    tools = ({"name": "add", "inputSchema": {}},)
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        return "3"
 
 
-async def _connect(*_: Any) -> Any:
-    schema = {
-        "type": "function",
-        "function": {"name": "calculator_add", "description": "", "parameters": {}},
-    }
-    return [schema], {"calculator_add": ("calculator", "add")}, {"calculator": _Server()}
+async def _open(*_: Any, **__: Any) -> Any:
+    return _Server()
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def _as_in_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     monkeypatch.setattr(InterceptionServer, "start", WITH_HTTP)
     monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
     compat.use_engine_client(RequestSeeds())
-    monkeypatch.setattr(tools, "connect_mcp", _connect)
+    monkeypatch.setattr(tools, "open_server", _open)
     monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers")
     monkeypatch.setenv("GRADUS_INFERENCE_TOKEN", TOKEN)
     yield

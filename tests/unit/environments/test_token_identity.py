@@ -24,7 +24,7 @@ from verifiers.v1.interception.server import InterceptionServer
 
 from gradus.environments import compat
 from gradus.environments.engine_client import RequestSeeds
-from gradus.environments.harness import tool_servers as tools
+from gradus.environments.harness import tools
 from gradus.environments.patches import shortcuts
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
@@ -82,17 +82,14 @@ class _Task(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
 
 
 class _Server:
-    async def run(self, operation: Any) -> Any:
-        block = type("Block", (), {"type": "text", "text": "3"})
-        return type("Result", (), {"content": [block]})
+    tools = ({"name": "add", "inputSchema": {}},)
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        return "3"
 
 
-async def _connect(*_: Any) -> Any:
-    schema = {
-        "type": "function",
-        "function": {"name": "calculator_add", "description": "", "parameters": {}},
-    }
-    return [schema], {"calculator_add": ("calculator", "add")}, {"calculator": _Server()}
+async def _open(*_: Any, **__: Any) -> Any:
+    return _Server()
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +121,7 @@ def _prepared(
         shortcuts.serve_in_process()
         shortcuts.remember_short_texts()
         monkeypatch.setattr(train.ElasticRendererPool, "_renderers", {})
-    monkeypatch.setattr(tools, "connect_mcp", _connect)
+    monkeypatch.setattr(tools, "open_server", _open)
     monkeypatch.setattr(
         "verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers", raising=True
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from verifiers.v1 import rollout
+from verifiers.v1 import env, rollout
 from verifiers.v1.errors import ToolsetError
 from verifiers.v1.mcp import launch
 from verifiers.v1.runtimes import provision_runtime
@@ -18,10 +18,11 @@ from verifiers.v1.runtimes.subprocess import SubprocessConfig
 
 from gradus.environments import compat
 from gradus.environments.harness.tool_servers import (
+    SharedToolServers,
     ToolServerLimits,
     ToolServerSlots,
     read_port,
-    slots_around,
+    serve_within,
 )
 
 
@@ -41,6 +42,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
     monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
+    monkeypatch.setattr(env, "serve_shared", env.serve_shared)
     compat.bound_tool_servers(ToolServerLimits())
 
 
@@ -68,7 +70,7 @@ async def never_there(path: str) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serve(toolsets: list[Any]) -> AsyncIterator[dict[str, str]]:
+async def serve(toolsets: list[Any], *_: Any, **__: Any) -> AsyncIterator[dict[str, str]]:
     yield {str(number): "http://127.0.0.1:1" for number in range(len(toolsets))}
 
 
@@ -80,12 +82,12 @@ async def test_episodes_wait_for_room_and_it_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     slots = ToolServerSlots(ToolServerLimits(start_seconds=20.0, max_at_once=2))
-    serve_within = slots_around(serve, slots)
+    serve_bounded = serve_within(serve, slots)
     most = 0
 
     async def play() -> None:
         nonlocal most
-        async with serve_within([toolset(), toolset("http://there")]) as urls:
+        async with serve_bounded([toolset(), toolset("http://there")]) as urls:
             assert len(urls) == 2
             most = max(most, slots.running)
             await asyncio.sleep(0)
@@ -107,5 +109,37 @@ async def test_agents_of_one_episode_do_not_wait_for_each_other_for_ever(
 
 async def test_servers_that_run_elsewhere_take_no_room() -> None:
     slots = ToolServerSlots(ToolServerLimits(max_at_once=1))
-    async with slots_around(serve, slots)([toolset("http://there")]):
+    async with serve_within(serve, slots)([toolset("http://there")]):
         assert slots.running == 0
+
+
+class Shared:
+    """A shared server of this machine that has ended, or not."""
+
+    def __init__(self, url: str, *, exit_code: int | None) -> None:
+        self.url = url
+        self.state_secret = ""
+        process = SimpleNamespace(returncode=exit_code)
+        info = SimpleNamespace(id=None)
+        self.runtime = SimpleNamespace(type="subprocess", _background=[process], info=info)
+
+
+async def test_a_shared_server_that_ended_is_replaced_once_for_all_episodes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    started: list[Shared] = []
+    exit_codes = iter([-9, None])
+
+    @contextlib.asynccontextmanager
+    async def serve_shared(toolsets: list[Any]) -> AsyncIterator[dict[str, Any]]:
+        started.append(Shared(f"http://{len(started)}", exit_code=next(exit_codes)))
+        yield {toolset.server_name: started[-1] for toolset in toolsets}
+
+    shared = SharedToolServers(serve_shared)
+    async with shared.serve([Server()]) as servers:
+        seen = [dict(servers) for _ in range(5)]
+        found = await asyncio.gather(*(shared.alive(entry) for entry in seen))
+        assert servers["calculator"] is started[1]
+    assert [entry["calculator"].url for entry in found] == ["http://1"] * 5
+    assert len(started) == 2
+    assert "ended with exit code -9" in caplog.text

@@ -7,6 +7,7 @@ bearer, so limits, stops, rewrites and the recorded trace are those of any other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -16,10 +17,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE
-from verifiers.v1.harnesses.utils.compaction import (
-    CONTEXT_OVERFLOW_MARKERS,
-    bound_tool_message,
-)
+from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
 
 from gradus.environments.harness.model_calls import (
     Connections,
@@ -29,11 +27,13 @@ from gradus.environments.harness.model_calls import (
     RetryPolicy,
     Transport,
 )
-from gradus.environments.harness.tool_servers import ToolCall, ToolServers
+from gradus.environments.harness.tools import EpisodeTools, ToolCall, ToolLimits
 from gradus.environments.patches.in_process import local_server
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
 
+TOOL_KEEP_ALIVE_SECONDS = 3.0
+"""Of an idle connection to a tool server, which would close it after five."""
 _DONE = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
@@ -46,6 +46,10 @@ class ChatHarnessConfig(vf.HarnessConfig):
     """Times that a model call is tried again after an error that may pass."""
     retry_delay_seconds: float = Field(0.5, gt=0)
     """Delay before the first of them; doubled each time, at most 8 s."""
+    max_tool_calls: int = Field(16, ge=1)
+    """Tool calls of one turn that are made; the others are told to come in another turn."""
+    max_tool_characters: int = Field(20_000, ge=100)
+    """Characters of one tool's answer that the model reads: its beginning and its end."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
@@ -60,6 +64,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
 
     connections: ClassVar[Connections] = Connections()
     """On the class, because verifiers makes a harness for every episode."""
+    tool_connections: ClassVar[Connections] = Connections(TOOL_KEEP_ALIVE_SECONDS)
 
     async def session(self, *args: Any, **kwargs: Any) -> ChatSession:
         """The conversation of one rollout, its tool servers connected."""
@@ -88,7 +93,7 @@ class ChatSession(vf.HarnessSession):
     """
 
     def __init__(
-        self, *args: Any, model: Endpoint, tools: ToolServers, stack: AsyncExitStack, **kwargs: Any
+        self, *args: Any, model: Endpoint, tools: EpisodeTools, stack: AsyncExitStack, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self._model = model
@@ -112,7 +117,14 @@ class ChatSession(vf.HarnessSession):
             secret=bare.secret,
             retry=RetryPolicy(config.max_retries, config.retry_delay_seconds),
         )
-        tools = await ToolServers.connect(bare.mcp_urls, stack, timeout_seconds=config.tool_timeout)
+        limits = ToolLimits(config.tool_timeout, config.max_tool_calls, config.max_tool_characters)
+        tools = EpisodeTools([], {}, limits)
+        if bare.mcp_urls:
+            http = await stack.enter_async_context(harness.tool_connections.lease())
+            disabled = config.disabled_tools or ()
+            tools = await EpisodeTools.connect(
+                bare.mcp_urls, http, stack, limits, disabled=disabled
+            )
         return cls(harness, *args, model=model, tools=tools, stack=stack, **kwargs)
 
     async def close(self) -> None:
@@ -145,8 +157,8 @@ class ChatSession(vf.HarnessSession):
             self._conversation.append(reply)
             if not reply.get("tool_calls"):
                 return _DONE
-            for call in reply["tool_calls"]:
-                self._conversation.append(await self._call_tool(ToolCall.from_wire(call)))
+            calls = [ToolCall.from_wire(call) for call in reply["tool_calls"]]
+            self._conversation += await self._tools.answer(calls, await self._denied(calls))
 
     def _opening(self, *, is_prompted: bool) -> list[dict[str, Any]]:
         system, prompt = self.harness.resolve_prompt(self.data)
@@ -173,21 +185,23 @@ class ChatSession(vf.HarnessSession):
             return None
         raise EnvironmentFailure(f"the model call failed, {reply.error_text}")
 
-    async def _call_tool(self, call: ToolCall) -> dict[str, Any]:
+    async def _denied(self, calls: Sequence[ToolCall]) -> dict[int, dict[str, Any]]:
+        """Messages that the environment puts in place of calls, by their place."""
+        denied: dict[int, dict[str, Any]] = {}
         if self.tool_interception_url is None:
-            return await self._tools.call(call)
-        verdict = await self._model.ask_gate(
-            self.tool_interception_url,
-            {"tool_call_id": call.id, "name": call.name, "arguments": call.arguments},
-        )
-        action = verdict.payload.get("action")
-        if not verdict.is_ok or action == "stop":
-            reason = verdict.payload.get("reason", verdict.error_text)
-            raise EnvironmentFailure(f"the tool call {call.name!r} was stopped: {reason}")
-        if action == "deny":
-            denial: dict[str, Any] = bound_tool_message(verdict.payload["message"])
-            return denial
-        return await self._tools.call(call)
+            return denied
+        for place, call in enumerate(calls):
+            verdict = await self._model.ask_gate(
+                self.tool_interception_url,
+                {"tool_call_id": call.id, "name": call.name, "arguments": call.arguments},
+            )
+            action = verdict.payload.get("action")
+            if not verdict.is_ok or action == "stop":
+                reason = verdict.payload.get("reason", verdict.error_text)
+                raise EnvironmentFailure(f"the tool call {call.name!r} was stopped: {reason}")
+            if action == "deny":
+                denied[place] = verdict.payload["message"]
+        return denied
 
 
 def is_context_overflow(reply: ModelReply) -> bool:

@@ -71,7 +71,8 @@ class Connections:
     They open with the first lease and close with the last, so an idle worker holds none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_alive_seconds: float = 60.0) -> None:
+        self._keep_alive_seconds = keep_alive_seconds
         self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
 
     @asynccontextmanager
@@ -80,7 +81,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         shared = self._shared.get(loop)
         if shared is None:
-            shared = self._shared[loop] = _Shared(_open_session())
+            shared = self._shared[loop] = _Shared(_open_session(self._keep_alive_seconds))
         shared.leases += 1
         try:
             yield shared.session
@@ -97,10 +98,10 @@ class _Shared:
     leases: int = 0
 
 
-def _open_session() -> aiohttp.ClientSession:
+def _open_session(keep_alive_seconds: float) -> aiohttp.ClientSession:
     # No limit and no read timeout: verifiers bounds the episodes of a worker and their time.
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_seconds),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),

@@ -1,14 +1,14 @@
-"""The tool servers of one worker's episodes: how they start, how many run, and calls to them.
+"""The tool servers of one worker: how they start, how many run, and which have to start again.
 
 verifiers starts a process for each server in a task's `toolsets` and looks 180 times for the file
-with its port, even after the process has ended; it does not bound how many there are.
+with its port, even after the process has ended; it does not bound how many there are. One in the
+taskset's `toolsets` starts once for all episodes, and when it ends, each of them fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from verifiers.v1.errors import ToolsetError
-from verifiers.v1.harnesses.utils.compaction import bound_tool_message
-from verifiers.v1.harnesses.utils.mcp import MCPConnection, call_mcp, connect_mcp
 
+from gradus.environments.harness.tools import ToolUrls
 from gradus.log import get_logger
 from gradus.processes.log_tail import cause_in
 
@@ -27,7 +26,6 @@ LOCAL = "subprocess"
 LOOK_SECONDS = 0.1
 """Between two looks for the port of a local server."""
 REMOTE_LOOK_SECONDS = 1.0
-LIST_TIMEOUT_SECONDS = 60.0
 START_SECONDS = 180.0
 """Without `timeout.setup_seconds`: what verifiers grants at least."""
 
@@ -102,18 +100,97 @@ class ToolServerSlots:
         )
 
 
-def slots_around(serve_tools: Callable[..., Any], slots: ToolServerSlots) -> Callable[..., Any]:
-    """verifiers' `serve_tools`, which first waits for room for the servers that it starts."""
+class SharedToolServers:
+    """Owns the servers that all episodes of this process share, and starts dead ones again.
+
+    >>> async with shared.serve(toolsets) as servers: ...  # doctest: +SKIP
+    """
+
+    def __init__(self, serve_shared: Callable[..., Any]) -> None:
+        self._serve_shared = serve_shared
+        self._toolsets: dict[str, Any] = {}
+        self._servers: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
+        self._starting = asyncio.Lock()
+        self._more: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
-    async def serve_within(
-        toolsets: Sequence[Any], *rest: Any, **more: Any
-    ) -> AsyncIterator[dict[str, str]]:
-        started = sum(not toolset.config.url for toolset in toolsets)
-        async with slots.hold(started), serve_tools(toolsets, *rest, **more) as urls:
-            yield urls
+    async def serve(self, toolsets: Sequence[Any], **more: Any) -> AsyncIterator[dict[str, Any]]:
+        """verifiers' `serve_shared`; its mapping changes when a server is replaced."""
+        async with self._serve_shared(toolsets, **more) as servers, self._stack:
+            self._toolsets = {toolset.server_name: toolset for toolset in toolsets}
+            self._servers = servers
+            self._more = more
+            yield servers
 
-    return serve_within
+    async def alive(self, servers: Mapping[str, Any]) -> dict[str, Any]:
+        """The servers of an episode that starts; those that have ended are replaced for all."""
+        if not any(map(_exit_code_of, servers.values())):
+            return dict(servers)
+        async with self._starting:
+            for name, server in servers.items():
+                code = _exit_code_of(self._servers.get(name))
+                if code is None or name not in self._toolsets:
+                    continue
+                log.warning(
+                    "tool server %r, which all episodes share, ended with exit code %s (%s); it "
+                    "is started again",
+                    name,
+                    code,
+                    _last_words(server.runtime, name),
+                )
+                started = await self._stack.enter_async_context(
+                    self._serve_shared([self._toolsets[name]], **self._more)
+                )
+                self._servers[name] = started[name]
+        return {name: self._servers.get(name, server) for name, server in servers.items()}
+
+
+def _exit_code_of(server: Any) -> str | None:
+    """How the process of a shared server of this machine ended; None while it runs."""
+    runtime = getattr(server, "runtime", None)
+    if runtime is None or runtime.type != LOCAL:
+        return None
+    code = runtime._background[-1].returncode if runtime._background else None
+    return None if code is None else str(code)
+
+
+def _last_words(runtime: Any, name: str) -> str:
+    log_file = Path(runtime.info.id or "") / f"vf_tool_{name}.log"
+    with contextlib.suppress(OSError):
+        return cause_in(log_file.read_text(errors="replace").splitlines()) or "it wrote nothing"
+    return "it left no log"
+
+
+def serve_within(
+    serve_tools: Callable[..., Any],
+    slots: ToolServerSlots,
+    shared_servers: SharedToolServers | None = None,
+) -> Callable[..., Any]:
+    """verifiers' `serve_tools`, which first waits for room for the servers that it starts.
+
+    It says which servers keep nothing of an episode, and replaces shared ones that have ended.
+    """
+
+    @contextlib.asynccontextmanager
+    async def serve(
+        toolsets: Sequence[Any],
+        runtime: Any = None,
+        shared: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> AsyncIterator[dict[str, str]]:
+        shared = shared or {}
+        if shared_servers is not None:
+            shared = await shared_servers.alive(shared)
+        started = sum(not toolset.config.url for toolset in toolsets)
+        async with (
+            slots.hold(started),
+            serve_tools(toolsets, runtime, shared=shared, **more) as urls,
+        ):
+            stateless = {name for name, server in shared.items() if not server.state_secret}
+            yield ToolUrls(urls, shared=set(shared), stateless=stateless)
+
+    return serve
 
 
 def start_in_time(
@@ -162,85 +239,3 @@ async def read_port(runtime: Any, path: str, *, limits: ToolServerLimits) -> int
             raise ToolsetError(f"it ended with exit code {ended}")
         await asyncio.sleep(LOOK_SECONDS if is_local else REMOTE_LOOK_SECONDS)
     raise ToolsetError(f"it named no port within {limits.start_seconds:g} s")
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A function call as the model wrote it."""
-
-    id: str
-    name: str
-    raw_arguments: str
-
-    @classmethod
-    def from_wire(cls, call: dict[str, Any]) -> ToolCall:
-        """The call in an assistant message of the chat dialect."""
-        function = call.get("function") or {}
-        return cls(
-            id=call.get("id", ""),
-            name=function.get("name", ""),
-            raw_arguments=function.get("arguments") or "{}",
-        )
-
-    @property
-    def arguments(self) -> Any:
-        """The parsed arguments, or the raw text when it is not JSON."""
-        try:
-            return json.loads(self.raw_arguments)
-        except ValueError:
-            return self.raw_arguments
-
-    def result(self, content: str | list[dict[str, Any]]) -> dict[str, Any]:
-        """The message that answers this call, bounded as verifiers bounds its own."""
-        message = {
-            "role": "tool",
-            "tool_call_id": self.id,
-            "content": content,
-            "name": self.name,
-        }
-        bounded: dict[str, Any] = bound_tool_message(message)
-        return bounded
-
-
-class ToolServers:
-    """Owns the connections to the tool servers of one episode, over all its segments."""
-
-    def __init__(
-        self,
-        schemas: list[dict[str, Any]],
-        dispatch: dict[str, tuple[str, str]],
-        servers: dict[str, MCPConnection],
-    ) -> None:
-        self.schemas = schemas
-        """The tools as the chat dialect declares them; empty without servers."""
-        self._dispatch = dispatch
-        self._servers = servers
-
-    @classmethod
-    async def connect(
-        cls, urls: Mapping[str, str], stack: AsyncExitStack, *, timeout_seconds: float
-    ) -> ToolServers:
-        """Connect to every server and list its tools; `stack` closes the connections."""
-        if not urls:
-            return cls([], {}, {})
-        config = {
-            "mcpServers": {
-                name: {"url": url, "timeout": timeout_seconds} for name, url in urls.items()
-            }
-        }
-        async with asyncio.timeout(LIST_TIMEOUT_SECONDS):
-            schemas, dispatch, servers = await connect_mcp(config, stack)
-        return cls(schemas, dispatch, servers)
-
-    async def call(self, call: ToolCall) -> dict[str, Any]:
-        """The tool message for one call; it tells the model what it got wrong."""
-        if call.name not in self._dispatch:
-            return call.result(f"error: unknown tool {call.name!r}")
-        arguments = call.arguments
-        if not isinstance(arguments, dict):
-            return call.result(
-                f"error: the arguments must be a JSON object, not {call.raw_arguments[:200]!r}; "
-                "send the call again"
-            )
-        content = await call_mcp(self._servers, self._dispatch, call.name, arguments)
-        return call.result(content)
