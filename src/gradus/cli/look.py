@@ -95,7 +95,7 @@ def _check_learning(
         config.algo,
         agents,
         config.untrained_agents,
-        has_learner_seat=LEARNER_SEAT in task_data,
+        has_learner_seat=task_data.get(LEARNER_SEAT) is not None,
         compares_all_traces=compares_all_traces(config.algo),
     )
     if isinstance(config.algo, OpsdConfig):

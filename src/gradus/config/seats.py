@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from gradus.config.schema.algorithms import AlgorithmConfig, HierarchicalGrpoConfig
 
 LEARNER_SEAT = "learner_seat"
-"""Field of a task's data that names the one agent whose trace trains; absent, every agent does."""
+"""Field of a task's data that names the one agent whose trace trains; absent or null, every agent
+does."""
 
 
 def trained_agents(agents: Mapping[str, bool], untrained_agents: Collection[str]) -> list[str]:

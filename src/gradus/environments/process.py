@@ -138,7 +138,7 @@ async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
         config.algo,
         tasks.agents,
         config.untrained_agents,
-        has_learner_seat=LEARNER_SEAT in first,
+        has_learner_seat=first.get(LEARNER_SEAT) is not None,
     )
     if refusal is not None:
         raise ConfigError(f"source {config.name!r}: {refusal}")

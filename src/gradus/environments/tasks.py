@@ -156,10 +156,12 @@ def trainable_agents(environment: vf.Env[Any]) -> dict[str, bool]:
 
     `setup` says who never trains. It is run here up to where it waits for something, on agents that
     can do nothing else than to be marked; what it does not say in time counts as trainable.
+    An environment whose settings leave a role without a seat names it in `unplayed_roles`.
     """
     seats = {
         name: SimpleNamespace(trainable=True) for name in agent_config_fields(environment.config)
     }
+    unplayed = frozenset(getattr(environment, "unplayed_roles", ()))
     agents: Any = vf.Agents(environment.config, lambda name, _: seats[name])
     setup = environment.setup(agents)
     try:
@@ -170,7 +172,7 @@ def trainable_agents(environment: vf.Env[Any]) -> dict[str, bool]:
         log.debug("setup of the environment cannot be tried: %s", error)
     finally:
         setup.close()
-    return {name: bool(seat.trainable) for name, seat in seats.items()}
+    return {name: bool(it.trainable) for name, it in seats.items() if name not in unplayed}
 
 
 def missing_modules(environment: vf.Env[Any]) -> list[str]:

@@ -30,7 +30,7 @@ def mark_trainable(
     if not episode.ok:
         return None
     names = sorted({trace.agent.name for trace in episode.traces})
-    if LEARNER_SEAT in extra and learner not in names:
+    if learner is not None and learner not in names:
         return Failure(
             f"invalid_{LEARNER_SEAT}",
             f"the task's {LEARNER_SEAT} is {learner!r}; it must name one of the agents "
@@ -62,7 +62,7 @@ def check_agents(
         source.algo,
         agents,
         source.untrained_agents,
-        has_learner_seat=LEARNER_SEAT in first_task,
+        has_learner_seat=first_task.get(LEARNER_SEAT) is not None,
         compares_all_traces=compares_all_traces,
     )
     if refusal is not None:

@@ -83,7 +83,16 @@ def test_a_learner_seat_does_not_train_an_agent_that_must_not() -> None:
     assert trained(episode) == []
 
 
-@pytest.mark.parametrize("seat", [None, "third", 1])
+def test_a_task_whose_learner_seat_is_null_trains_every_agent() -> None:
+    episode = build_game(learner_seat=None)
+    assert mark_trainable(episode, []) is None
+    assert trained(episode) == trained(build_game())
+    failure = mark_trainable(build_game(learner_seat=None), [], has_one_baseline=True)
+    assert failure is not None
+    assert failure.kind == "missing_learner_seat"
+
+
+@pytest.mark.parametrize("seat", ["", "third", 1])
 def test_a_missing_learner_seat_is_an_error_that_names_the_agents(seat: object) -> None:
     failure = mark_trainable(build_game(learner_seat=seat), [])
     assert failure is not None
@@ -130,6 +139,8 @@ def test_one_trained_agent_among_several_is_a_group() -> None:
 
 def test_a_learner_seat_makes_a_group_of_one_agent() -> None:
     check_agents(source("grpo"), BOTH, {"learner_seat": "first"})
+    with pytest.raises(ConfigError, match="first, second all train"):
+        check_agents(source("grpo"), BOTH, {"learner_seat": None})
 
 
 def test_rae_without_agents_is_refused() -> None:

@@ -1,0 +1,139 @@
+"""What a member is told: the whole prompt of a turn, and the part of it that is new.
+
+The prompt of a turn continues the prompt and the reply of the turn before, so only the new texts
+are sent and all turns of a member are one branch of its trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gradus.multiagent.channels import Channel
+from gradus.multiagent.kernel import DialogueState, TurnSlot, Utterance, seen_by
+from gradus.multiagent.pack import JUDGE, Pack
+from gradus.multiagent.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class PromptMessage:
+    """One message of a prompt."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task as the members see it."""
+
+    task_prompt: str
+    assigned_answers: Mapping[str, str] = field(default_factory=dict)
+    """What a member is told to argue for."""
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """Writes the prompts of one episode.
+
+    >>> prompter = Prompter(pack, schedule, Case("Is 7 prime?"))  # doctest: +SKIP
+    >>> prompter.delta(DialogueState(), "debater_a", slot)  # doctest: +SKIP
+    ('Is 7 prime?', 'Argue for your answer.')
+    """
+
+    pack: Pack
+    schedule: Schedule
+    case: Case
+
+    def system(self, member: str) -> str:
+        """A member's system prompt."""
+        template = self.pack.text(self.pack.system, member)
+        assert template is not None, f"the pack was not checked for {member}"
+        return template.render(self._constants(member))
+
+    def full(self, state: DialogueState, member: str, slot: TurnSlot) -> tuple[PromptMessage, ...]:
+        """The whole prompt of a member's turn in an open slot."""
+        messages = [PromptMessage("system", self.system(member))]
+        messages.append(PromptMessage("user", self._question(member)))
+        round_index = 0
+        for turn in seen_by(state, member):
+            for said in turn:
+                if said.member != member:
+                    messages.append(PromptMessage("user", self._heard(said, member)))
+                    continue
+                instruction = self._instruction(member, said.phase, round_index)
+                messages.append(PromptMessage("user", instruction))
+                messages.append(PromptMessage("assistant", said.raw))
+                messages += [PromptMessage("user", text) for text in _notices(said)]
+                round_index += 1
+        messages.append(PromptMessage("user", self._instruction(member, slot.phase, round_index)))
+        return tuple(messages)
+
+    def delta(self, state: DialogueState, member: str, slot: TurnSlot) -> tuple[str, ...]:
+        """The texts that a member has not been told yet, up to the instruction of its turn."""
+        own = state.turns_of(member)
+        texts: list[str] = list(_notices(own[-1])) if own else [self._question(member)]
+        since = own[-1].turn_index if own else 0
+        texts += [
+            self._heard(said, member)
+            for said in state.transcript
+            if said.turn_index >= since and said.member != member
+        ]
+        texts.append(self._instruction(member, slot.phase, len(own)))
+        return tuple(texts)
+
+    def _question(self, member: str) -> str:
+        template = self.pack.text(self.pack.question, member)
+        assert template is not None, f"the pack was not checked for {member}"
+        return template.render(self._constants(member))
+
+    def _instruction(self, member: str, phase: str, round_index: int) -> str:
+        num_rounds = max(self.schedule.num_rounds(member), round_index + 1)
+        return self.pack.user[member][phase].render(
+            **self._constants(member),
+            phase=phase,
+            round_index=round_index,
+            num_rounds=num_rounds,
+            is_first_round=round_index == 0,
+            is_last_round=round_index == num_rounds - 1,
+        )
+
+    def _heard(self, said: Utterance, viewer: str) -> str:
+        shows = self.pack.channel(said.member).shows(is_judge=viewer == JUDGE)
+        private = said.private if shows else None
+        if said.is_quarantined:
+            return f"[{said.member}, {said.phase}] The reply could not be read."
+        if not said.public and not private:
+            return f"[{said.member}, {said.phase}] Nothing was said aloud."
+        template = self.pack.text(self.pack.opponent_wrap, viewer)
+        assert template is not None
+        return template.render(
+            **self._constants(viewer),
+            member_id=said.member,
+            slot_id=said.slot_id,
+            phase=said.phase,
+            text=said.public,
+            private=private or "",
+        )
+
+    def _constants(self, member: str) -> dict[str, Any]:
+        assigned = self.case.assigned_answers.get(member)
+        return {
+            "task_prompt": self.case.task_prompt,
+            "viewer_id": member,
+            "answer": assigned or "",
+            "has_assigned_answer": assigned is not None,
+            "schedule_explainer": self.schedule.explained(),
+        }
+
+
+def _notices(said: Utterance) -> Iterator[str]:
+    """One line to the author of a reply that the others did not get."""
+    if said.parse_error is not None:
+        yield f"The others did not see your last reply: {said.parse_error}."
+
+
+def channels_of(pack: Pack, members: tuple[str, ...]) -> dict[str, Channel]:
+    """The channel of every member."""
+    return {member: pack.channel(member) for member in members}
