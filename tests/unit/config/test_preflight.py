@@ -182,7 +182,7 @@ def test_the_processes_get_the_resolved_ids_and_the_name_stays_short() -> None:
     source = TrainEnvironmentConfig(id="kuhn-poker", harness=HarnessChoice(id="null"))
     config = verifiers_config(source)
     assert config["taskset"] == {"id": "gradus-kuhn-poker"}
-    assert (config["*"]["harness"], source.unique_name) == ({"id": "null"}, "kuhn-poker")
+    assert (config["*"]["seat"]["harness"], source.unique_name) == ({"id": "null"}, "kuhn-poker")
     source = TrainEnvironmentConfig(id="best-of-n", taskset={"id": "reverse-text"})
     config = verifiers_config(source)
     assert (config["id"], config["taskset"]) == ("best-of-n", {"id": "gradus-reverse-text"})
