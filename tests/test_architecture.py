@@ -19,7 +19,7 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
-MAX_NAMES_FROM_CONFIG = 85
+MAX_NAMES_FROM_CONFIG = 86
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_MOCKS_PER_HUNDRED_TESTS = 5
 
@@ -49,10 +49,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"config", "monitor"},
     # The scripted engine verifies published weights by the same manifest as the real one.
     "testing": {"wire", "config", "transport", "monitor", "weights"},
+    # `gradus env check` plays an environment as a run does, with the scripted engine.
+    "conformance": {"wire", "config", "environments", "orchestrator", "testing"},
     # `gradus init` writes the tiny model that the tests build.
     "cli": {
         *("wire", "config", "transport", "weights", "monitor", "environments", "launch"),
-        *("testing", *ROLES),
+        *("testing", "conformance", *ROLES),
     },
 }
 ORCHESTRATOR_FLOORS = (
@@ -69,6 +71,7 @@ MAY_IMPORT_HEAVY: dict[str, set[str]] = {
     "orchestrator": {"verifiers", "renderers", "zmq"},
     "trainer": {"torch", "transformers", "peft"},
     "inference": {"vllm", "torch", "transformers"},
+    "conformance": {"verifiers", "renderers"},
     "testing": {"verifiers", "renderers", "torch", "transformers", "zmq"},
 }
 BANNED_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

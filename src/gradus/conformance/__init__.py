@@ -1,0 +1,1 @@
+"""What `gradus env check` asks of an environment, and how it finds out."""

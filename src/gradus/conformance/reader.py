@@ -1,0 +1,89 @@
+"""The child that loads an environment: `python -m gradus.conformance.reader REQUEST RESULT`.
+
+It runs alone, because the code of an environment may hang, exit, or ruin its process. REQUEST is
+the environment process's config; RESULT becomes {"refused": ...} or what was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import verifiers.v1 as vf
+
+from gradus.config import EnvironmentProcessConfig
+from gradus.conformance.probes import GOLD_HOOK
+from gradus.environments.roles import complete_roles
+from gradus.environments.tasks import load_tasks
+from gradus.errors import GradusError
+from gradus.files import read_json, write_json
+from gradus.log import configure_logging
+from gradus.processes.child import watch_death_pipe
+
+NUM_TASKS = 8
+"""Tasks that are read, and compared with those of another process."""
+
+
+def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
+    """Everything that can be seen of an environment without playing it."""
+    started = time.perf_counter()
+    settings = complete_roles(config.name, config.verifiers)
+    tasks = load_tasks(config.name, settings, is_rendered=True)
+    loaded = time.perf_counter() - started
+    number = NUM_TASKS if tasks.num_tasks is None else min(NUM_TASKS, tasks.num_tasks)
+    # From now on only what the environment answers twice in one process may differ.
+    environment = vf.load_environment(vf.resolve_env_config(dict(settings)))
+    again = list(itertools.islice(iter(environment.taskset), number))
+
+    async def first() -> list[dict[str, Any]]:
+        return [await tasks.task(index) for index in range(number)]
+
+    return {
+        "seconds": loaded,
+        "num_tasks": tasks.num_tasks,
+        "agents": tasks.agents,
+        "offers_tools": tasks.offers_tools,
+        "missing_modules": list(tasks.missing_modules),
+        "tasks": asyncio.run(first()),
+        "again": [task.data.model_dump(mode="json", serialize_as_any=True) for task in again],
+        "gold": [_gold(task) for task in again],
+    }
+
+
+def _gold(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
+    """What the task's own hook gives; {} without one."""
+    hook = getattr(task, GOLD_HOOK, None)
+    if hook is None:
+        return {}
+    try:
+        replies = hook()
+        if isinstance(replies, str | Mapping):
+            replies = [replies]
+        return {"replies": [r if isinstance(r, Mapping) else str(r) for r in replies]}
+    except Exception as error:  # the environment's own code
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main(request: str, result: str) -> None:
+    """Read, and write what was seen."""
+    watch_death_pipe()
+    configure_logging("reader")
+    try:
+        config = EnvironmentProcessConfig.model_validate(read_json(Path(request)))
+        seen = read(config)
+    except GradusError as error:
+        seen = {"refused": str(error)}
+    try:
+        write_json(Path(result), seen)
+    except ValueError as error:
+        text = f"the data of its tasks is no JSON ({error}); use finite numbers and text"
+        write_json(Path(result), {"refused": text})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

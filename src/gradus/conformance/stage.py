@@ -1,0 +1,318 @@
+"""Where the check plays: a real environment process, the orchestrator's client, a scripted engine.
+
+The engine says what the probe says. Everything that is written lies in one folder, which is also
+the place of temporary files of all that is started here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from renderers import Qwen3RendererConfig
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.episode import WireEpisode
+
+from gradus.config import SamplingConfig
+from gradus.conformance.probes import Probe
+from gradus.conformance.reading import ChildModule, Subject
+from gradus.conformance.transcript import ByteTokenizer
+from gradus.errors import EnvironmentFailure
+from gradus.files import read_json, write_atomically, write_json
+from gradus.orchestrator.play.agents import mark_trainable
+from gradus.orchestrator.play.environment import (
+    INFERENCE_TOKEN_VARIABLE,
+    EnvironmentAddress,
+    EnvironmentClient,
+    EpisodeSettings,
+)
+from gradus.orchestrator.play.episode_check import find_failure
+from gradus.orchestrator.types import EpisodeFailed, Failure, Task
+from gradus.processes.table import ProcessEntry, descendants, is_alive, living_processes
+from gradus.run.paths import RunDirectory
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import GenerateCall, Reply
+
+EPISODE_SECONDS = 60.0
+"""After which an episode of the check is given up."""
+START_SECONDS = 120.0
+LEAVE_SECONDS = 5.0
+"""How long what an episode started may outlive it."""
+MAX_TOKENS = 400_000
+"""Of one reply, and ten times as many in the context: no limit of the model is checked here."""
+_PAUSE_SECONDS = 0.02
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode of the check."""
+
+    probe: Probe
+    episode: WireEpisode | None
+    failure: Failure | None
+    seconds: float
+    calls: list[GenerateCall] = field(default_factory=list)
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """Agent → reward, of the traces that have one."""
+        traces = [] if self.episode is None else self.episode.traces
+        return {t.agent.name: t.reward for t in traces if any(t.rewards.values())}
+
+    @property
+    def trained_rewards(self) -> dict[str, float]:
+        """The same of the agents that train."""
+        traces = [] if self.episode is None else self.episode.traces
+        trained = {trace.agent.name for trace in traces if trace.agent.trainable}
+        return {name: reward for name, reward in self.rewards.items() if name in trained}
+
+
+class _ProbeEngine(ScriptedEngine):
+    """Says what the stage's probe says, each conversation from its own first turn on."""
+
+    stage: Stage
+
+    def answer_to(self, call: GenerateCall) -> Reply:
+        return self.stage.reply_to(call)
+
+
+class Stage:
+    """Owns the environment process, the engine and the client of one subject.
+
+    async with Stage(subject, folder) as stage:
+        task = await stage.task(0)
+        played = await stage.play(task, Probe("empty reply", [""]))
+    """
+
+    def __init__(self, subject: Subject, folder: Path) -> None:
+        self.subject = subject
+        self.temporary = folder / "t"
+        self.temporary.mkdir(parents=True)
+        self.tokenizer = ByteTokenizer()
+        self._folder = folder
+        self._run = RunDirectory(folder / "run")
+        self._run.secrets.mkdir(parents=True)
+        token = secrets.token_hex(32)
+        write_atomically(self._run.inference_token, token.encode(), mode=0o600)
+        self.engine = _ProbeEngine(data_token=token, max_length_tokens=10 * MAX_TOKENS)
+        self.engine.stage = self
+        self._config = subject.process.model_copy(update={"run_dir": str(self._run.root)})
+        self._probe = Probe("nothing", [""])
+        self._turns: dict[str, int] = {}
+        self._process: ChildModule | None = None
+        self._client: EnvironmentClient | None = None
+        self._seen: dict[int, ProcessEntry] = {}
+
+    # ------------------------------------------------------------------ life cycle
+
+    async def __aenter__(self) -> Self:
+        """Start everything, and wait until episodes can be played; EnvironmentFailure if never."""
+        self.tokenizer.save(self._folder / "model")
+        await self.engine.start()
+        file = self._run.config / f"{self._config.process}.json"
+        write_json(file, self._config.model_dump(mode="json"))
+        self._process = ChildModule(
+            self.subject,
+            *("gradus.cli.main", "env-server", "@", str(file)),
+            temporary=self.temporary,
+            log=self._folder / "env-server.log",
+        )
+        ready = self._run.ready_file(self._config.process)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not ready.exists():
+                    if self._process.exit_code is not None:
+                        raise EnvironmentFailure(f"its process ended, {self._process.said()}")
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        except (TimeoutError, EnvironmentFailure) as error:
+            await self.close()
+            if isinstance(error, EnvironmentFailure):
+                raise
+            raise EnvironmentFailure(f"its workers were not ready in {START_SECONDS:g} s") from None
+        where = read_json(ready)
+        self._address = EnvironmentAddress(where["run_address"], where["task_address"], None)
+        self._client = EnvironmentClient(self._config.name, self._address, self.settings())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End what was started, and what that started."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        if self._process is not None:
+            self.below()
+            self._process.end()
+        for entry in self._seen.values():
+            if is_alive(entry.pid, entry.start_time):
+                os.kill(entry.pid, signal.SIGKILL)
+        await self.engine.close()
+
+    # ------------------------------------------------------------------ play
+
+    def settings(self, *, seconds: float = EPISODE_SECONDS) -> EpisodeSettings:
+        """How episodes reach the scripted engine."""
+        client = TrainClientConfig(
+            base_url=self.engine.base_url,
+            api_key_var=INFERENCE_TOKEN_VARIABLE,
+            renderer=Qwen3RendererConfig(),
+            renderer_model_name=str(self._folder / "model"),
+        )
+        sampling = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=MAX_TOKENS)
+        return EpisodeSettings(client, sampling, seconds)
+
+    async def task(self, index: int) -> Task:
+        """One task of the environment process."""
+        assert self._client is not None
+        return await self._client.task(index)
+
+    async def play(
+        self,
+        task: Task,
+        probe: Probe,
+        *,
+        settings: EpisodeSettings | None = None,
+        seed: int = 7,
+    ) -> Played:
+        """One episode in which the model says what the probe says; others must not run."""
+        self.say(probe)
+        first_call = len(self.engine.calls)
+        client = self._client
+        if settings is not None:
+            client = EnvironmentClient(self._config.name, self._address, settings)
+        assert client is not None
+        started = time.perf_counter()
+        episode, failure = None, None
+        try:
+            episode = await client.run(task, version=0, seed=seed)
+        except EpisodeFailed as error:
+            failure = error.failure
+        finally:
+            if client is not self._client:
+                await client.close()
+        seconds = time.perf_counter() - started
+        if episode is not None:
+            failure = mark_trainable(episode, self.subject.untrained) or find_failure(
+                episode, needs_tokens=settings is None
+            )
+        return Played(probe, episode, failure, seconds, self.engine.calls[first_call:])
+
+    async def play_beside(self, task: Task) -> Played:
+        """One more episode with what the model says now; others may run beside it."""
+        assert self._client is not None
+        started = time.perf_counter()
+        episode, failure = None, None
+        try:
+            episode = await self._client.run(task, version=0, seed=7)
+            failure = mark_trainable(episode, self.subject.untrained) or find_failure(episode)
+        except EpisodeFailed as error:
+            failure = error.failure
+        return Played(self._probe, episode, failure, time.perf_counter() - started)
+
+    def say(self, probe: Probe) -> None:
+        """From now on the model says this."""
+        self._probe = probe
+        self._turns.clear()
+
+    def lose(self) -> None:
+        """Give up the episodes that run: their process is gone."""
+        if self._client is not None:
+            self._client.lose("the check killed its worker")
+
+    def reply_to(self, call: GenerateCall) -> Reply:
+        """What the probe says to one model call."""
+        session = call.session_id or ""
+        turn = self._turns.get(session, 0)
+        self._turns[session] = turn + 1
+        said = self._probe.say(turn, self.tokenizer.last_user_text(call.prompt_token_ids))
+        return Reply(self.tokenizer.encode(said))
+
+    # ------------------------------------------------------------------ processes and files
+
+    def below(self) -> list[ProcessEntry]:
+        """Living processes that the environment process has started."""
+        if self._process is None:
+            return []
+        found = descendants(self._process.pid, living_processes())
+        self._seen.update({entry.pid: entry for entry in found})
+        return found
+
+    async def left(self, known: Sequence[ProcessEntry]) -> list[str]:
+        """Names of processes that are new and do not end soon."""
+        before = {(entry.pid, entry.start_time) for entry in known}
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while True:
+            new = [e for e in self.below() if (e.pid, e.start_time) not in before]
+            if not new or time.monotonic() > deadline:
+                return [command_of(entry.pid) for entry in new]
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def survivors(self, known: Sequence[ProcessEntry]) -> list[str]:
+        """Names of those of `known` that do not end soon."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while True:
+            living = [e for e in known if is_alive(e.pid, e.start_time)]
+            if not living or time.monotonic() > deadline:
+                return [command_of(entry.pid) for entry in living]
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def files(self) -> set[str]:
+        """What lies in the folder of temporary files, the sockets left out."""
+        return {p.name for p in self.temporary.iterdir() if not p.name.startswith("gradus-env-")}
+
+    def kill_worker(self) -> list[ProcessEntry]:
+        """Kill the only worker; gives everything that ran below the environment process."""
+        assert self._process is not None
+        below = self.below()
+        worker = next(entry for entry in below if entry.parent == self._process.pid)
+        os.kill(worker.pid, signal.SIGKILL)
+        return below
+
+    async def wait_end(self, seconds: float) -> int | None:
+        """Exit code of the environment process; None when it does not end."""
+        assert self._process is not None
+        code: int | None = await asyncio.to_thread(self._process.wait, seconds)
+        return code
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all that lives below the environment process."""
+        total = 0
+        for entry in self.below():
+            try:
+                stat = Path(f"/proc/{entry.pid}/stat").read_text()
+            except OSError:
+                continue
+            total += sum(int(ticks) for ticks in stat.rpartition(")")[2].split()[11:15])
+        return total / _TICKS_PER_SECOND
+
+
+def command_of(pid: int) -> str:
+    """How a process was started, and its number."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        words = []
+    command = " ".join(os.fsdecode(word) for word in words if word)
+    return f"{command[:80] or 'unknown'} (pid {pid})"
+
+
+def record_bytes(episode: WireEpisode) -> int:
+    """Size of an episode's record as JSON."""
+    return len(json.dumps(episode.model_dump(mode="json"), default=str).encode())
