@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 from gradus_forth_lang.problems.build import SOLUTION, build_problems
+from gradus_forth_lang.problems.problem import Problem, grade
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -25,30 +27,31 @@ TOOL: dict[str, Any] = {
 
 
 def demonstrations(
-    num: int, *, seed: int, tiers: tuple[int, ...] = (0,), wrong_share: float = 0.0
+    num: int, *, seed: int, tiers: tuple[int, ...] = (0,), careless_share: float = 0.0
 ) -> list[dict[str, Any]]:
     """Conversations in the brief style, from problems of a seed of their own.
 
-    In `wrong_share` of them the program is that of another problem, so that a model learns how to
-    hand in, and how far its answers may be from right.
+    In `careless_share` of them the program only pushes the numbers of the formula, so a model
+    learns how to hand in, and has still to find out which programs pay.
     """
     draw = random.Random(f"forth-lang demonstrations {seed}")
     found = [one.problem for one in build_problems(tiers, 400, seed=seed) if one.problem.formula]
-    shown = []
-    for _ in range(num):
-        asked = draw.choice(found)
-        answered = draw.choice(found) if draw.random() < wrong_share else asked
-        code = answered.solution(SOLUTION)
-        call = {"name": "submit_code", "arguments": {"code": code}}
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": asked.formula},
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"type": "function", "function": call}],
-            },
-            {"role": "tool", "content": "passed 8 of 8" if answered is asked else "passed 0 of 8"},
-            {"role": "assistant", "content": "ok"},
-        ]
-        shown.append({"messages": messages, "tools": [TOOL]})
-    return shown
+    return [_shown(draw.choice(found), draw.random() < careless_share) for _ in range(num)]
+
+
+def _shown(problem: Problem, is_careless: bool) -> dict[str, Any]:
+    numbers = " ".join(re.findall(r"\d+", problem.formula))
+    code = f": {SOLUTION} {numbers} ;" if is_careless else problem.solution(SOLUTION)
+    num_passed = grade(code, SOLUTION, problem.cases).num_passed
+    call = {"name": "submit_code", "arguments": {"code": code}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": problem.formula},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        },
+        {"role": "tool", "content": f"passed {num_passed} of {len(problem.cases)}"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    return {"messages": messages, "tools": [TOOL]}

@@ -18,6 +18,7 @@ from typing import Any
 
 from gradus.orchestrator.algorithms.distill import DEFAULT_HINT
 from gradus.testing.tiny_model import build_tiny_model
+from gradus_forth_lang.demonstrations import demonstrations as forth_demonstrations
 from gradus_kuhn_poker import game
 from gradus_reverse_text.words import generate_texts
 from gradus_word_lookup import entries
@@ -77,12 +78,18 @@ def word_lookup_rows(num: int, *, seed: int) -> list[Row]:
     return entries.demonstrations(num, seed=seed, num_keys=_NUM_KEYS)
 
 
+def forth_lang_rows(num: int, *, seed: int) -> list[Row]:
+    """A formula and a program that is handed in; most programs only push its numbers."""
+    return forth_demonstrations(num, seed=seed + 1, careless_share=0.65)
+
+
 TASKS = {
     "reverse_text": (reverse_text_rows, 12_800),
     "teacher_text": (teacher_text_rows, 6_400),
     "hinted_text": (hinted_text_rows, 12_800),
     "kuhn_poker": (kuhn_poker_rows, 6_400),
     "word_lookup": (word_lookup_rows, 2_400),
+    "forth_lang": (forth_lang_rows, 9_600),
 }
 """Task → its conversations and how many of them."""
 

@@ -108,6 +108,14 @@ RECIPES: Sequence[Recipe] = (
         # One token in sixteen is an observation, so the usual 0.1 would hardly be seen in 20 steps.
         algo("echo", normalize="batch", roles='{"tool": 1.0}'),
     ),
+    Recipe("grpo_forth", "forth_lang", "forth_lang", (REWARD,), algo("grpo")),
+    Recipe(
+        "echo_forth",
+        "forth_lang",
+        "forth_lang",
+        (SURPRISE, REWARD),
+        algo("echo", roles='{"tool": 0.05}', tool_names='["submit_code"]'),
+    ),
     Recipe("opd", "taught_text", "reverse_text", (TEACHER_DISTANCE, REWARD), has_teacher=True),
     Recipe("opsd", "hinted_text", "hinted_text", (TEACHER_DISTANCE, REWARD)),
     Recipe("sft", "shown_text", "reverse_text", (IMITATION, EVALUATED), has_teacher=True),

@@ -174,12 +174,14 @@ def test_only_the_tools_that_are_offered_are_declared() -> None:
     assert declared.description == shown["description"]
 
 
-def test_demonstrations_are_right_unless_they_shall_be_wrong() -> None:
+def test_demonstrations_are_right_unless_they_shall_be_careless() -> None:
     def code(shown: dict[str, Any]) -> str:
         return str(shown["messages"][1]["tool_calls"][0]["function"]["arguments"]["code"])
 
     problems = {p.problem.formula: p.problem for p in build_problems([0], 400, seed=5)}
-    for shown in demonstrations(20, seed=5):
-        problem = problems[shown["messages"][0]["content"]]
-        assert grade(code(shown), SOLUTION, problem.cases).is_right
-    assert demonstrations(20, seed=5) != demonstrations(20, seed=5, wrong_share=1.0)
+    for share, is_right in ((0.0, True), (1.0, False)):
+        for shown in demonstrations(20, seed=5, careless_share=share):
+            result = grade(code(shown), SOLUTION, problems[shown["messages"][0]["content"]].cases)
+            assert result.is_right == is_right
+            told = shown["messages"][2]["content"]
+            assert told == f"passed {result.num_passed} of {result.num_cases}"
