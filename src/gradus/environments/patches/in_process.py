@@ -9,7 +9,7 @@ same. Programs that a harness starts go on using HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -53,6 +53,8 @@ class LocalServer:
     base_url: str
     handlers: Mapping[str, Handler]
     loop: asyncio.AbstractEventLoop
+    bearers: Container[str] = ()
+    """Those of the rollouts that it serves now."""
     is_open: bool = True
 
     async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
@@ -85,7 +87,9 @@ def remember(server: InterceptionServer) -> None:
         route: server._handler_for(dialect) for dialect in DIALECTS for route in dialect.routes
     }
     handlers["/tool"] = server.handle_tool
-    local = LocalServer(server.base_url, handlers, asyncio.get_running_loop())
+    local = LocalServer(
+        server.base_url, handlers, asyncio.get_running_loop(), bearers=server.sessions
+    )
     _running[local.base_url] = local
 
     def forget() -> None:
@@ -99,6 +103,17 @@ def local_server(endpoint: str) -> LocalServer | None:
     """The server behind a rollout's `endpoint`, when it runs on this very event loop."""
     local = _running.get(endpoint.removesuffix("/v1"))
     return local if local is not None and local.loop is asyncio.get_running_loop() else None
+
+
+def address_of(bearer: str) -> str | None:
+    """The endpoint on this machine of the rollout with this bearer; None when it is not known.
+
+    A rollout in a container is told the address that holds in there.
+    """
+    for local in _running.values():
+        if bearer in local.bearers:
+            return f"{local.base_url}/v1"
+    return None
 
 
 async def _answer(handler: Handler, request: _Request) -> tuple[int, bytes]:

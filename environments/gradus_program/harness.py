@@ -1,0 +1,195 @@
+"""The harness `program`: it plays a task by running somebody else's program.
+
+The program finds the model at OPENAI_BASE_URL. verifiers records every call as the engine saw it;
+this harness runs the program, hears how it ended, and says what of that is data and what a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import verifiers.v1 as vf
+from verifiers.v1.errors import HarnessError, ProviderError
+from verifiers.v1.runtimes.subprocess import SubprocessRuntime
+
+from gradus.environments.patches.in_process import address_of
+from gradus.log import get_logger
+from gradus_program.door import Door, Traffic
+from gradus_program.running import Place, Run, Start, local_folder, open_up, place_for
+from gradus_program.settings import ProgramKeys, check_program, program_environment
+
+INFO_KEY = "program"
+"""Where the trace's info says how the program ended."""
+TAIL_CHARACTERS = 4_000
+"""Kept of standard output and of the errors in a trace's info; the reward sees more."""
+_MAX_REFUSALS = 5
+
+log = get_logger(__name__)
+
+
+class NoModelCall(HarnessError):
+    """The program ended without one answered model call, so there is nothing to train."""
+
+
+class ProgramHarnessConfig(ProgramKeys, vf.HarnessConfig):
+    """The program that plays tasks of any task set; those of `program` bring their own."""
+
+    id: str = "gradus-program"
+    """Id under which verifiers imports it."""
+
+
+class ProgramState(vf.State):
+    """What the reward of a task hears of the program; not part of the record."""
+
+    run: Any = None
+    """The program's `Run`. None when it was not started."""
+
+
+class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
+    """Runs one command per episode."""
+
+    APPENDS_SYSTEM_PROMPT = False
+    SUPPORTS_MCP = False
+    SUPPORTS_RESUME = False
+    EXECUTES_CODE = True
+    NEEDS_CONTAINER = False
+
+    warned: ClassVar[set[str]] = set()
+    """Parameters that were warned about; on the class, because each episode has its harness."""
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: Mapping[str, str],  # noqa: ARG002 - verifiers refuses tool servers here
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """Run the program to its end; its exit code is data."""
+        keys = getattr(data, "program", None) or self.config
+        check_program(keys)
+        _, prompt = self.resolve_text_prompt(data)
+        run = Run.of(keys.max_output_bytes)
+        if isinstance(trace.state, ProgramState):
+            trace.state.run = run
+        is_trained = isinstance(ctx.client, vf.TrainClientConfig)
+        started = time.monotonic()
+        async with (
+            Door.open(
+                address_of(secret) or endpoint,
+                sampling=_sampling(ctx),
+                keeps_others=not is_trained,
+            ) as door,
+            place_for(runtime) as place,
+        ):
+            start = _start(
+                keys, place, prompt or "", _model(ctx, runtime.host_url(door.url), secret)
+            )
+            try:
+                await place.run(start, run)
+            finally:
+                trace.info[INFO_KEY] = _told(run, door.traffic, time.monotonic() - started)
+                self._warn(door.traffic)
+        _check(trace, run, door.traffic)
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+    def _warn(self, traffic: Traffic) -> None:
+        new = set(traffic.dropped) - self.warned
+        self.warned.update(new)
+        for name in sorted(new):
+            log.warning(
+                "the program asks for its own %s; the source's sampling decides, so it is not used "
+                "(further ones are only counted, in the metric dropped_parameters)",
+                name,
+            )
+
+    async def cleanup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
+        """Make sure that the working folder can be removed."""
+        if isinstance(runtime, SubprocessRuntime) and runtime.workdir is not None:
+            open_up(local_folder(runtime))
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def program_failed(self, trace: vf.Trace) -> float:
+        """1 when the program ended with another exit code than 0, or did not end."""
+        return float(trace.info.get(INFO_KEY, {}).get("exit_code") != 0)
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def dropped_parameters(self, trace: vf.Trace) -> float:
+        """Sampling parameters of the program that were not used, over all calls."""
+        return float(sum(trace.info.get(INFO_KEY, {}).get("dropped", {}).values()))
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def refused_calls(self, trace: vf.Trace) -> float:
+        """Requests that could not be played."""
+        return float(trace.info.get(INFO_KEY, {}).get("num_refused", 0))
+
+
+def _sampling(ctx: Any) -> dict[str, Any]:
+    given: dict[str, Any] = ctx.sampling.model_dump(exclude_none=True)
+    if "max_completion_tokens" in given:
+        given.setdefault("max_tokens", given["max_completion_tokens"])
+    return given
+
+
+def _model(ctx: Any, url: str, secret: str) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_BASE": url,
+        "OPENAI_API_KEY": secret,
+        "OPENAI_MODEL": ctx.model,
+    }
+
+
+def _start(keys: ProgramKeys, place: Place, prompt: str, model: Mapping[str, str]) -> Start:
+    return Start(
+        command=keys.command,
+        env=program_environment(
+            keys, os.environ, home=place.home, model=model, is_contained=place.is_contained
+        ),
+        files=keys.files,
+        task=prompt.encode("utf-8", "replace"),
+        task_file=keys.task_file if keys.input == "file" else None,
+    )
+
+
+def _told(run: Run, traffic: Traffic, seconds: float) -> dict[str, Any]:
+    """What a trace's info keeps, small enough for every record."""
+    return {
+        "exit_code": run.exit_code,
+        "stdout": run.output.text[-TAIL_CHARACTERS:],
+        "stderr": run.errors.text[-TAIL_CHARACTERS:],
+        "stdout_bytes": run.output.num_bytes,
+        "stderr_bytes": run.errors.num_bytes,
+        "seconds": round(seconds, 3),
+        "num_calls": traffic.num_answered,
+        "num_refused": len(traffic.refused),
+        "refused": [text[:300] for text in traffic.refused[:_MAX_REFUSALS]],
+        "dropped": dict(traffic.dropped),
+    }
+
+
+def _check(trace: vf.Trace, run: Run, traffic: Traffic) -> None:
+    """Raise where the end of the program is no outcome of the policy's."""
+    if trace.stop_condition is not None:
+        return
+    failed = run.exit_code != 0 or trace.num_turns == 0
+    if traffic.engine_fault is not None and failed:
+        status, text = traffic.engine_fault
+        raise ProviderError(
+            f"the program's model call failed, {status}: {text}", status_code=status
+        )
+    if trace.num_turns > 0:
+        return
+    text = f"the program ended with exit code {run.exit_code} and made no model call"
+    if traffic.refused:
+        text += f" that could be played; it was told: {traffic.refused[-1][:500]}"
+    said = (run.errors.text.strip() or run.output.text.strip())[-500:]
+    raise NoModelCall(
+        f"{text}. It must ask the endpoint that OPENAI_BASE_URL names"
+        + (f". The last that it said: {said}" if said else "")
+    )

@@ -1,0 +1,214 @@
+"""What the door between a program and the model lets pass, and what it answers itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradus_program.door import Door, Refused, _check
+
+HELLO = [{"role": "user", "content": "hello"}]
+REPLY = {"choices": [{"message": {"role": "assistant", "content": "hi"}}]}
+
+
+@dataclass
+class Upstream:
+    """An interception server that answers in order, and remembers what it was asked."""
+
+    answers: list[tuple[int, Any]]
+    bodies: list[Any] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.bodies.append(json.loads(await request.read() or b"null"))
+        self.headers.append(dict(request.headers))
+        status, payload = self.answers.pop(0) if self.answers else (200, REPLY)
+        if isinstance(payload, bytes):
+            return web.Response(body=payload, content_type="text/event-stream")
+        return web.json_response(payload, status=status)
+
+
+@asynccontextmanager
+async def door(
+    *answers: tuple[int, Any], keeps_others: bool = False, **sampling: Any
+) -> AsyncIterator[tuple[Door, Upstream]]:
+    upstream = Upstream(list(answers))
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", upstream.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        async with Door.open(url, sampling=sampling, keeps_others=keeps_others) as opened:
+            yield opened, upstream
+    finally:
+        await runner.cleanup()
+
+
+async def post(opened: Door, body: Any, path: str = "/chat/completions") -> tuple[int, bytes]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": "Bearer key", "x-stainless-retry-count": "1"}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{opened.url}{path}", data=content, headers=headers) as answer,
+    ):
+        return answer.status, await answer.read()
+
+
+async def test_a_chat_completion_passes_with_its_bearer_and_its_retry_count() -> None:
+    async with door() as (opened, upstream):
+        assert await post(opened, {"messages": HELLO}) == (200, json.dumps(REPLY).encode())
+    assert upstream.bodies == [{"messages": HELLO}]
+    assert upstream.headers[0]["Authorization"] == "Bearer key"
+    assert upstream.headers[0]["x-stainless-retry-count"] == "1"
+    assert opened.traffic.num_answered == 1
+
+
+async def test_a_stream_passes_as_it_is() -> None:
+    events = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+    async with door((200, events)) as (opened, _):
+        assert await post(opened, {"messages": HELLO, "stream": True}) == (200, events)
+    assert opened.traffic.num_answered == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/embeddings", "Embeddings are not served"),
+        ("/responses", "Responses API is not served; ask for chat completions"),
+        ("/messages", "Messages API is not served; ask for chat completions"),
+        ("/completions", "Plain completions are not served"),
+        ("/audio/speech", "Only POST /v1/chat/completions and GET /v1/models"),
+    ],
+)
+async def test_what_does_not_train_gets_a_sentence(path: str, text: str) -> None:
+    async with door() as (opened, upstream):
+        status, raw = await post(opened, {"input": "x"}, path)
+    assert status == 400
+    assert text in json.loads(raw)["error"]["message"]
+    assert len(opened.traffic.refused) == 1
+    assert upstream.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"messages": HELLO, "n": 2}, "n = 2 is not supported: each call is one reply"),
+        ({"messages": HELLO, "functions": [{"name": "f"}]}, "use `tools`"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": "hello"}, "must be a list"),
+        ({"messages": ["hello"]}, "has the role 'None'"),
+        ({"messages": [{"role": "root", "content": "x"}]}, "has the role 'root'"),
+        ({"messages": HELLO, "tools": [{"type": "web_search"}]}, "type `function`"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "cannot be read"),
+        ({"messages": [{"role": ["user"]}]}, "has the role"),
+        ({"messages": HELLO, "tools": 5}, "type `function`"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "cannot be read"),
+        ([], "must be a JSON object"),
+        (b"\xff{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+async def test_a_request_that_cannot_be_played_gets_a_sentence(body: Any, text: str) -> None:
+    async with door() as (opened, upstream):
+        status, raw = await post(opened, body)
+    assert (status, upstream.bodies) == (400, [])
+    assert text in json.loads(raw)["error"]["message"]
+
+
+async def test_a_developer_speaks_as_the_system_and_an_empty_n_is_no_n() -> None:
+    async with door() as (opened, upstream):
+        await post(opened, {"messages": [{"role": "developer", "content": "x"}], "n": None})
+    assert upstream.bodies == [{"messages": [{"role": "system", "content": "x"}]}]
+
+
+async def test_sampling_that_is_not_used_is_counted_by_name() -> None:
+    asked = {"messages": HELLO, "temperature": 0.2, "stop": ["\n"], "max_completion_tokens": 64}
+    async with door(temperature=1.0, max_tokens=64) as (opened, _):
+        await post(opened, asked)
+        await post(opened, asked | {"temperature": 1.0, "top_p": 1, "tool_choice": "auto"})
+    assert opened.traffic.dropped == {"temperature": 1, "stop": 2}
+
+
+async def test_where_nothing_trains_only_what_the_source_sets_is_dropped() -> None:
+    async with door(keeps_others=True, temperature=1.0) as (opened, _):
+        await post(opened, {"messages": HELLO, "temperature": 0.2, "stop": ["\n"]})
+    assert opened.traffic.dropped == {"temperature": 1}
+
+
+async def test_a_fault_of_the_engine_is_remembered_until_a_call_succeeds() -> None:
+    async with door((503, {"error": {"message": "away"}})) as (opened, _):
+        await post(opened, {"messages": HELLO})
+        assert opened.traffic.engine_fault == (503, "away")
+        await post(opened, {"messages": HELLO})
+    assert opened.traffic.engine_fault is None
+    assert opened.traffic.num_answered == 1
+
+
+async def test_a_refusal_of_the_rollout_is_no_fault_of_the_engine() -> None:
+    async with door((400, {"error": {"message": "rollout stopped: max_turns"}})) as (opened, _):
+        await post(opened, {"messages": HELLO})
+    assert opened.traffic.engine_fault is None
+    assert opened.traffic.refused == ["rollout stopped: max_turns"]
+
+
+async def test_an_interception_server_that_is_gone_is_a_fault_of_the_engine() -> None:
+    async with Door.open("http://127.0.0.1:1/v1", sampling={}, keeps_others=False) as opened:
+        status, _ = await post(opened, {"messages": HELLO})
+    assert status == 502
+    assert opened.traffic.engine_fault is not None
+
+
+async def test_four_calls_at_once_are_four_calls() -> None:
+    async with door() as (opened, upstream):
+        answers = await asyncio.gather(*(post(opened, {"messages": HELLO}) for _ in range(4)))
+    assert [status for status, _ in answers] == [200] * 4
+    assert len(upstream.bodies) == opened.traffic.num_answered == 4
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
+        optional={"content": JSON, "tool_calls": JSON, "tool_call_id": JSON, "name": JSON},
+    )
+    | JSON,
+    max_size=3,
+)
+
+
+@given(
+    body=st.fixed_dictionaries(
+        {"messages": MESSAGES | st.just(HELLO)},
+        optional={
+            "n": st.just(1),
+            "tools": st.lists(
+                st.fixed_dictionaries(
+                    {}, optional={"type": st.just("function") | JSON, "function": JSON}
+                ),
+                max_size=2,
+            )
+            | JSON,
+        },
+    )
+    | JSON
+)
+def test_no_body_makes_the_check_stumble(body: Any) -> None:
+    with contextlib.suppress(Refused):
+        _check(body)
