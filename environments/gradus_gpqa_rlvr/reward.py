@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gradus.multiagent.answers import read_choice
-
-_OPEN, _CLOSE = "<think>", "</think>"
+from gradus.multiagent.answers import read_choice, without_reasoning
 
 
 def chosen_letter(reply: str, letters: str) -> str | None:
@@ -15,8 +13,7 @@ def chosen_letter(reply: str, letters: str) -> str | None:
     >>> chosen_letter("<think>It is B", "ABCD") is None
     True
     """
-    public = reply.rpartition(_CLOSE)[2]
-    return None if _OPEN in public else read_choice(public, letters)
+    return read_choice(without_reasoning(reply), letters)
 
 
 def rate_choice(reply: str, answer: str, letters: str) -> float:

@@ -68,6 +68,18 @@ def is_exact(reply: str, letters: str) -> bool:
     return len(stripped) == 1 and stripped in letters.upper() + letters.lower()
 
 
+def without_reasoning(reply: str) -> str:
+    """What follows the reasoning in the text of a reply; nothing while the reasoning is open.
+
+    Replies of an engine whose renderer separates the reasoning have none in their text.
+
+    >>> without_reasoning("<think>A? No.</think> B"), without_reasoning("<think>B")
+    (' B', '')
+    """
+    public = reply.rpartition("</think>")[2]
+    return "" if "<think>" in public else public
+
+
 @lru_cache(maxsize=32)
 def _rules(letters: str) -> _Rules:
     return _Rules(letters)
