@@ -37,6 +37,10 @@ TOOL_KEEP_ALIVE_SECONDS = 3.0
 _DONE = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
+class ContextFullError(Exception):
+    """The messages are longer than the engine's context."""
+
+
 class ChatHarnessConfig(vf.HarnessConfig):
     """Settings of the chat harness."""
 
@@ -66,11 +70,16 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
     """On the class, because verifiers makes a harness for every episode."""
     tool_connections: ClassVar[Connections] = Connections(TOOL_KEEP_ALIVE_SECONDS)
 
+    @property
+    def session_type(self) -> type[ChatSession]:
+        """What plays the conversation of a rollout."""
+        return ChatSession
+
     async def session(self, *args: Any, **kwargs: Any) -> ChatSession:
         """The conversation of one rollout, its tool servers connected."""
         stack = AsyncExitStack()
         try:
-            return await ChatSession.open(self, stack, *args, **kwargs)
+            return await self.session_type.open(self, stack, *args, **kwargs)
         except BaseException:
             await stack.aclose()
             raise
@@ -100,6 +109,8 @@ class ChatSession(vf.HarnessSession):
         self._tools = tools
         self._stack = stack
         self._conversation: list[dict[str, Any]] = []
+        self._used_tokens = 0
+        """Prompt and reply of the last call."""
 
     @classmethod
     async def open(
@@ -145,7 +156,7 @@ class ChatSession(vf.HarnessSession):
         self._conversation.extend(message_to_wire(message) for message in messages or ())
         while True:
             try:
-                reply = await self._ask()
+                reply = await self._next()
             except aiohttp.ClientError as error:
                 return vf.ProgramResult(
                     exit_code=MODEL_TRANSPORT_ERROR_EXIT_CODE,
@@ -169,20 +180,31 @@ class ChatSession(vf.HarnessSession):
             opening.extend(message_to_wire(message) for message in prompt)
         return opening
 
-    async def _ask(self) -> dict[str, Any] | None:
-        """The model's next message; None when the rollout ended instead."""
-        body: dict[str, Any] = {"model": self.ctx.model, "messages": self._conversation}
+    async def _next(self) -> dict[str, Any] | None:
+        """The model's next message in the conversation; None when the rollout ended instead."""
+        try:
+            return await self._ask(self._conversation)
+        except ContextFullError:
+            self.trace.stop(CONTEXT_FULL)
+            return None
+
+    async def _ask(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """What the model answers to `messages`; None when the rollout ended instead.
+
+        Raises ContextFullError when they are longer than the engine's context.
+        """
+        body: dict[str, Any] = {"model": self.ctx.model, "messages": messages}
         if self._tools.schemas:
             body["tools"] = self._tools.schemas
         reply = await self._model.complete(body)
         if reply.is_ok:
+            self._used_tokens = (reply.payload.get("usage") or {}).get("total_tokens") or 0
             message: dict[str, Any] = reply.payload["choices"][0]["message"]
             return message
         if self.trace.stop_condition is not None:
             return None
         if is_context_overflow(reply):
-            self.trace.stop(CONTEXT_FULL)
-            return None
+            raise ContextFullError
         raise EnvironmentFailure(f"the model call failed, {reply.error_text}")
 
     async def _denied(self, calls: Sequence[ToolCall]) -> dict[int, dict[str, Any]]:

@@ -1,0 +1,7 @@
+"""The compact harness under a name that verifiers can import: `harness.id = "gradus-compact"`."""
+
+from __future__ import annotations
+
+from gradus.environments.harness.compact import CompactHarness
+
+__all__ = ["CompactHarness"]
