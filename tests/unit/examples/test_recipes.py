@@ -1,4 +1,4 @@
-"""Every recipe passes the fast check, as it is and with the small overlay that runs on two cores."""
+"""Every recipe passes the fast check, as it is and with its small overlay for two cores."""
 
 from __future__ import annotations
 
