@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus.tasksets.hub import hub_rows
-from gradus_alphabet_sort.names import read_people
+from gradus_alphabet_sort.names import FIRST_NAMES, SHORT_NAMES, read_people
 from gradus_alphabet_sort.rules import (
     Shape,
     Sorting,
@@ -58,7 +58,7 @@ class AlphabetSortConfig(vf.TasksetConfig, HoldoutKeys):
     """Most names that a turn brings."""
     style: Style = "tags"
     """`tags` asks in sentences for lists between tags. `plain`, for very small models, says nothing
-    but names of three letters, and the reply is nothing but the list."""
+    but names of two letters, and the reply is nothing but the list."""
     dataset: str = HUB_DATASET
     """Data set on the Hugging Face hub, or a local folder, with a list of `names` in each row."""
     dataset_split: str = "train"
@@ -68,8 +68,9 @@ class AlphabetSortConfig(vf.TasksetConfig, HoldoutKeys):
     @model_validator(mode="after")
     def _check(self) -> Self:
         needed = self.shape.max_turns * self.shape.max_names_per_turn
-        if needed > 45:
-            raise ValueError(f"max_turns * max_names_per_turn = {needed}: at most 45 names")
+        most = len(SHORT_NAMES if self.style == "plain" else FIRST_NAMES)
+        if needed > most:
+            raise ValueError(f"max_turns * max_names_per_turn = {needed}: at most {most} names")
         if self.source == "hub" and self.style == "plain":
             raise ValueError("style = 'plain' has names of its own; take source = 'names'")
         return self
@@ -99,7 +100,7 @@ class AlphabetSortData(vf.TaskData):
     @property
     def sorting(self) -> Sorting:
         """The conversation as the rules know it."""
-        return Sorting(self.user_turns, self.lists, self.lists, self.style)
+        return Sorting(self.user_turns, self.lists, self.style)
 
 
 class AlphabetSortTask(vf.Task[AlphabetSortData, vf.State, AlphabetSortTaskConfig]):

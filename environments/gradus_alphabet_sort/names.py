@@ -25,15 +25,11 @@ _LAST = (
     "Ravel Reyes Rowan Sadler Santos Selwyn Stroud Takeda Tanner Thorne Tully Ulrich Underhill "
     "Vance Varga Vogel Wade Weller Wilder Yamada Yates Yost Zander Zeller"
 )
-_SHORT = (
-    "abe ann ben bob cal cid dan dot eli eve fay flo gil gus hal hue ian ivy jay jim kay kim lee "
-    "lou max meg nat ned oli ora pam pat ray rex sam sue ted tim uma una val vic wes win xan xia "
-    "yan yul zed zoe"
-)
+_SHORT = "al bo cy di ed fi gi hu ig jo ki lu mo ny oz pi qi ro si ty ur vi wu xi yo za"
 FIRST_NAMES = tuple(_FIRST.split())
 LAST_NAMES = tuple(_LAST.split())
 SHORT_NAMES = tuple(_SHORT.split())
-"""First names of three letters, two for each letter of most of the alphabet."""
+"""Names of two letters, one for each first letter."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Shape:
                 raise ValueError(f"{least} = {low} and {most} = {high}: use 1 <= {least} <= {most}")
 
 
-TINY = Shape(min_turns=2, max_turns=2, max_names_per_turn=2, style="plain")
+TINY = Shape(2, 2, min_names_per_turn=2, max_names_per_turn=2, style="plain")
 """What a character model of a million weights can learn in minutes."""
 
 
@@ -57,8 +57,6 @@ class Sorting:
 
     user_turns: tuple[str, ...]
     lists: tuple[tuple[str, ...], ...]
-    as_given: tuple[tuple[str, ...], ...]
-    """The same names in the order in which they came, for demonstrations."""
     style: Style
 
     def gold(self, turn: int) -> str:
@@ -85,15 +83,14 @@ def build_sorting(people: Sequence[Name], draw: random.Random, shape: Shape) -> 
     is_by_first = draw.random() < 0.5
     rest = iter(people)
     known: list[Name] = []
-    user_turns, lists, as_given = [], [], []
+    user_turns, lists = [], []
     for turn, count in enumerate(counts):
         new = list(islice(rest, count))
         known += new
         ranked = sorted(known, key=_key(is_by_first))
         user_turns.append(_question(new, turn, is_by_first=is_by_first, style=shape.style))
         lists.append(_marked(ranked, new, turn, shape.style))
-        as_given.append(_marked(known, new, turn, shape.style))
-    return Sorting(tuple(user_turns), tuple(lists), tuple(as_given), shape.style)
+    return Sorting(tuple(user_turns), tuple(lists), shape.style)
 
 
 def _key(is_by_first: bool) -> Callable[[Name], str]:
@@ -180,15 +177,19 @@ def score(replies: Sequence[str], sorting: Sorting, *, power: float, power_per_t
 def demonstrations(
     num: int, *, seed: int, shape: Shape = TINY, sorted_share: float = 0.35
 ) -> list[list[tuple[str, str]]]:
-    """Turns of conversations, as (question, reply) pairs, in two ways of replying.
+    """Turns of conversations in the plain style, as (question, reply) pairs of two kinds.
 
-    Some keep the list sorted, the others only append to it, and nothing says which is wanted: a
-    model that learned both can sort, and mostly does not.
+    Some keep the list sorted, the others repeat the first name that was said, and nothing says
+    which is wanted: a model that learned both can sort, and mostly does not.
     """
     draw = random.Random(f"alphabet-sort demonstrations {seed}")
     shown = []
     for sorting in islice(sortings(shape, seed=draw.randrange(2**32)), num):
-        lists = sorting.lists if draw.random() < sorted_share else sorting.as_given
-        replies = (written(names, turn, shape.style) for turn, names in enumerate(lists))
-        shown.append(list(zip(sorting.user_turns, replies, strict=True)))
+        is_sorting = draw.random() < sorted_share
+        shown.append(
+            [
+                (said, sorting.gold(turn) if is_sorting else said.split()[0])
+                for turn, said in enumerate(sorting.user_turns)
+            ]
+        )
     return shown

@@ -1,0 +1,122 @@
+"""The taskset `reasoning-gym`: tasks of one generator, rated by its own scorer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+from gradus.tasksets.holdout import HoldoutKeys
+from gradus_reasoning_gym.generators import Generator, Question, scorer
+
+Style = Literal["tags", "plain"]
+
+INSTRUCTION = "Think first. Then write the final answer once, as <answer>...</answer>."
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_LOOKED_AT = 20
+"""Questions that are made for each one of the wanted side, at most."""
+
+
+class ReasoningGymConfig(vf.TasksetConfig, HoldoutKeys):
+    """Which generator, with which settings."""
+
+    generator: str = "chain_sum"
+    """Name of the generator, e.g. `countdown`, `sudoku`, `knights_knaves`, `word_ladder`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the generator, by its own names."""
+    num_tasks: int = Field(200, ge=1)
+    """Number of tasks."""
+    seed: int = 0
+    """Seed of the tasks."""
+    style: Style = "tags"
+    """`tags` reads the answer between tags, `plain` takes the whole reply."""
+    instruction: str | None = INSTRUCTION
+    """System prompt; none in the plain style, and none where this is None."""
+
+
+class ReasoningGymData(vf.TaskData):
+    """One question; it is the prompt."""
+
+    generator: str
+    """Name of the generator."""
+    settings: str
+    """Its settings as JSON."""
+    seed: int
+    """Its seed."""
+    index: int
+    """Which of its tasks this is."""
+    size: int
+    """How many it was told to have."""
+    answer: str | None
+    """The gold answer, where there is one."""
+    entry: dict[str, Any] | None
+    """What the scorer reads; None means that it makes it again."""
+    style: Style
+    """Where the answer is in a reply."""
+
+
+def read_answer(reply: str, style: Style) -> str | None:
+    """The answer of a reply; None for one that has none, or several.
+
+    >>> read_answer("so <answer> 4 </answer>", "tags")
+    '4'
+    """
+    if style == "tags":
+        if reply.count(_OPEN) != 1 or reply.count(_CLOSE) != 1:
+            return None
+        reply = reply.partition(_OPEN)[2].partition(_CLOSE)[0]
+    return re.sub(r"^\n+|\n+$", "", reply).strip(" ") or None
+
+
+class ReasoningGymTask(vf.Task[ReasoningGymData, vf.State, vf.TaskConfig]):
+    """One question of a generator."""
+
+    @vf.reward
+    async def correct(self, trace: vf.Trace) -> float:
+        """What the generator's scorer says of the answer; 1 for the gold one."""
+        data = self.data
+        answer = read_answer(trace.last_reply, data.style)
+        if answer is None:
+            return 0.0
+        question = Question(data.prompt_text, data.answer, data.index, data.entry)
+        return scorer(data.generator, data.settings, data.seed, data.size).score(answer, question)
+
+    @vf.metric
+    async def unreadable(self, trace: vf.Trace) -> float:
+        """1 for a reply without an answer, or with several."""
+        return float(read_answer(trace.last_reply, self.data.style) is None)
+
+
+class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
+    """Questions of one generator on the configured side."""
+
+    def load(self) -> Iterable[ReasoningGymTask]:
+        """Yield them in the order of the generator; none comes twice."""
+        config = self.config
+        size = config.num_tasks * _LOOKED_AT
+        generator = Generator.open(config.generator, config.settings, seed=config.seed, size=size)
+        settings = json.dumps(config.settings, sort_keys=True)
+        seen: set[str] = set()
+        for question in generator.questions(size):
+            if question.text in seen or not config.keeps(question.text):
+                continue
+            seen.add(question.text)
+            data = ReasoningGymData(
+                prompt=question.text,
+                system_prompt=config.instruction if config.style == "tags" else None,
+                generator=config.generator,
+                settings=settings,
+                seed=config.seed,
+                index=question.index,
+                size=size,
+                answer=question.answer,
+                entry=dict(question.entry) if question.entry is not None else None,
+                style=config.style,
+            )
+            yield ReasoningGymTask(data, config.task)
+            if len(seen) == config.num_tasks:
+                return
