@@ -19,6 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
+from gradus.environments.containers import (
+    RUN_VARIABLE,
+    engines_of,
+    owner_label,
+    remove_left_over,
+    remove_own,
+)
 from gradus.environments.load_errors import Stopped
 from gradus.environments.pool import (
     SILENT_SECONDS,
@@ -113,17 +120,22 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         inference_token=_inference_token(run_dir),
     )
     hide_variables(secrets)
+    variables[RUN_VARIABLE] = label = owner_label(run_dir.root.name)
+    engines: list[str] = []
     pool = await Pool.start(variables, directory)
     try:
         # Blocks on purpose: some environments can only be imported in the main thread, and nothing
         # is served yet.
         settings = complete_roles(config.name, config.verifiers)
+        engines = engines_of(settings)
+        await remove_left_over(engines)
         tasks = load_tasks(config.name, settings, is_rendered=config.algo is not None)
         config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)
         await EnvironmentProcess(config, pool, tasks, directory).run(secrets)
     finally:
         await pool.close()
+        await remove_own(engines, label)
 
 
 async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:

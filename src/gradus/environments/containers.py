@@ -1,0 +1,130 @@
+"""Containers of an environment process: a label that names their owner, and their removal.
+
+verifiers removes the container of an episode when it ends. A worker that is killed cannot, so its
+environment process removes them at its end; and when that was killed too, the next one that uses
+the same engine on this machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradus.log import get_logger
+from gradus.processes.table import is_alive, read_process
+
+RUN_VARIABLE = "VF_RUN_ID"
+"""verifiers labels every container with the value of this variable of its worker."""
+LABEL = "verifiers.run"
+ENGINE_SECONDS = 30.0
+"""Deadline of one command of a container engine."""
+
+_ENGINES = ("docker", "podman")
+_PREFIX = "gradus"
+
+log = get_logger(__name__)
+
+
+def owner_label(run: str) -> str:
+    """The label of this process's containers: run, machine, pid and start time.
+
+    >>> owner_label("words").split(".")[:2]
+    ['gradus', 'words']
+    """
+    entry = read_process(os.getpid())
+    start_time = 0 if entry is None else entry.start_time
+    return f"{_PREFIX}.{run}.{_machine()}.{os.getpid()}.{start_time}"
+
+
+def is_orphaned(label: str) -> bool:
+    """Whether a label is that of a process of this machine that has ended."""
+    parts = label.rsplit(".", 3)
+    if len(parts) != 4 or not parts[0].startswith(f"{_PREFIX}.") or parts[1] != _machine():
+        return False
+    pid, start_time = parts[2:]
+    return pid.isdigit() and start_time.isdigit() and not is_alive(int(pid), int(start_time))
+
+
+def _machine() -> str:
+    """This boot of this machine; several may share an engine, and pids mean nothing elsewhere."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        numbers = os.stat("/proc/self/ns/pid").st_ino
+        return hashlib.sha256(f"{boot} {numbers}".encode()).hexdigest()[:12]
+    return "unknown"
+
+
+def engines_of(verifiers_config: Mapping[str, Any]) -> list[str]:
+    """The container engines that the seats of an environment use."""
+    seats = [seat for seat in verifiers_config.values() if isinstance(seat, Mapping)]
+    runtimes = [seat["runtime"] for seat in seats if isinstance(seat.get("runtime"), Mapping)]
+    used = {runtime.get("type") for runtime in runtimes}
+    return [engine for engine in _ENGINES if engine in used]
+
+
+async def remove_left_over(engines: Iterable[str]) -> int:
+    """Remove the containers of processes that were killed; how many there were."""
+    removed = 0
+    for engine in engines:
+        labels = await _labels(engine)
+        removed += await _remove(engine, [c for c, label in labels.items() if is_orphaned(label)])
+    if removed:
+        log.warning("removed %d containers that a killed run had left behind", removed)
+    return removed
+
+
+async def remove_own(engines: Iterable[str], label: str) -> int:
+    """Remove the containers with this very label; how many there were."""
+    removed = 0
+    for engine in engines:
+        labels = await _labels(engine)
+        removed += await _remove(engine, [c for c, found in labels.items() if found == label])
+    return removed
+
+
+async def _labels(engine: str) -> dict[str, str]:
+    """Container → label, of every container that verifiers started."""
+    found = await _ask(engine, "ps", "--all", "--quiet", "--filter", f"label={LABEL}")
+    ids = found.split()
+    if not ids:
+        return {}
+    told = '{{.Id}} {{index .Config.Labels "' + LABEL + '"}}'
+    lines = await _ask(engine, "inspect", "--type", "container", "--format", told, *ids)
+    pairs = (line.split(maxsplit=1) for line in lines.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+async def _remove(engine: str, ids: list[str]) -> int:
+    if ids:
+        # Their first process ignores SIGTERM, for which `rm` alone would wait 10 s.
+        await _ask(engine, "kill", *ids)
+        await _ask(engine, "rm", "--force", *ids)
+    return len(ids)
+
+
+async def _ask(engine: str, *arguments: str) -> str:
+    """Standard output of an engine's command; empty where it cannot answer."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(engine, *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
+        return ""  # the runtime itself says that its engine is not installed
+    try:
+        async with asyncio.timeout(ENGINE_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        log.warning("%s %s did not answer within %g s", engine, arguments[0], ENGINE_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        return ""
+    return output.decode(errors="replace")

@@ -1,0 +1,95 @@
+"""Containers of an environment process carry its name, and none outlives it for long."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gradus.environments.containers import (
+    engines_of,
+    is_orphaned,
+    owner_label,
+    remove_left_over,
+    remove_own,
+)
+
+ENGINE = """#!/bin/sh
+# Answers as an engine does, from a folder with one file for each container, its label in it.
+cd "$(dirname "$0")/containers"
+echo "$@" >> ../asked
+case "$1" in
+ps) ls ;;
+inspect) shift 5; for id in "$@"; do echo "$id $(cat $id)"; done ;;
+kill) ;;
+rm) shift 2; rm "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an engine named podman."""
+    engine = tmp_path / "podman"
+    engine.write_text(ENGINE)
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "containers").mkdir()
+    return tmp_path / "containers"
+
+
+def gone(label: str) -> str:
+    """The label of a process that had the same pid at another time."""
+    return f"{label.rpartition('.')[0]}.1"
+
+
+def test_a_label_names_run_machine_and_process() -> None:
+    prefix, run, _, pid, _ = owner_label("words").split(".")
+    assert (prefix, run, pid) == ("gradus", "words", str(os.getpid()))
+
+
+def test_only_a_process_of_this_machine_that_has_ended_leaves_orphans() -> None:
+    own = owner_label("a.run.with.dots")
+    machine = own.rsplit(".", 3)[1]
+    assert is_orphaned(gone(own))
+    assert not is_orphaned(own)
+    assert not is_orphaned(gone(own).replace(machine, "0123456789ab"))
+
+
+@pytest.mark.parametrize("label", ["", "gradus", "f00ba4", "gradus.a.b.c.d", "....", "x.y.z.1.1"])
+def test_a_label_of_somebody_else_is_nobody_s_orphan(label: str) -> None:
+    assert not is_orphaned(label)
+
+
+async def test_what_a_killed_process_left_is_removed_and_nothing_else(containers: Path) -> None:
+    own = owner_label("words")
+    (containers / "left").write_text(gone(own))
+    (containers / "mine").write_text(own)
+    (containers / "other").write_text("f00ba4")
+    assert await remove_left_over(["podman"]) == 1
+    assert sorted(os.listdir(containers)) == ["mine", "other"]
+    assert await remove_own(["podman"], own) == 1
+    assert os.listdir(containers) == ["other"]
+
+
+async def test_an_engine_without_containers_is_asked_once(containers: Path) -> None:
+    assert await remove_left_over(["podman"]) == 0
+    assert len((containers.parent / "asked").read_text().splitlines()) == 1
+
+
+async def test_an_engine_that_is_not_installed_has_no_containers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert await remove_left_over(["docker", "podman"]) == 0
+
+
+def test_engines_are_those_of_the_seats() -> None:
+    config = {
+        "taskset": {"id": "words"},
+        "agent": {"runtime": {"type": "podman", "image": "x"}},
+        "judge": {"runtime": {"type": "subprocess"}},
+        "timeout": {},
+    }
+    assert engines_of(config) == ["podman"]
