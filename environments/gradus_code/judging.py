@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import EnvironmentFailure
-from gradus.sandbox import Ended, Limits, Program, Reason, Sandbox
+from gradus.sandbox import Ended, Limits, Reason, Sandbox, UntrustedProgram
 from gradus_code.problems import (
     Problem,
     assemble,
@@ -69,7 +69,7 @@ class Judge:
         files = {"answering.py": _text("answering.py"), "solution.py": source, "calls.txt": calls}
         kind = "program" if problem.kind == "program" else "function"
         command = ("python", "-I", "answering.py", kind, option)
-        ended = await self._sandbox.run(Program(command, files), limits)
+        ended = await self._sandbox.run(UntrustedProgram(command, files), limits)
         answers = ended.stdout.splitlines()[:total]
         passed, total = await self._count(problem, answers, total)
         return Verdict(passed, total, program, ended, ended.info())
@@ -107,7 +107,7 @@ class Judge:
             "answers.txt": answers,
         }
         command = ("python", "-I", "-S", "checking.py", order, problem.function)
-        ended = await self._sandbox.run(Program(command, files), _CHECK_LIMITS)
+        ended = await self._sandbox.run(UntrustedProgram(command, files), _CHECK_LIMITS)
         if not ended.succeeded or not ended.stdout.strip():
             if order == "judge" and ended.reason is not Reason.EXITED:
                 # Answers so large that the checks cannot read them are wrong answers.

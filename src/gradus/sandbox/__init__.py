@@ -13,7 +13,7 @@ make it hang or fill the memory.
 from __future__ import annotations
 
 from gradus.sandbox.calls import CallFailed, HelperCalls
-from gradus.sandbox.program import Ended, Limits, Program, Reason, python_program
+from gradus.sandbox.program import Ended, Limits, Reason, UntrustedProgram, python_program
 from gradus.sandbox.sandbox import Sandbox
 from gradus.sandbox.ways import Protection
 
@@ -22,7 +22,7 @@ __all__ = [
     "Ended",
     "HelperCalls",
     "Limits",
-    "Program",
+    "UntrustedProgram",
     "Protection",
     "Reason",
     "Sandbox",

@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Program:
+class UntrustedProgram:
     """A command, the files that it finds in its folder, its input and its variables."""
 
     command: tuple[str, ...]
@@ -55,9 +55,9 @@ class Program:
     """Beside PATH, HOME, TMPDIR and LANG; nothing of ours is inherited."""
 
 
-def python_program(source: str, *, stdin: str = "", **files: str) -> Program:
+def python_program(source: str, *, stdin: str = "", **files: str) -> UntrustedProgram:
     """One file of Python, without site packages."""
-    return Program(("python", "-I", "main.py"), {**files, "main.py": source}, stdin)
+    return UntrustedProgram(("python", "-I", "main.py"), {**files, "main.py": source}, stdin)
 
 
 class Reason(StrEnum):

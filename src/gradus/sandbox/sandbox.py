@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gradus.errors import ConfigError
 from gradus.sandbox.box import MARK, RunningBox
-from gradus.sandbox.program import Ended, Limits, Program, Reason, reason_of
+from gradus.sandbox.program import Ended, Limits, Reason, UntrustedProgram, reason_of
 from gradus.sandbox.ways import Protection, Way, claimed_user, strongest_way
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -53,7 +53,7 @@ class Sandbox:
                 "container, or require less"
             )
 
-    async def run(self, program: Program, limits: Limits | None = None) -> Ended:
+    async def run(self, program: UntrustedProgram, limits: Limits | None = None) -> Ended:
         """Run one program to its end, or to the limit that it meets first."""
         bounds = limits or self.limits
         loop = asyncio.get_running_loop()
@@ -64,7 +64,7 @@ class Sandbox:
                     return await self._run_in(folder, user, program, bounds)
 
     async def _run_in(
-        self, folder: Path, user: int | None, program: Program, limits: Limits
+        self, folder: Path, user: int | None, program: UntrustedProgram, limits: Limits
     ) -> Ended:
         began = time.monotonic()
         mark = secrets.token_hex(8)
@@ -92,7 +92,7 @@ class Sandbox:
         await asyncio.shield(ending)
 
     def _order(
-        self, folder: Path, user: int | None, program: Program, limits: Limits, mark: str
+        self, folder: Path, user: int | None, program: UntrustedProgram, limits: Limits, mark: str
     ) -> bytes:
         """What the launcher reads."""
         home = self.way.folder(folder)

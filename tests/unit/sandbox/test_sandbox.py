@@ -15,7 +15,7 @@ import pytest
 
 from gradus.errors import ConfigError, SandboxError
 from gradus.processes.table import carries_mark, living_processes
-from gradus.sandbox import Limits, Program, Protection, Reason, Sandbox, python_program
+from gradus.sandbox import Limits, Protection, Reason, Sandbox, UntrustedProgram, python_program
 from gradus.sandbox.ways import Way, ways_here
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,9 @@ async def test_a_program_gets_its_files_and_input_and_nothing_of_ours(
 ) -> None:
     monkeypatch.setenv("OF_OURS", "secret")
     source = "import os, sys\nprint(input(), open('a/b').read(), sorted(os.environ)); sys.exit(3)"
-    program = Program(("python", "main.py"), {"main.py": source, "a/b": "text"}, stdin="line\n")
+    program = UntrustedProgram(
+        ("python", "main.py"), {"main.py": source, "a/b": "text"}, stdin="line\n"
+    )
     ended = await Sandbox(LIMITS, way=way).run(program)
     names = ["GRADUS_BOX", "HOME", "LANG", "PATH", "TMPDIR"]
     assert ended.stdout in (f"line text {names}\n", f"line text {sorted([*names, 'LC_CTYPE'])}\n")
@@ -227,7 +229,7 @@ async def test_broken_text_reaches_the_program_and_comes_back_readable() -> None
 
 async def test_a_command_that_is_not_there_is_an_error_of_ours() -> None:
     with pytest.raises(SandboxError, match="there is no command 'nothing-like-it'"):
-        await Sandbox(LIMITS).run(Program(("nothing-like-it",)))
+        await Sandbox(LIMITS).run(UntrustedProgram(("nothing-like-it",)))
 
 
 def test_a_sandbox_refuses_to_be_weaker_than_required() -> None:
