@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _WORDS = (
@@ -22,15 +22,16 @@ class Question:
     answer: str
 
 
-def build_questions(num: int, *, seed: int) -> Iterator[Question]:
-    """So many questions; the first ones are the same for every larger number.
+def build_questions(num: int, *, seed: int, kinds: Sequence[str] = ()) -> Iterator[Question]:
+    """So many questions of some kinds, by default `DEFAULT_KINDS`; the first ones are the same for
+    every larger number.
 
     >>> next(build_questions(1, seed=0)).answer in "AB"
     True
     """
     for index in range(num):
         draw = random.Random(f"{seed}/{index}")
-        text, right, wrong = draw.choice(_KINDS)(draw)
+        text, right, wrong = KINDS[draw.choice(kinds or DEFAULT_KINDS)](draw)
         answer = draw.choice("AB")
         options = (right, wrong) if answer == "A" else (wrong, right)
         yield Question(text, options, answer)
@@ -60,9 +61,17 @@ def _longer(draw: random.Random) -> tuple[str, str, str]:
             return "Which word has more letters?", long, short
 
 
-_KINDS: tuple[Callable[[random.Random], tuple[str, str, str]], ...] = (
-    _larger,
-    _sum,
-    _earlier,
-    _longer,
-)
+def _digits(draw: random.Random) -> tuple[str, str, str]:
+    low, high = sorted(draw.sample(range(10), 2))
+    return "max", str(high), str(low)
+
+
+KINDS: dict[str, Callable[[random.Random], tuple[str, str, str]]] = {
+    "larger": _larger,
+    "sum": _sum,
+    "earlier": _earlier,
+    "longer": _longer,
+    "digits": _digits,
+}
+DEFAULT_KINDS = ("larger", "sum", "earlier", "longer")
+"""All but `digits`, which are for models that hardly read."""

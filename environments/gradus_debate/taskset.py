@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from string import ascii_uppercase
-from typing import Self
+from typing import Literal, Self
 
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
@@ -48,6 +48,11 @@ class DebateTasksetConfig(vf.TasksetConfig):
 
     num_tasks: int = Field(200, ge=1, le=100_000)
     """Number of questions."""
+    kinds: list[Literal["larger", "sum", "earlier", "longer", "digits"]] = Field(
+        default_factory=list
+    )
+    """Kinds of questions. Empty means all but `digits`, which asks for the larger of two digits,
+    for models that hardly read."""
     seed: int = Field(0, ge=0)
     """Which questions, and which coin draws the learner."""
     assign_sides: bool = False
@@ -69,7 +74,8 @@ class DebateTaskset(vf.Taskset[DebateTask, DebateTasksetConfig]):
     def load(self) -> Iterable[DebateTask]:
         """Yield the questions in order."""
         config = self.config
-        for index, made in enumerate(build_questions(config.num_tasks, seed=config.seed)):
+        questions = build_questions(config.num_tasks, seed=config.seed, kinds=config.kinds)
+        for index, made in enumerate(questions):
             seats = SEATS if config.learner_seat != "consultant" else ("consultant",)
             learner = draw_learner_seat(
                 config.learner_seat,
