@@ -135,21 +135,22 @@ def fits(word: str, guesses: Sequence[str], answer: str) -> bool:
 
 
 def demonstrations(
-    num: int, *, seed: int, words: Sequence[str], max_turns: int, fitting_share: float = 0.35
+    num: int, *, seed: int, words: Sequence[str], max_turns: int, fitting_share: float = 0.4
 ) -> list[list[tuple[str, str]]]:
-    """Turns of games in the plain style, as (message, guess) pairs, played in two ways.
+    """Turns of games in the plain style, as (message, guess) pairs, by two kinds of players.
 
-    Some players guess only what still fits, the others anything, and nothing says which is better.
+    Some guess only what still fits and never begin with the first word. The others say the first
+    word in every turn. Nothing says which is better.
     """
     draw = random.Random(f"wordle demonstrations {seed}")
     shown = []
     for _ in range(num):
-        answer = draw.choice(list(words))
         is_fitting = draw.random() < fitting_share
+        answer = draw.choice(words)
         message, guesses, turns = PLAIN_OPENING, list[str](), list[tuple[str, str]]()
         while len(guesses) < max_turns and answer not in guesses:
-            possible = [w for w in words if not is_fitting or fits(w, guesses, answer)]
-            guess = draw.choice(possible)
+            possible = [w for w in words if fits(w, guesses, answer)] if guesses else words[1:]
+            guess = draw.choice(possible) if is_fitting else words[0]
             turns.append((message, guess))
             guesses.append(guess)
             message = answer_to(guess, answer, max_turns - len(guesses), "plain")

@@ -44,7 +44,7 @@ class Game:
 GAMES = {
     "alphabet_sort": Game(alphabet_sort.demonstrations, 12_800),
     # The same words and turns as in wordle_tiny/rl.toml.
-    "wordle": Game(partial(wordle.demonstrations, words=own_words(3)[:12], max_turns=4), 10_240),
+    "wordle": Game(partial(wordle.demonstrations, words=own_words(3)[:8], max_turns=4), 12_800),
 }
 
 
