@@ -1,4 +1,4 @@
-"""`gradus env check`: whether an environment is fit to train on."""
+"""`gradus env check` and `gradus env init`: is an environment fit to train on, and a new one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from gradus.cli.init import new_task_set
 from gradus.cli.options import take_options, take_value, wants_help
 from gradus.config import (
     NO_KEY_VARIABLE,
@@ -38,12 +39,14 @@ from gradus.processes.supervisor import become_subreaper
 USAGE = """\
 usage: gradus env check ID [@ source.toml ...] [--taskset.key value ...]
        gradus env check @ run.toml
+       gradus env init NAME
 
 check  plays an installed environment, or one in this folder, with a scripted model, and says what
        is broken: the same task twice, rewards of right and hostile replies, tools, tokens,
        deadlines, a killed worker, speed. A file holds keys of a source (taskset, settings, agents,
        ...), or is the config of a run, whose sources are all checked. The exit code is 64 when
        something is broken.
+init   writes a folder with a task set to change: its module, test, README, config and project file.
 
   --json             one JSON object per line instead of text
   --base-url URL     also play one episode with the model of an OpenAI-compatible endpoint,
@@ -72,7 +75,9 @@ def run(words: Sequence[str]) -> int:
         return ExitCode.DONE
     if words[0] == "check":
         return check(words[1:])
-    raise ConfigError(f"gradus env takes check, not {words[0]!r}\n{USAGE}")
+    if words[0] == "init":
+        return new_task_set(words[1:])
+    raise ConfigError(f"gradus env takes check or init, not {words[0]!r}\n{USAGE}")
 
 
 def check(words: Sequence[str]) -> int:

@@ -52,7 +52,9 @@ COMMANDS = {
     "check": Command(
         "gradus.cli.check:run", "say whether a config works here, and what it would run"
     ),
-    "env": Command("gradus.cli.env:run", "check an environment before you train on it"),
+    "env": Command(
+        "gradus.cli.env:run", "check an environment before you train on it, or begin one"
+    ),
     "check-loss": Command("gradus.cli.check_loss:run", "say whether a loss depends on the layout"),
     "completion": Command(
         "gradus.cli.completion:run", "print what makes a shell complete commands and keys"

@@ -24,21 +24,7 @@ async def check_lifecycle(
     stage: Stage, task: Task, known: Sequence[ProcessEntry], num_episodes: int
 ) -> AsyncIterator[Checked]:
     """The lines; ends the environment process. `known` ran after the first episode."""
-    left = await stage.left(known)
-    if len(left) * 2 >= num_episodes:
-        yield broken(
-            "leaves nothing",
-            f"after {num_episodes} episodes {len(left)} processes are left, e.g. {left[0]}",
-            "End what an episode starts in a `finally`, and wait for it",
-        )
-    elif left:
-        yield note(
-            "leaves nothing",
-            f"after {num_episodes} episodes runs {', '.join(left[:3])}",
-            "Fine if it serves all episodes; otherwise end it with its episode",
-        )
-    else:
-        yield ok("leaves nothing", f"no process after {num_episodes} episodes")
+    yield await left_by_episodes(stage, known, num_episodes)
     files = stage.files()
     if len(files) * 2 >= num_episodes:
         yield note(
@@ -49,6 +35,26 @@ async def check_lifecycle(
     yield await _deadline(stage, task)
     yield await _cancelled(stage, task)
     yield await _killed(stage, task)
+
+
+async def left_by_episodes(
+    stage: Stage, known: Sequence[ProcessEntry], num_episodes: int
+) -> Checked:
+    """Whether episodes leave processes; `known` ran after the first of them."""
+    left = await stage.left(known)
+    if len(left) * 2 >= num_episodes:
+        return broken(
+            "leaves nothing",
+            f"after {num_episodes} episodes {len(left)} processes are left, e.g. {left[0]}",
+            "End what an episode starts in a `finally`, and wait for it",
+        )
+    if left:
+        return note(
+            "leaves nothing",
+            f"after {num_episodes} episodes runs {', '.join(left[:3])}",
+            "Fine if it serves all episodes; otherwise end it with its episode",
+        )
+    return ok("leaves nothing", f"no process after {num_episodes} episodes")
 
 
 async def _asks(stage: Stage) -> bool:

@@ -1,0 +1,242 @@
+"""The checks of single tasks: what each reply of a scripted model brings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from gradus.conformance import probes
+from gradus.conformance.findings import Checked, Outcome, broken, ok, shortened, skipped
+from gradus.conformance.probes import HOSTILE, Probe
+from gradus.conformance.stage import Played, Stage
+from gradus.conformance.transcript import path_problem
+from gradus.orchestrator.types import Task
+from gradus.processes.table import ProcessEntry
+
+PLAIN = Probe("a plain reply", ["I do not know."])
+_MAX_TOOLS = 8
+_MAX_GUESSES = 12
+_NUM_OTHERS = 4
+
+
+class TaskChecks:
+    """Owns the episodes that were played one by one, and what they say."""
+
+    def __init__(self, stage: Stage, *, num_agents: int) -> None:
+        self.played: list[Played] = []
+        self.known: list[ProcessEntry] = []
+        """Processes after the first episode."""
+        self.best = PLAIN
+        """The reply that brought most."""
+        self._stage = stage
+        self._num_agents = num_agents
+        self._reported: set[str] = set()
+
+    async def play(self, task: Task, probe: Probe) -> Played:
+        """One episode."""
+        played = await self._stage.play(task, probe)
+        if not self.played:
+            self.known = self._stage.below()
+        self.played.append(played)
+        return played
+
+    async def lines(
+        self, task: Task, gold: Mapping[str, Any], others: Sequence[Task] = ()
+    ) -> AsyncIterator[Checked]:
+        """Everything about one task; `gold` is what its hook gave.
+
+        On `others` a reply is tried again that may be right by chance.
+        """
+        first = await self.play(task, PLAIN)
+        if line := self.failed(first):
+            yield line
+        async for line in self._tools(task, first):
+            yield line
+        async for line in self.rewards(task, gold, others):
+            yield line
+        yield await self._same_prompt(task)
+
+    async def other_gold(
+        self, tasks: Sequence[Task], gold: Sequence[Mapping[str, Any]]
+    ) -> AsyncIterator[Checked]:
+        """A line about the perfect replies that further tasks give themselves."""
+        rewards: dict[int, float] = {}
+        for number, (task, given) in enumerate(zip(tasks, gold, strict=True), 1):
+            if "replies" not in given:
+                continue
+            played = await self.play(task, probes.gold_from_hook(given["replies"]))
+            if line := self.failed(played):
+                yield line
+            rewards[number] = max(_of(played), default=0.0)
+        if rewards:
+            worst = min(rewards, key=rewards.__getitem__)
+            yield ok(
+                "gold elsewhere",
+                f"rewards from {rewards[worst]:g} (task {worst}) to {max(rewards.values()):g} on "
+                f"{len(rewards)} more tasks",
+            )
+
+    # ------------------------------------------------------------------ failures
+
+    def failed(self, played: Played, name: str = "") -> Checked | None:
+        """A line when the episode failed, once per reason."""
+        name = name or played.probe.name
+        failure = played.failure
+        if failure is None:
+            return None
+        text = f"{failure.kind}: {shortened(failure.message, 300)}"
+        if text in self._reported:
+            return skipped(name, "the episode fails as before")
+        self._reported.add(text)
+        return broken(name, f"the episode fails: {text}", self._advice(played))
+
+    @staticmethod
+    def _advice(played: Played) -> str:
+        conditions = [
+            trace.stop_condition for trace in (played.episode and played.episode.traces) or []
+        ]
+        kind = "" if played.failure is None else played.failure.kind
+        if "scoring_timeout" in conditions:
+            return "Scoring did not end: bound everything that it waits for"
+        if kind == "episode_timeout":
+            return (
+                "The episode never ended: code that computes must not block the event loop, and "
+                "`run` must stop when a turn is `terminated`"
+            )
+        if kind == "invalid_reward":
+            return "Return a finite number for every reply, also for one without any text"
+        if "exit" in (played.failure.message if played.failure else ""):
+            return "Never call exit() in an environment"
+        return "No reply of a model may fail an episode; catch it and give a low reward"
+
+    # ------------------------------------------------------------------ tools
+
+    async def _tools(self, task: Task, first: Played) -> AsyncIterator[Checked]:
+        traces = [] if first.episode is None else first.episode.traces
+        offered = {tool.name: tool for trace in traces for tool in trace.tools}
+        if not offered:
+            yield ok("tools", "none")
+            return
+        yield ok("tools", ", ".join(offered))
+        for name, tool in list(offered.items())[:_MAX_TOOLS]:
+            arguments = probes.made_up_arguments(tool.parameters)
+            turns = [probes.tool_call(name, arguments), "I do not know."]
+            played = await self.play(task, Probe(f"tool {shortened(name, 12)}", turns))
+            if line := self.failed(played):
+                yield line
+        wrong = probes.tool_call("no_such_tool", {"x": [1]}) + '<tool_call>{"name": </tool_call>'
+        played = await self.play(task, Probe("broken tool call", [wrong, "I do not know."]))
+        yield self.failed(played) or ok("broken tool call", "is answered, and the episode goes on")
+
+    # ------------------------------------------------------------------ rewards
+
+    async def rewards(
+        self, task: Task, given: Mapping[str, Any], others: Sequence[Task] = ()
+    ) -> AsyncIterator[Checked]:
+        """What right and hostile replies bring."""
+        if "error" in given:
+            advice = "It gives a list of texts, or of dicts with tool and arguments"
+            yield broken("gold reply", f"{probes.GOLD_HOOK} fails: {given['error']}", advice)
+        gold = await self._find_gold(task, given)
+        hostile = [await self.play(task, probe) for probe in HOSTILE]
+        is_alone = self._num_agents == 1
+        values = [v for played in hostile if not played.failure for v in _of(played)]
+        lowest = min(values, default=math.nan)
+        reward = None
+        if gold is not None and gold.failure is None:
+            reward, self.best = max(_of(gold), default=None), gold.probe
+        yield self._gold_line(gold, reward, lowest)
+        for played in hostile:
+            line = self._judged(played, reward if is_alone else None, lowest)
+            is_lucky = line.outcome is Outcome.BROKEN and played.failure is None
+            if is_lucky and await self._is_luck(played, others):
+                text = f"{line.seen}, and less on other tasks: right by chance"
+                line = ok(line.check, text)
+            yield line
+
+    def _gold_line(self, gold: Played | None, reward: float | None, lowest: float) -> Checked:
+        if gold is not None and (line := self.failed(gold, "gold reply")):
+            return line
+        if gold is not None and (line := probes.check_range("gold reply", gold.rewards)):
+            return line
+        if self._num_agents > 1:
+            return skipped("gold reply", "several agents: what one wins another may lose")
+        return probes.judge_gold("" if gold is None else gold.probe.name, reward, lowest)
+
+    async def _is_luck(self, played: Played, others: Sequence[Task]) -> bool:
+        """Whether the same reply brings less on another task."""
+        for task in others[:_NUM_OTHERS]:
+            again = await self.play(task, played.probe)
+            if again.failure is None and max(_of(again), default=0.0) < max(_of(played)):
+                return True
+        return False
+
+    def _judged(self, played: Played, gold: float | None, lowest: float) -> Checked:
+        name = played.probe.name
+        if line := self.failed(played):
+            return line
+        if line := probes.check_range(name, played.rewards):
+            return line
+        if self._num_agents == 1:
+            return probes.judge_hostile(name, max(_of(played), default=0.0), gold, lowest)
+        shown = ", ".join(f"{who} {value:g}" for who, value in played.rewards.items())
+        return ok(name, f"rewards: {shown}")
+
+    async def _find_gold(self, task: Task, given: Mapping[str, Any]) -> Played | None:
+        """The episode of the best reply that is known."""
+        if "replies" in given:
+            return await self.play(task, probes.gold_from_hook(given["replies"]))
+        found: list[Played] = []
+        for probe in probes.guessed_gold(task.task_data)[:_MAX_GUESSES]:
+            played = await self.play(task, probe)
+            if played.failure is not None:
+                return played
+            if _of(played):
+                found.append(played)
+            if found and max(_of(found[-1])) >= 1.0:
+                break
+        return max(found, key=lambda played: max(_of(played)), default=None)
+
+    # ------------------------------------------------------------------ prompts and tokens
+
+    async def _same_prompt(self, task: Task) -> Checked:
+        both = [await self.play(task, self.best) for _ in range(2)]
+        prompts = [[call.prompt_token_ids for call in played.calls] for played in both]
+        if any(played.failure for played in both):
+            return skipped("same prompt", "its episodes fail")
+        if prompts[0] == prompts[1]:
+            return ok("same prompt", f"{len(prompts[0])} turns, token by token, under one seed")
+        number = next(
+            (n for n, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b),
+            min(map(len, prompts)),
+        )
+        texts = [
+            shortened(self._stage.tokenizer.decode(p[number]) if number < len(p) else "", 120)
+            for p in prompts
+        ]
+        return broken(
+            "same prompt",
+            f"turn {number} of the same task differs under one seed: {texts[0]!r}, then "
+            f"{texts[1]!r}",
+            "Draw from a random.Random of the task's key: episodes of a group are compared, and a "
+            "replay must repeat them",
+        )
+
+    def tokens(self) -> Checked:
+        num_calls = 0
+        for played in self.played:
+            if played.episode is None or played.failure is not None:
+                continue
+            num_calls += len(played.calls)
+            problem = path_problem(played.episode.traces, played.calls)
+            if problem:
+                return broken("tokens", problem, "A harness that edits messages cannot train")
+        if not num_calls:
+            return skipped("tokens", "no episode ended well")
+        return ok("tokens", f"{num_calls} model calls, each a path of its trace")
+
+
+def _of(played: Played) -> list[float]:
+    """Rewards of the agents that train."""
+    return list(played.trained_rewards.values())
