@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ import renderers.base
 import verifiers.v1 as vf
 from verifiers.v1 import env, rollout, task
 from verifiers.v1.interception.server import InterceptionServer
+from verifiers.v1.runtimes.docker import DockerRuntime, PodmanConfig, PodmanRuntime
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from verifiers.v1.utils import decorators, loaders, memory
 
@@ -31,6 +33,7 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "_import_plugin", loaders._import_plugin)
     monkeypatch.setattr(SubprocessRuntime, "teardown", SubprocessRuntime.teardown)
     monkeypatch.setattr(InterceptionServer, "start", InterceptionServer.start)
+    monkeypatch.setattr(DockerRuntime, "cleanup", inspect.unwrap(DockerRuntime.cleanup))
 
 
 def broken_promise(a: int) -> int:
@@ -198,6 +201,22 @@ async def test_the_folder_of_an_episode_goes_whether_or_not_it_holds_files(
         assert not runtime.workdir.exists()
     runtime = SubprocessRuntime(vf.SubprocessConfig(), name="never started")
     await runtime.teardown()
+
+
+def test_a_container_is_killed_before_it_is_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = tmp_path / "podman"
+    engine.write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/asked\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shortcuts.kill_containers()
+    runtime = PodmanRuntime(PodmanConfig())
+    runtime.cleanup()
+    runtime._container = "a-container"
+    runtime.cleanup()
+    runtime.cleanup()
+    assert (tmp_path / "asked").read_text().split() == ["kill", "rm"]
 
 
 def test_only_short_texts_without_special_tokens_are_remembered() -> None:
