@@ -16,6 +16,7 @@ out one by one, is in `patches.shortcuts`.
 | `survive_exits` | `exit()` in a reward ends the worker | verifiers catches `SystemExit` |
 | `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
+| `move_episode_folders` | a killed worker leaves folders in the home | verifiers takes a folder |
 | `watch_workers` | a blocked worker goes on getting episodes | verifiers asks its workers |
 """
 
@@ -25,6 +26,7 @@ import asyncio
 import contextlib
 import functools
 import importlib.metadata
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +41,7 @@ from verifiers.v1 import env, errors, harness, rollout, task
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.mcp import launch
+from verifiers.v1.runtimes import subprocess as runtime
 from verifiers.v1.serve import delta, pool
 from verifiers.v1.utils import decorators
 
@@ -85,6 +88,7 @@ def apply(tool_servers: ToolServerLimits) -> None:
     gather_changes()
     survive_exits()
     bound_tool_servers(tool_servers)
+    move_episode_folders(Path(tempfile.gettempdir()))
     install_known(SHORTCUTS)
 
 
@@ -172,6 +176,11 @@ def keep_worker_sockets_in(directory: Path) -> None:
     folder = directory / "w"
     folder.mkdir(mode=0o700)
     pool.tempfile = SimpleNamespace(mkdtemp=lambda **_: str(folder))
+
+
+def move_episode_folders(temporary: Path) -> None:
+    """Put the working folders of episodes below a folder that goes away with the launch."""
+    runtime.CACHE_DIR = temporary / "verifiers"
 
 
 def remember_signatures() -> None:

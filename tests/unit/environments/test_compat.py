@@ -20,6 +20,7 @@ from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
 from verifiers.v1.errors import EnvError
 from verifiers.v1.mcp import launch
+from verifiers.v1.runtimes import subprocess
 from verifiers.v1.serve import pool
 from verifiers.v1.serve.delta import DeltaStreamer
 
@@ -42,6 +43,7 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
     monkeypatch.setattr(pool, "tempfile", tempfile)
+    monkeypatch.setattr(subprocess, "CACHE_DIR", subprocess.CACHE_DIR)
     for module in (env, harness, rollout, task):
         monkeypatch.setattr(module, "boundary", module.boundary)
     for module in (harness, task):
@@ -215,3 +217,12 @@ async def test_the_workers_sockets_lie_in_the_given_directory(tmp_path: Path) ->
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     broker._shutdown()
     assert not folder.exists()
+
+
+async def test_the_folders_of_episodes_lie_in_the_given_directory(tmp_path: Path) -> None:
+    compat.move_episode_folders(tmp_path)
+    runtime = subprocess.SubprocessRuntime(subprocess.SubprocessConfig(), "episode")
+    await runtime.start()
+    assert runtime.workdir is not None
+    assert runtime.workdir.is_relative_to(tmp_path)
+    await runtime.stop()
