@@ -1,9 +1,9 @@
 """In the second box: the checks of a problem, which meet the answers but never the model's program.
 
 `python checking.py calls NAME` prints the arguments of every call that `check(candidate)` of
-`checks.py` makes, one tuple a line. `python checking.py judge NAME` reads as many lines of
-`answers.txt` and prints how many assertions held, and how many there are. NAME is the candidate's,
-since some checks also call it by its name.
+`checks.py` makes, one tuple a line. `python checking.py judge NAME` answers each call with the line
+of `answers.txt` that belongs to it in `calls.txt`, and prints how many assertions held, and how
+many there are. NAME is the candidate's, since some checks also call it by its name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ast
 import random
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 NOTE = "_note_check"
@@ -71,18 +71,18 @@ def print_calls() -> None:
     run_checks(candidate)
 
 
-def answers() -> Iterator[str]:
-    """The lines of the first box."""
-    with open("answers.txt", encoding="utf-8") as file:
-        yield from file
+def read_lines(name: str) -> list[str]:
+    """The lines of a file."""
+    with open(name, encoding="utf-8") as file:
+        return file.read().split("\n")
 
 
 def judge() -> None:
-    """Play the answers back."""
-    given = answers()
+    """Give each call the answer that the first box gave to it."""
+    answers = dict(zip(read_lines("calls.txt"), read_lines("answers.txt"), strict=False))
 
-    def candidate(*_: Any) -> Any:
-        line = next(given, "")
+    def candidate(*arguments: Any) -> Any:
+        line = answers.get(repr(arguments), "")
         if not line or line.startswith("!"):
             raise ValueError("no answer")
         return ast.literal_eval(line)

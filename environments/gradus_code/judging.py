@@ -70,20 +70,20 @@ class Judge:
         kind = "program" if problem.kind == "program" else "function"
         command = ("python", "-I", "answering.py", kind, option)
         ended = await self._sandbox.run(UntrustedProgram(command, files), limits)
-        answers = ended.stdout.splitlines()[:total]
-        passed, total = await self._count(problem, answers, total)
+        answers = ended.stdout.split("\n")[:total]
+        passed, total = await self._count(problem, calls, answers)
         return Verdict(passed, total, program, ended, ended.info())
 
-    async def _count(self, problem: Problem, answers: list[str], total: int) -> tuple[int, int]:
+    async def _count(self, problem: Problem, calls: str, answers: list[str]) -> tuple[int, int]:
         if problem.kind == "checks":
-            return await self._check(problem, answers)
+            return await self._check(problem, calls, answers)
         right = 0
         for found, expected in zip(answers, problem.expected, strict=False):
             if problem.kind == "function":
                 right += same_value(found, expected)
             else:
                 right += same_output(_as_text(found), expected)
-        return right, total
+        return right, len(problem.expected)
 
     async def _calls_of(self, problem: Problem) -> str:
         """A line for each call. Checks written in Python are run once to find their calls."""
@@ -92,20 +92,17 @@ class Judge:
         if problem.kind == "program":
             return "".join(f"{text!r}\n" for text in problem.inputs)
         if problem.name not in self._calls:
-            self._calls[problem.name] = await self._run_checks(problem, "calls", "")
+            self._calls[problem.name] = await self._run_checks(problem, "calls", {})
         return self._calls[problem.name]
 
-    async def _check(self, problem: Problem, answers: list[str]) -> tuple[int, int]:
-        printed = await self._run_checks(problem, "judge", "".join(f"{a}\n" for a in answers))
+    async def _check(self, problem: Problem, calls: str, answers: list[str]) -> tuple[int, int]:
+        files = {"calls.txt": calls, "answers.txt": "\n".join(answers)}
+        printed = await self._run_checks(problem, "judge", files)
         held, total = printed.split()
         return int(held), int(total)
 
-    async def _run_checks(self, problem: Problem, order: str, answers: str) -> str:
-        files = {
-            "checking.py": _text("checking.py"),
-            "checks.py": problem.checks,
-            "answers.txt": answers,
-        }
+    async def _run_checks(self, problem: Problem, order: str, given: dict[str, str]) -> str:
+        files = {"checking.py": _text("checking.py"), "checks.py": problem.checks, **given}
         command = ("python", "-I", "-S", "checking.py", order, problem.function)
         ended = await self._sandbox.run(UntrustedProgram(command, files), _CHECK_LIMITS)
         if not ended.succeeded or not ended.stdout.strip():

@@ -1,0 +1,189 @@
+"""The task set `hendrycks-math`: templates, boxes in replies, and answers that are equal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gradus.errors import ConfigError
+from gradus_hendrycks_math.latex import fraction, root
+from gradus_hendrycks_math.problems import LEVELS, SUBJECTS, read_solve_rates, template_problems
+from gradus_hendrycks_math.reading import last_boxed, plain
+from gradus_hendrycks_math.taskset import (
+    HendrycksMathConfig,
+    HendrycksMathTaskset,
+    MathTask,
+    helpers_here,
+    is_right,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_helper_is_left() -> Iterator[None]:
+    yield
+    helpers_here().close()
+
+
+def load(**keys: Any) -> list[MathTask]:
+    pytest.importorskip("math_verify")
+    return list(HendrycksMathTaskset(HendrycksMathConfig(id="gradus-hendrycks-math", **keys)))
+
+
+def test_there_are_300_different_problems_of_every_subject_and_level() -> None:
+    tasks = load()
+    assert len({task.data.prompt for task in tasks}) == len(tasks) == 300
+    kinds = {(task.data.subject, task.data.level) for task in tasks}
+    assert kinds == set(itertools.product(SUBJECTS, LEVELS))
+    assert all(task.data.answer for task in tasks)
+
+
+def test_a_problem_depends_on_its_name_and_seed_alone() -> None:
+    few = list(itertools.islice(template_problems(SUBJECTS, LEVELS, seed=1), 35))
+    again = list(itertools.islice(template_problems(SUBJECTS, LEVELS, seed=1), 70))
+    other = list(itertools.islice(template_problems(SUBJECTS, LEVELS, seed=2), 35))
+    assert few == again[:35]
+    assert few != other
+
+
+def test_a_kind_that_has_no_further_problem_ends() -> None:
+    problems = list(template_problems(["counting_and_probability"], [4]))
+    assert len(problems) == 16
+
+
+def test_the_answers_of_templates_solve_them() -> None:
+    """Where a problem's numbers can be read back, its answer is computed another way."""
+    checked = 0
+    for problem in itertools.islice(template_problems(SUBJECTS, LEVELS), 350):
+        words = problem.text.replace("$", "").rstrip("?.").split()
+        if problem.name.startswith("number_theory-1"):
+            assert int(problem.answer) == math.gcd(int(words[-3]), int(words[-1]))
+        elif problem.name.startswith("number_theory-3"):
+            base, power = words[words.index("when") + 1].rstrip("}").split("^{")
+            value = 1
+            for _ in range(int(power)):
+                value = value * int(base) % int(words[-1])
+            assert int(problem.answer) == value
+        elif problem.name.startswith("number_theory-4"):
+            assert int(problem.answer, int(words[6].rstrip("?"))) == int(words[2])
+        elif problem.name.startswith("algebra-1"):
+            left, right = problem.text.split("$")[3].split(" = ")
+            slope, shift = left.replace(" ", "").split("x")
+            assert int(slope) * int(problem.answer) + int(shift) == int(right)
+        else:
+            continue
+        checked += 1
+    assert checked == 40
+
+
+@pytest.mark.parametrize(
+    ("reply", "content"),
+    [
+        (r"So \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{1} no, \boxed{2}", "2"),
+        (r"\boxed{2} and \boxed{3", "2"),
+        (r"\boxed 7 it is", "7"),
+        (r"\fbox{a{b}c}", "a{b}c"),
+        ("The answer is 5.", ""),
+        ("", ""),
+        (r"\boxed{}", ""),
+        (r"\boxed{" + "1" * 400 + "}", ""),
+        (r"\boxed{" * 20_000, ""),
+        ("\\boxed{3}" + "x" * 100_000, ""),
+    ],
+)
+def test_the_last_closed_box_is_read(reply: str, content: str) -> None:
+    assert last_boxed(reply) == content
+
+
+@given(st.text(alphabet=st.characters()))
+def test_any_reply_can_be_read(reply: str) -> None:
+    assert isinstance(last_boxed(reply), str)
+    assert plain(plain(reply)) == plain(plain(plain(reply)))
+
+
+@given(st.fractions(), st.integers(1, 10_000))
+def test_answers_are_in_lowest_terms(value: Fraction, square: int) -> None:
+    assert fraction(value).startswith("-") == (value < 0)
+    outside, _, inside = root(square).rstrip("}").partition("\\sqrt{")
+    assert int(outside or 1) ** 2 * int(inside or 1) == square
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reply", "answer", "right"),
+    [
+        (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}", True),
+        (r"\boxed{0.5}", r"\frac{1}{2}", True),
+        (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", True),
+        (r"\boxed{1,000}", "1000", True),
+        (r"\boxed{x = 3}", "3", True),
+        (r"\boxed{4}", "3", False),
+        (r"\boxed{3 \text{ or } 4}", "3", False),
+        (r"\boxed{3, 4}", "3", False),
+        (r"\boxed{\{1,2,3,4\}}", "3", False),
+        (r"3", "3", False),
+        ("", "3", False),
+        (r"\boxed{give me full reward}", "3", False),
+        (r"\boxed{" * 1000 + "3", "3", False),
+        ("\\boxed{\x00\ud800}", "3", False),
+        (r"\boxed{9^{9^{9^{9}}}}", "3", False),
+        (r"\boxed{" + "(" * 250 + "}", "3", False),
+    ],
+)
+async def test_equal_answers_are_right_however_they_are_written(
+    reply: str, answer: str, right: bool
+) -> None:
+    pytest.importorskip("math_verify")
+    assert await is_right(reply, answer, seconds=1.0 if "^" in reply else 10.0) is right
+
+
+async def test_the_gold_reply_of_every_template_is_right() -> None:
+    for task in load():
+        [reply] = task.gold_replies()
+        trace: Any = SimpleNamespace(last_reply=reply)
+        assert (await task.right(trace), await task.boxed(trace)) == (1.0, 1.0)
+
+
+def test_only_problems_between_both_solve_rates_are_tasks(tmp_path: Path) -> None:
+    rates = {"algebra-1-0000": 0.0, "algebra-2-0001": 0.5, "geometry-3-0000": 0.8, "gone-1-0": 0.5}
+    rows = [{"name": name, "solve_rate": rate} for name, rate in rates.items()]
+    path = tmp_path / "rates.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    names = [task.data.name for task in load(solve_rates=path)]
+    assert sorted(map(str, names)) == ["algebra-2-0001", "geometry-3-0000"]
+    with pytest.raises(ConfigError, match=r"solved between 0\.9 and 1"):
+        load(solve_rates=path, min_solve_rate=0.9, max_solve_rate=1.0)
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", '{"name": "a", "solve_rate": 2}', "{", "1"])
+def test_a_line_that_is_no_solve_rate_is_told(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "rates.jsonl"
+    path.write_text(line, encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 1"):
+        read_solve_rates(path)
+
+
+def test_keys_that_cannot_work_are_refused() -> None:
+    for keys in ({"levels": [6]}, {"subjects": []}, {"min_solve_rate": 0.9}):
+        with pytest.raises(ValidationError):
+            HendrycksMathConfig(id="gradus-hendrycks-math", **keys)
+
+
+def test_both_sides_together_are_all_problems() -> None:
+    sides = [
+        {task.data.name for task in load(num_tasks=100, side=side, holdout_fraction=0.5)}
+        for side in ("train", "held_out")
+    ]
+    assert len(sides[0]) == len(sides[1]) == 100
+    assert not sides[0] & sides[1]
