@@ -15,6 +15,9 @@ BUILTIN_HARNESSES = "harnesses"
 PLAYED = (BUILTIN_TASKSETS, BUILTIN_ENVIRONMENTS)
 """Where verifiers looks for the id of a source among its own plug-ins."""
 
+CHAT_HARNESS_MODULE = "gradus_chat"
+"""The id under which verifiers can import the harness `chat`."""
+
 _OURS = "gradus_"
 """What the modules of our own plug-ins begin with, and their short ids leave out."""
 _MAX_MODULE_BYTES = 200_000

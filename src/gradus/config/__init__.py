@@ -45,7 +45,6 @@ from gradus.config.recorded import (
 )
 from gradus.config.reference import command_help, sections
 from gradus.config.resolve import (
-    CHAT_HARNESS_MODULE,
     NO_KEY_VARIABLE,
     ProcessConfigs,
     ReplayConfig,
@@ -69,7 +68,7 @@ from gradus.config.schema.environment import (
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
 from gradus.config.schema.losses import LossConfig, loss_config
-from gradus.config.schema.model import ModelConfig, renderer_settings
+from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
 from gradus.config.schema.optimizers import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.orchestrator import FilterConfig, WatchdogConfig
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
@@ -89,7 +88,6 @@ __all__ = [
     "AdamWConfig",
     "AlgorithmConfig",
     "BenchConfig",
-    "CHAT_HARNESS_MODULE",
     "CheckpointConfig",
     "CurriculumConfig",
     "EVERY_ROLE",
@@ -165,6 +163,7 @@ __all__ = [
     "predict_memory",
     "read_config_file",
     "refuse",
+    "renderer_problems",
     "renderer_settings",
     "resolve",
     "resolve_sources",

@@ -26,7 +26,7 @@ from gradus.config.schema.environment import (
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
-from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
 from gradus.config.schema.optimizers import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
@@ -81,8 +81,10 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     # The context of another's endpoint is not ours to know.
     is_served = isinstance(config, EvalConfig) and config.base_url is not None
     longest = None if is_served else config.model.max_length_tokens
+    settings = renderer_settings(config.model)
     return [
         *own,
+        *(Problem(("model", "renderer", key), it) for key, it in renderer_problems(settings)),
         *_name_problems(sources.train),
         *_name_problems(sources.evaluated),
         *(problem for source in sources.train for problem in _train_problems(source)),

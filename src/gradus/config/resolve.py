@@ -43,10 +43,7 @@ from gradus.config.sources import (
     TrainSource,
     resolve_sources,
 )
-from gradus.installed import BUILTIN_HARNESSES, installed_id
-
-CHAT_HARNESS_MODULE = "gradus_chat"
-"""The id under which verifiers can import the harness `chat`."""
+from gradus.installed import BUILTIN_HARNESSES, CHAT_HARNESS_MODULE, installed_id
 
 NO_KEY_VARIABLE = "GRADUS_NO_KEY"
 """Never set. Named for endpoints without a key, so that no key of another service is sent."""

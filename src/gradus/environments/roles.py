@@ -14,9 +14,10 @@ from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.runtimes import runtime_is_local
 from verifiers.v1.utils.loaders import default_harness_id
 
-from gradus.config import CHAT_HARNESS_MODULE, EVERY_ROLE
+from gradus.config import EVERY_ROLE
 from gradus.environments.load_errors import declared_roles, explained, hint, source_name
 from gradus.errors import ConfigError
+from gradus.installed import CHAT_HARNESS_MODULE
 
 _PLAIN_CHAT = "null"
 """The harness of verifiers that only chats; ours does the same without a program per episode."""

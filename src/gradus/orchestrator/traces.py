@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from verifiers.v1.episode import WireEpisode
@@ -16,6 +16,8 @@ STAGES = ("boot", "setup", "agent", "finalize", "scoring")
 QUARANTINED_TURNS = "quarantined_turns"
 """Key in a trace's `info` under which an environment lists the turns that it could not read, by
 their number among the sampled turns of the trace, from 0."""
+OF_THE_EPISODE = "metric/episode/"
+"""What a metric's name begins with that an environment recorded for its whole episode."""
 CUT = "gradus_cut"
 """Key in an `info` of which something was cut: how many keys, how many bytes, the largest."""
 
@@ -50,22 +52,58 @@ def named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
     """By name, one per trace that has it: parts of the reward, metrics of the environment, seconds
     of each stage. What is missing or not finite is left out.
     """
-    found: dict[str, list[float]] = {}
+    return _gathered(pair for trace in traces for pair in (*_measured(trace), *_spent(trace)))
 
-    def note(name: str, value: float | None) -> None:
+
+def episode_values(episode: WireEpisode) -> dict[str, tuple[float, ...]]:
+    """Metrics of the episode as a whole: their names begin with `episode/`, and any trace may hold
+    them, also one that does not train, such as a judge's.
+    """
+    pairs = (pair for trace in episode.traces if trace.ok for pair in _measured(trace))
+    return _gathered((name, value) for name, value in pairs if name.startswith(OF_THE_EPISODE))
+
+
+def agent_values(episode: WireEpisode) -> dict[str, dict[str, tuple[float, ...]]]:
+    """By agent and name: rewards, their parts and metrics; empty when only one agent played."""
+    by_agent: dict[str, list[WireTrace]] = {}
+    for trace in episode.traces:
+        if trace.ok:
+            by_agent.setdefault(trace.agent.name, []).append(trace)
+    if len({trace.agent.name for trace in episode.traces}) < 2:
+        return {}
+    return {
+        agent: _gathered(
+            (name, value)
+            for trace in traces
+            for name, value in (("reward", trace.reward), *_measured(trace))
+            if not name.startswith(OF_THE_EPISODE)
+        )
+        for agent, traces in by_agent.items()
+    }
+
+
+def _measured(trace: WireTrace) -> Iterator[tuple[str, float | None]]:
+    """What the environment says of a trace."""
+    for name, reward in trace.rewards.items():
+        yield f"reward/{name}", None if reward is None else reward.score
+    for name, metric in trace.metrics.items():
+        yield f"metric/{name}", metric
+
+
+def _spent(trace: WireTrace) -> Iterator[tuple[str, float | None]]:
+    """What a trace cost."""
+    yield "info_cut_bytes", cut_bytes(trace.info)
+    for stage in STAGES:
+        span = getattr(trace.timing, stage)
+        if span.end:
+            yield f"{stage}_seconds", span.duration
+
+
+def _gathered(pairs: Iterable[tuple[str, float | None]]) -> dict[str, tuple[float, ...]]:
+    found: dict[str, list[float]] = {}
+    for name, value in pairs:
         if value is not None and math.isfinite(value):
             found.setdefault(name, []).append(float(value))
-
-    for trace in traces:
-        for name, reward in trace.rewards.items():
-            note(f"reward/{name}", None if reward is None else reward.score)
-        for name, metric in trace.metrics.items():
-            note(f"metric/{name}", metric)
-        note("info_cut_bytes", cut_bytes(trace.info))
-        for stage in STAGES:
-            span = getattr(trace.timing, stage)
-            if span.end:
-                note(f"{stage}_seconds", span.duration)
     return {name: tuple(values) for name, values in found.items()}
 
 

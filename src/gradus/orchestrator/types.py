@@ -21,6 +21,8 @@ import msgspec
 from verifiers.v1.episode import WireEpisode
 
 from gradus.orchestrator.traces import (
+    agent_values,
+    episode_values,
     forget_credit,
     is_truncated,
     named_values,
@@ -105,6 +107,9 @@ class EpisodeNumbers:
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By name, one per trace that has it: parts of the reward, metrics of the environment, and
     seconds of each stage."""
+    of_agents: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    """By agent and name: rewards, their parts and metrics of all its traces that ended well, also
+    of those that do not train. Empty when only one agent played."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,8 @@ class PlayedEpisode:
             num_turns=sum(trace.num_turns for trace in traces),
             is_truncated=any(is_truncated(trace) for trace in traces),
             agents=tuple(trace.agent.name for trace in traces),
-            values=named_values(traces),
+            values={**named_values(traces), **episode_values(self.episode)},
+            of_agents=agent_values(self.episode),
         )
 
 

@@ -55,6 +55,11 @@ BORDERS = [
     ),
     (orchestrator(max_lag=8), orchestrator(max_lag=9), "orchestrator.max_lag"),
     (
+        {"model": {"renderer": {"name": "qwen3", "thinking_retention": "all"}}},
+        {"model": {"renderer": {"name": "default", "thinking_retention": "all"}}},
+        "model.renderer.thinking_retention",
+    ),
+    (
         orchestrator(max_in_flight_episodes=8),
         orchestrator(max_in_flight_episodes=7),
         "orchestrator.max_in_flight_episodes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -20,11 +21,49 @@ class ModelConfig(StrictConfig):
     """Longest prompt plus reply, in tokens; the engine's context and the longest sample."""
     renderer: str | dict[str, Any] = "auto"
     """Name of the renderer of the `renderers` package ("qwen3", "default", ...), or a table with
-    its settings, e.g. {name = "qwen3", enable_thinking = false}. "auto" finds it from the model's
-    name or its chat template, and falls back to the plain chat template, which reads no tool
-    calls."""
+    its settings, e.g. {name = "qwen3", enable_thinking = false, thinking_retention = "all"} or
+    {name = "default", tool_parser = "hermes", reasoning_parser = "think"}. "auto" finds it from the
+    model's name or its chat template, and falls back to the plain chat template, which reads no
+    tool calls. With thinking_retention = "all" a model goes on over several turns of a user without
+    its earlier reasoning being taken out; without, such a conversation splits into a sample for
+    each turn."""
     trust_remote_code: bool = False
     """Run Python code that the model directory ships. Off unless you trust its author."""
+
+
+CHAT_TEMPLATE = "default"
+"""The renderer that uses the model's own chat template."""
+_RETENTION = ("tool_cycle", "all")
+_OF_THE_TEMPLATE = ("tool_parser", "reasoning_parser")
+_SWITCHES = ("enable_thinking", "preserve_thinking", "clear_thinking")
+
+
+def renderer_problems(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Settings of a renderer that cannot work: the key, and why. The renderer checks the rest.
+
+    >>> list(renderer_problems({"name": "qwen3", "thinking_retention": "all"}))
+    []
+    """
+    name, retention = settings["name"], settings.get("thinking_retention")
+    if not isinstance(name, str):
+        yield "name", f"{name!r} must be text in quotes"
+        return
+    if retention is not None and retention not in _RETENTION:
+        yield "thinking_retention", f'{retention!r} is not one of "tool_cycle" or "all"'
+    elif retention is not None and name == CHAT_TEMPLATE:
+        yield (
+            "thinking_retention",
+            f"{retention!r}: the plain chat template decides itself which reasoning it takes out; "
+            'use the renderer of the model\'s family, e.g. "qwen3", or remove it',
+        )
+    for key in _OF_THE_TEMPLATE:
+        if key in settings and name not in (CHAT_TEMPLATE, "auto"):
+            yield key, f"{name!r} has its own parser; only {CHAT_TEMPLATE!r} takes one"
+        elif key in settings and not isinstance(settings[key], str | None):
+            yield key, f"{settings[key]!r} must be text in quotes"
+    for key in _SWITCHES:
+        if not isinstance(settings.get(key), bool | None):
+            yield key, f"{settings[key]!r} must be true or false, without quotes"
 
 
 def renderer_settings(model: ModelConfig) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from renderers.base import (
     create_renderer,
     load_tokenizer,
 )
-from renderers.parsers import TOOL_PARSERS
+from renderers.parsers import REASONING_PARSERS, TOOL_PARSERS
 
-from gradus.config import ModelConfig, renderer_settings
+from gradus.config import ModelConfig, renderer_problems, renderer_settings
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 
@@ -70,6 +70,9 @@ _WITH_TOOLS: tuple[Conversation, ...] = (
 )
 _MARKERS = {"gpt-oss": "<|channel|>"}
 """A renderer is tried only when the vocabulary has this token; this one downloads its own."""
+
+_OTHER_NAMES = {"hermes": "qwen3"}
+"""What engines call a parser, and what the `renderers` package calls it."""
 
 log = get_logger(__name__)
 
@@ -171,18 +174,31 @@ def render(
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that the named renderer takes."""
+    """Settings that the named renderer takes, with its own name for a parser."""
+    parser = settings.get("tool_parser")
+    if isinstance(parser, str) and parser in _OTHER_NAMES:
+        settings = {**settings, "tool_parser": _OTHER_NAMES[parser]}
+    shown = settings["name"] if set(settings) == {"name"} else settings
+    for key, problem in (*renderer_problems(settings), *_unknown_parsers(settings)):
+        raise ConfigError(f"model.renderer = {shown!r} is not usable: {key}: {problem}")
     try:
         TypeAdapter(RendererConfig).validate_python(settings)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"][1:])
-        shown = settings["name"] if set(settings) == {"name"} else settings
         said = f"{where}: {first['msg']}" if where else first["msg"]
         if first["type"] == "union_tag_invalid":
             said = f"there is no such renderer; use one of {first['ctx']['expected_tags']}"
         raise ConfigError(f"model.renderer = {shown!r} is not usable: {said}") from error
     return settings
+
+
+def _unknown_parsers(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Parsers that do not exist; the chat template's renderer would fail in every call."""
+    for key, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        name = settings.get(key)
+        if name is not None and name not in known:
+            yield key, f"there is no {name!r}; use one of {', '.join(sorted(known))}"
 
 
 def _tell(model: ModelConfig, settings: Mapping[str, Any]) -> None:

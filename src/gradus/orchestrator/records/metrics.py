@@ -65,7 +65,10 @@ class EpisodeCounts:
     num_left_out: int = 0
     """Values whose name was one too many."""
     agents: dict[str, Mean] = field(default_factory=dict)
-    """Rewards by agent: those of a zero-sum game cancel in `rewards`."""
+    """The same by `<agent>/<name>`, and their rewards, where several agents played."""
+    is_shared: bool = False
+    """Whether several agents trained in one episode: their rewards have no common mean, and those
+    of a zero-sum game cancel."""
 
     def add(self, group: Group) -> None:
         """Count a group whose episodes have ended."""
@@ -82,10 +85,10 @@ class EpisodeCounts:
                 self.num_truncated += played.numbers.is_truncated
                 for name, values in played.numbers.values.items():
                     self._add_values(self.values, name, values)
-                for agent, reward in zip(
-                    played.numbers.agents, played.numbers.rewards, strict=True
-                ):
-                    self._add_values(self.agents, agent, [reward])
+                self.is_shared |= len(set(played.numbers.agents)) > 1
+                for agent, named in played.numbers.of_agents.items():
+                    for name, values in named.items():
+                        self._add_values(self.agents, f"{agent}/{name}", values)
 
     def _add_values(self, means: dict[str, Mean], name: str, values: Sequence[float]) -> None:
         """A name made of a task's text would give every step thousands of metrics."""
@@ -111,6 +114,7 @@ class EpisodeCounts:
             },
             "num_left_out": self.num_left_out,
             "agents": {name: [_saved(m.total), m.weight] for name, m in self.agents.items()},
+            "is_shared": self.is_shared,
         }
 
     @classmethod
@@ -124,7 +128,7 @@ class EpisodeCounts:
 
     def merge(self, other: EpisodeCounts) -> None:
         """Add the counts of another source; what its environment measured stays its own."""
-        self.rewards += other.rewards
+        self.rewards += [] if other.is_shared else other.rewards
         self.lengths_tokens += other.lengths_tokens
         self.turns += other.turns
         self.num_truncated += other.num_truncated
@@ -138,7 +142,7 @@ class EpisodeCounts:
         num_finished = len(self.turns)
         num_ended = num_finished + self.errors.total()
         found: Metrics = {}
-        if self.rewards:
+        if self.rewards and not self.is_shared:
             found[f"{prefix}/reward/mean"] = _mean(self.rewards)
         if num_finished:
             found[f"{prefix}/length_tokens/mean"] = _mean(self.lengths_tokens)
@@ -153,10 +157,10 @@ class EpisodeCounts:
         for kind, count in self.errors.items():
             found[f"{prefix}/error/{kind}/sum"] = float(count)
         for name, mean in self.values.items():
+            if not (self.is_shared and name.startswith("reward/")):
+                found[f"{prefix}/{name}/mean"] = mean.value
+        for name, mean in self.agents.items():
             found[f"{prefix}/{name}/mean"] = mean.value
-        if len(self.agents) > 1:
-            for agent, mean in self.agents.items():
-                found[f"{prefix}/{agent}/reward/mean"] = mean.value
         if self.num_left_out:
             found[f"{prefix}/names_left_out/sum"] = float(self.num_left_out)
         return found

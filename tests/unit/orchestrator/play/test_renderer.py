@@ -102,3 +102,52 @@ def test_tools_are_refused_where_no_call_would_be_read() -> None:
 def test_the_chat_template_with_a_parser_reads_tool_calls() -> None:
     assert reads_tool_calls({"name": "default", "tool_parser": "qwen3"})
     assert not reads_tool_calls({"name": "default"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "default", "thinking_retention": "all"}, "decides itself which reasoning"),
+        ({"name": "qwen3", "thinking_retention": "some"}, "'some' is not one of"),
+        ({"name": "qwen3", "tool_parser": "hermes"}, "'qwen3' has its own parser"),
+        ({"name": "qwen3", "enable_thinking": "no"}, "must be true or false, without quotes"),
+        ({"name": "default", "tool_parser": "herms"}, "there is no 'herms'; use one of"),
+        ({"name": "default", "reasoning_parser": "thinks"}, "there is no 'thinks'; use one of"),
+    ],
+)
+async def test_settings_that_would_fail_every_call_are_refused_at_the_start(
+    settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await settle_renderer(ModelConfig(name="nowhere", renderer=settings))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "qwen3", "enable_thinking": False, "thinking_retention": "all"},
+        {"name": "default", "tool_parser": "glm", "reasoning_parser": "think"},
+        {"name": "default", "a_variable_of_the_template": 1},
+    ],
+)
+def test_tables_that_the_renderer_takes_are_taken(settings: dict[str, Any]) -> None:
+    assert known_renderer(ModelConfig(name="nowhere", renderer=settings)) == settings
+
+
+@pytest.mark.torch
+async def test_thinking_cannot_be_kept_by_a_template_of_no_known_model(
+    tiny: Path, tmp_path: Path
+) -> None:
+    chatml = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{% endfor %}"
+    model = ModelConfig(
+        name=with_template(tiny, tmp_path, chatml), renderer={"thinking_retention": "all"}
+    )
+    with pytest.raises(ConfigError, match="decides itself which reasoning it takes out"):
+        await settle_renderer(model)
+
+
+def test_the_parser_of_hermes_calls_is_known_by_both_of_its_names() -> None:
+    model = ModelConfig(name="nowhere", renderer={"name": "default", "tool_parser": "hermes"})
+    assert known_renderer(model) == {"name": "default", "tool_parser": "qwen3"}

@@ -294,8 +294,15 @@ def test_numbers_of_an_algorithm_are_averaged_over_groups() -> None:
     assert not any(name.startswith("group/") for name in counters.take())
 
 
-def game_of(white: float, black: float) -> Group:
-    traces = [build_trace(reward=white, agent="white"), build_trace(reward=black, agent="black")]
+def game_of(white: float, black: float, *, black_trains: bool = True) -> Group:
+    traces = [
+        build_trace(reward=white, agent="white"),
+        build_trace(reward=black, agent="black", trainable=black_trains),
+    ]
+    traces[0].metrics = {"moves": 3.0, "episode/length": 5.0}
+    traces[1].metrics = {"moves": 2.0, "episode/is_tie": 1.0}
+    for trace in traces:
+        trace.record_reward("chips", trace.reward, 0.0)
     group = Group("g0", TaskPointer("poker", 0, 0), Task({}, 0))
     group.played.append(PlayedEpisode("g0.0", "g0", VersionSpan(0, 0), build_episode(traces)))
     return group
@@ -309,7 +316,29 @@ def test_the_agents_of_a_zero_sum_game_have_rewards_of_their_own() -> None:
     metrics = counters.take()
     assert metrics["episode/poker/white/reward/mean"] == 0.75
     assert metrics["episode/poker/black/reward/mean"] == -0.75
-    assert metrics["episode/poker/reward/mean"] == 0.0
+    assert metrics["episode/poker/white/reward/chips/mean"] == 0.75
+    assert metrics["episode/poker/black/metric/moves/mean"] == 2.0
+    for name in ("episode/poker/reward/mean", "episode/reward/mean"):
+        assert name not in metrics, "nothing has the mean of a zero-sum game as its aim"
+    assert "episode/poker/reward/chips/mean" not in metrics
+
+
+def test_where_one_agent_of_two_trains_its_reward_is_that_of_the_source() -> None:
+    counters = StepCounters()
+    counters.add_group(game_of(1.0, -1.0, black_trains=False))
+    metrics = counters.take()
+    assert metrics["episode/poker/reward/mean"] == metrics["episode/reward/mean"] == 1.0
+    assert metrics["episode/poker/black/reward/mean"] == -1.0
+    assert metrics["episode/poker/metric/moves/mean"] == 3.0
+
+
+def test_a_metric_of_the_whole_episode_counts_on_whichever_trace_it_lies() -> None:
+    counters = StepCounters()
+    counters.add_group(game_of(1.0, -1.0, black_trains=False))
+    metrics = counters.take()
+    assert metrics["episode/poker/metric/episode/length/mean"] == 5.0
+    assert metrics["episode/poker/metric/episode/is_tie/mean"] == 1.0
+    assert not [name for name in metrics if name.startswith("episode/poker/black/metric/episode")]
 
 
 def test_a_single_agent_has_no_mean_beside_that_of_its_source() -> None:
