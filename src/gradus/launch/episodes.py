@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.plan import LaunchPlan
 from gradus.launch.records import PhaseSeconds
 from gradus.launch.resume import IDENTITY_NAME, Entry, ResumePoint
+from gradus.monitor import read_objects
 from gradus.run.lease import RunLease
 from gradus.run.model_files import MODEL_FILES, digest_files, model_folder
 from gradus.run.paths import RunDirectory
@@ -26,12 +29,16 @@ PROGRESS_NAME, RESULTS_NAME = "progress.json", "results.json"
 _TABLE_SECONDS = 0.5
 _LINE_SECONDS = 5.0
 _CLEAR_LINE = "\x1b[2K"
+_REPLY_CHARACTERS = 300
+"""What is shown of a reply: its end, where answers stand."""
 
 
 @dataclass(frozen=True)
 class Episodes:
     """The episodes of one evaluation, all or those that are missing."""
 
+    num_replies: int = 0
+    """How many replies are shown at the end."""
     title = "evaluation"
 
     def resume_point(self, _: RunLease) -> ResumePoint:
@@ -49,7 +56,7 @@ class Episodes:
 
     def view(self, stream: TextIO, lease: RunLease) -> View:
         """What shows the numbers."""
-        return TableView(stream, lease.run_dir)
+        return TableView(stream, lease.run_dir, num_replies=self.num_replies)
 
 
 def _identity(plan: LaunchPlan) -> dict[str, Any]:
@@ -71,9 +78,11 @@ def _write(run_dir: RunDirectory, identity: Mapping[str, Any]) -> None:
 class TableView(View):
     """The numbers of each environment while it is played, and all of them in the end."""
 
-    def __init__(self, stream: TextIO, run_dir: RunDirectory) -> None:
+    def __init__(self, stream: TextIO, run_dir: RunDirectory, *, num_replies: int = 0) -> None:
         super().__init__(ConsoleProgress(stream), run_dir)
         self._root = run_dir.root
+        self._episodes = run_dir.episodes / "step_0" / "eval.jsonl"
+        self._num_replies = num_replies
         self._table = LiveTable(stream)
 
     def lines(self, texts: Iterable[str]) -> None:
@@ -100,7 +109,8 @@ class TableView(View):
             return ExitCode.DONE
         path = self._root / RESULTS_NAME
         results = read_json(path)
-        self.lines([*table(results), *error_lines(results), f"{'results':<12}{path}"])
+        replies = lowest_replies(self._episodes, self._num_replies)
+        self.lines([*table(results), *error_lines(results), *replies, f"{'results':<12}{path}"])
         if is_complete(results):
             return ExitCode.DONE
         self.line("some episodes failed; --resume plays just those again")
@@ -188,6 +198,51 @@ def progress_line(progress: Mapping[str, Any]) -> str:
     done, planned = overall["num_episodes"], overall["planned_episodes"]
     errors = sum(overall["errors"].values())
     return f"episodes {done}/{planned}  avg {_number(overall['avg']).strip()}  errors {errors}"
+
+
+def lowest_replies(episodes: Path, num: int) -> list[str]:
+    """Two lines for each of the `num` replies with the least reward, at most one of a task.
+
+    The last sampled text of the first trace counts; an episode that failed has none.
+    """
+    order = itertools.count()
+    rated = ((reward, next(order), key, text) for reward, key, text in _replies(episodes))
+    lowest: dict[str, tuple[float, str]] = {}
+    # Ties keep the order of the file, so that the same file gives the same lines.
+    for reward, _, key, text in heapq.nsmallest(num * 50, rated):
+        lowest.setdefault(key, (reward, text))
+    shown = list(lowest.values())[:num]
+    return [
+        line
+        for reward, text in shown
+        for line in (f"{'reply':<12}reward {reward:.3f}", f"{'':<12}{_end_of(text)}")
+    ]
+
+
+def _replies(episodes: Path) -> Iterator[tuple[float, str, str]]:
+    if not episodes.is_file():
+        return
+    for record in read_objects(episodes):
+        traces = record.get("traces") or []
+        if record.get("ok") and traces:
+            yield _reward(traces[0]), str(record["task"].get("key")), _last_reply(traces[0])
+
+
+def _reward(trace: Mapping[str, Any]) -> float:
+    parts = (trace.get("rewards") or {}).values()
+    return sum(float(part["score"] or 0.0) * float(part.get("weight", 1.0)) for part in parts)
+
+
+def _last_reply(trace: Mapping[str, Any]) -> str:
+    sampled = [node["message"] for node in trace.get("nodes") or [] if node.get("sampled")]
+    content = sampled[-1].get("content") if sampled else None
+    return content if isinstance(content, str) else ""
+
+
+def _end_of(text: str) -> str:
+    end = text[-_REPLY_CHARACTERS:]
+    shown = "".join(c if c.isprintable() else " " for c in " ".join(end.split()))
+    return ("..." if len(text) > len(end) else "") + (shown or "(nothing)")
 
 
 def is_complete(progress: Mapping[str, Any]) -> bool:

@@ -100,7 +100,7 @@ def job_of(
         notes=notes,
     )
     if isinstance(config, EvalConfig):
-        return start(kind="eval", work=Episodes())
+        return start(kind="eval", work=Episodes(config.show_replies))
     if isinstance(config, SftConfig):
         return start(
             kind="sft",

@@ -12,6 +12,7 @@ from gradus.launch.episodes import (
     TableView,
     error_lines,
     is_complete,
+    lowest_replies,
     progress_line,
     table,
 )
@@ -97,3 +98,37 @@ def test_a_notice_is_not_written_into_the_table(tmp_path: Path) -> None:
     head, two_lines_up, notice = table(PROGRESS)[0], "\x1b[2A", "first TaskError"
     shown = terminal.getvalue()
     assert shown.index(head) < shown.index(two_lines_up) < shown.index(notice)
+
+
+def reply_record(key: str, score: float | None, text: str, *, ok: bool = True) -> str:
+    nodes = [
+        {"message": {"role": "user", "content": "?"}, "sampled": False},
+        {"message": {"role": "assistant", "content": text}, "sampled": True},
+    ]
+    trace = {"nodes": nodes, "rewards": {"right": {"score": score, "weight": 2.0}}}
+    return json.dumps({"ok": ok, "task": {"key": key}, "traces": [trace]}) + "\n"
+
+
+def test_the_lowest_replies_of_different_tasks_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    lines = [
+        reply_record("a", 0.5, "half"),
+        reply_record("b", 0.0, "worst\x1b[2J\n  of all"),
+        reply_record("b", 0.1, "the same task"),
+        reply_record("c", None, "x" * 1_000),
+        reply_record("d", 0.0, "failed", ok=False),
+        reply_record("e", 0.2, ""),
+    ]
+    path.write_text("".join(lines) + '{"torn')
+    assert lowest_replies(path, 3) == [
+        *("reply       reward 0.000", "            worst [2J of all"),
+        *("reply       reward 0.000", f"            ...{'x' * 300}"),
+        *("reply       reward 0.400", "            (nothing)"),
+    ]
+
+
+def test_without_episodes_or_wishes_no_reply_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    assert lowest_replies(path, 3) == []
+    path.write_text(reply_record("a", 0.0, "x"))
+    assert lowest_replies(path, 0) == []

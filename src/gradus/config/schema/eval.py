@@ -31,6 +31,9 @@ class EvalConfig(StrictConfig):
     """Sampling of every environment that does not say otherwise."""
     max_in_flight_episodes: int = Field(64, ge=1)
     """Most episodes that run at once."""
+    show_replies: int = Field(0, ge=0, le=50)
+    """How many replies are printed at the end, those with the least reward, of different tasks:
+    look at them before you train on a reward that stays flat."""
     max_retries: int = Field(2, ge=0)
     """Times that an episode is played again after an error that may pass."""
     inference: InferenceConfig = InferenceConfig()
