@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from verifiers.v1.errors import EnvError
 from gradus.errors import ConfigError
 from gradus.multiagent.answers import read_choice
 from gradus.multiagent.channels import Said
-from gradus.multiagent.kernel import DialogueState, TurnSlot, apply_action
+from gradus.multiagent.kernel import DialogueState, TurnSlot, Utterance, apply_action
 from gradus.multiagent.pack import JUDGE
 from gradus.multiagent.prompts import Case, Prompter
 from gradus.multiagent.scores import EpisodeScores, Truth
@@ -60,7 +60,6 @@ class Table:
     seating: Mapping[str, str]
     prompter: Prompter
     stack: AsyncExitStack
-    merges: bool
     talks: dict[str, vf.Interaction] = field(default_factory=dict)
     sampled: dict[str, list[range]] = field(default_factory=dict)
     """By member, the numbers of the model calls of each turn."""
@@ -100,12 +99,11 @@ class Table:
         asked = {member: self._ask(member, texts[member]) for member in slot.members}
         return await all_or_none(asked)
 
-    async def _ask(self, member: str, texts: Sequence[str]) -> Reply | None:
+    async def _ask(self, member: str, text: str) -> Reply | None:
         talk = self.talks[member]
         trace = talk.trace
         num_turns, num_calls = trace.num_turns, len(trace.calls)
-        sent = ["\n\n".join(texts)] if self.merges else texts
-        segment = await talk.turn([vf.UserMessage(content=text) for text in sent])
+        segment = await talk.turn(text)
         if segment.terminated or trace.errors or trace.stop_condition is not None:
             trace.info[STOPPED] = trace.stop_condition or "no_reply"
             return None
@@ -120,8 +118,7 @@ class Table:
         """Note on the traces what `finalize` and training need."""
         for member, talk in self.talks.items():
             turns = zip(state.turns_of(member), self.sampled[member], strict=True)
-            numbers = [n for said, calls in turns if said.is_quarantined for n in calls]
-            if numbers:
+            if numbers := _unread(talk.trace, turns):
                 talk.trace.info[QUARANTINED] = numbers
         home = self.talks.get(JUDGE) or next(iter(self.talks.values()))
         scores = self.rules.scorer.score(state, truth)
@@ -162,8 +159,7 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
         prompter = Prompter(rules.pack, rules.schedule, case_of(data))
         state = DialogueState()
         async with AsyncExitStack() as stack:
-            merges = self.config.merge_messages
-            table = Table(rules, task, agents, seating, prompter, stack, merges)
+            table = Table(rules, task, agents, seating, prompter, stack)
             while (slot := rules.schedule.program.current_slot(state)) is not None:
                 replies = await table.play(state, slot)
                 if replies is None:
@@ -232,6 +228,23 @@ def truth_of(data: DebateData) -> Truth:
     """A task as scoring sees it."""
     reader = partial(read_choice, letters=data.letters) if data.options else None
     return Truth(data.answer, data.assigned_answers, reader)
+
+
+def _unread(trace: vf.Trace, turns: Iterable[tuple[Utterance, range]]) -> list[int]:
+    """Numbers of the model calls that must not train: those of a turn whose channels cannot be told
+    apart, and of one that never closed its reasoning, so that the conversation went on beside it.
+    """
+    failed = [(said, calls) for said, calls in turns if said.parse_error is not None]
+    if not failed:
+        return []
+    nodes = [node for node in trace.nodes if node.sampled]
+    kept = {id(node) for node in trace.branches[-1].nodes}
+    return [
+        number
+        for said, calls in failed
+        for number in calls
+        if said.is_quarantined or id(nodes[number]) not in kept
+    ]
 
 
 def _stop_of(trace: vf.Trace) -> str | None:

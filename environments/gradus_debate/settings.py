@@ -25,6 +25,8 @@ from gradus.multiagent.scores import TIE, DialogueScorer
 from gradus.plugins import find_function
 
 OPPONENT = "opponent"
+MAX_MODEL_CALLS = 2
+"""Of one turn."""
 SHIPPED = ("selfplay", "sequential", "consultancy", "open-ended", "direct")
 """Packs that come with the package."""
 
@@ -51,18 +53,24 @@ class VerdictConfig(BaseConfig):
     """A call that takes longer counts as failed. All calls of an episode run at once."""
 
 
+def _seat() -> vf.AgentConfig:
+    # A reply that is only a tool call is answered once; then the turn is what was said.
+    harness = {"id": "gradus-chat", "max_model_calls": MAX_MODEL_CALLS}
+    return vf.AgentConfig.model_validate({"harness": harness})
+
+
 class DebateEnvConfig(vf.EnvConfig):
     """Who may play, and by which rules."""
 
-    debater_a: vf.AgentConfig = vf.AgentConfig()
+    debater_a: vf.AgentConfig = _seat()
     """The first debater."""
-    debater_b: vf.AgentConfig = vf.AgentConfig()
+    debater_b: vf.AgentConfig = _seat()
     """The second debater."""
-    consultant: vf.AgentConfig = vf.AgentConfig()
+    consultant: vf.AgentConfig = _seat()
     """Argues alone for the answer that it was assigned."""
-    opponent: vf.AgentConfig = vf.AgentConfig()
+    opponent: vf.AgentConfig = _seat()
     """With an endpoint it plays every seat but the learner's and the judge's; without one, none."""
-    judge: vf.AgentConfig = vf.AgentConfig()
+    judge: vf.AgentConfig = _seat()
     """Reads the others and decides."""
     max_concurrent_agents: int | None = Field(None, ge=1)
     """Members of one episode that speak at the same time. None means all of a slot."""
@@ -76,8 +84,6 @@ class DebateEnvConfig(vf.EnvConfig):
     role of its name, and the opponent for all but the learner."""
     drop_judge: bool = True
     """Whether the judge's trace is recorded and never trains."""
-    merge_messages: bool = False
-    """Send what is new in one message per turn, for chat templates that refuse two in a row."""
     grader: VerdictConfig | None = None
     """A model that compares free answers with the right one. None means off."""
     matcher: VerdictConfig | None = None

@@ -139,6 +139,10 @@ def _scored(tag: str, kind: Kind, scoring: dict[str, Any]) -> FieldSpec:
 def _values(written: Any) -> tuple[str, ...]:
     if not isinstance(written, list) or not written:
         raise ValueError("scoring enum needs `values`, a list of what may stand there")
+    if any(isinstance(value, bool) for value in written):
+        raise ValueError(
+            "values: YAML reads yes, no, true and false as no text; put them in quotes"
+        )
     values = tuple(str(value) for value in written)
     seen: dict[str, str] = {}
     for value in values:

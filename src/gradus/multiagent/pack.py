@@ -288,7 +288,11 @@ class _Reader:
         system = None
         if "system" in keys:
             system = self._template(f"{key}.system", keys["system"], VERDICT)
-        words = [str(keys.get(name, "")).strip() for name in ("positive", "negative")]
+        written = [keys.get(name, "") for name in ("positive", "negative")]
+        if not all(isinstance(word, str) for word in written):
+            self._add(key, f"positive and negative are {written}; each must be a word in quotes")
+            return None
+        words = [str(word).strip() for word in written]
         short = [canonical(word) for word in words]
         if not all(short) or short[0] == short[1]:
             self._add(key, f"positive and negative are {words}; they must be two different words")

@@ -1,7 +1,8 @@
 """What a member is told: the whole prompt of a turn, and the part of it that is new.
 
-The prompt of a turn continues the prompt and the reply of the turn before, so only the new texts
-are sent and all turns of a member are one branch of its trace.
+The prompt of a turn continues the prompt and the reply of the turn before, so only the new text is
+sent and all turns of a member are one branch of its trace. What a member is told between two of its
+replies is one user message: chat templates refuse two in a row, and renderers continue by one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from gradus.multiagent.channels import Channel
 from gradus.multiagent.kernel import DialogueState, TurnSlot, Utterance, seen_by
 from gradus.multiagent.pack import JUDGE, Pack
 from gradus.multiagent.schedule import Schedule
+
+BETWEEN = "\n\n"
+"""What stands between the parts of a message."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Prompter:
 
     >>> prompter = Prompter(pack, schedule, Case("Is 7 prime?"))  # doctest: +SKIP
     >>> prompter.delta(DialogueState(), "debater_a", slot)  # doctest: +SKIP
-    ('Is 7 prime?', 'Argue for your answer.')
+    'Is 7 prime?\n\nArgue for your answer.'
     """
 
     pack: Pack
@@ -55,23 +59,24 @@ class Prompter:
     def full(self, state: DialogueState, member: str, slot: TurnSlot) -> tuple[PromptMessage, ...]:
         """The whole prompt of a member's turn in an open slot."""
         messages = [PromptMessage("system", self.system(member))]
-        messages.append(PromptMessage("user", self._question(member)))
+        told = [self._question(member)]
         round_index = 0
         for turn in seen_by(state, member):
             for said in turn:
                 if said.member != member:
-                    messages.append(PromptMessage("user", self._heard(said, member)))
+                    told.append(self._heard(said, member))
                     continue
-                instruction = self._instruction(member, said.phase, round_index)
-                messages.append(PromptMessage("user", instruction))
+                told.append(self._instruction(member, said.phase, round_index))
+                messages.append(PromptMessage("user", BETWEEN.join(told)))
                 messages.append(PromptMessage("assistant", said.raw))
-                messages += [PromptMessage("user", text) for text in _notices(said)]
+                told = list(_notices(said))
                 round_index += 1
-        messages.append(PromptMessage("user", self._instruction(member, slot.phase, round_index)))
+        told.append(self._instruction(member, slot.phase, round_index))
+        messages.append(PromptMessage("user", BETWEEN.join(told)))
         return tuple(messages)
 
-    def delta(self, state: DialogueState, member: str, slot: TurnSlot) -> tuple[str, ...]:
-        """The texts that a member has not been told yet, up to the instruction of its turn."""
+    def delta(self, state: DialogueState, member: str, slot: TurnSlot) -> str:
+        """What a member has not been told yet, up to the instruction of its turn."""
         own = state.turns_of(member)
         texts: list[str] = list(_notices(own[-1])) if own else [self._question(member)]
         since = own[-1].turn_index if own else 0
@@ -81,7 +86,7 @@ class Prompter:
             if said.turn_index >= since and said.member != member
         ]
         texts.append(self._instruction(member, slot.phase, len(own)))
-        return tuple(texts)
+        return BETWEEN.join(texts)
 
     def _question(self, member: str) -> str:
         template = self.pack.text(self.pack.question, member)

@@ -52,8 +52,7 @@ class Member:
         on_trace(self.trace)
         yield self
 
-    async def turn(self, messages: Any) -> Any:
-        text = "\n".join(message.content for message in messages)
+    async def turn(self, text: str) -> Any:
         self.heard.append(text)
         self.trace.num_turns += 1
         reply = vf.AssistantMessage(content=self._says(text))

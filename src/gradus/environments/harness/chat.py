@@ -50,6 +50,8 @@ class ChatHarnessConfig(vf.HarnessConfig):
     """Times that a model call is tried again after an error that may pass."""
     retry_delay_seconds: float = Field(0.5, gt=0)
     """Delay before the first of them; doubled each time, at most 8 s."""
+    max_model_calls: int | None = Field(None, ge=1)
+    """Model calls of one turn; tool calls of the last one are not made. None means no limit."""
     max_tool_calls: int = Field(16, ge=1)
     """Tool calls of one turn that are made; the others are told to come in another turn."""
     max_tool_characters: int = Field(20_000, ge=100)
@@ -154,7 +156,9 @@ class ChatSession(vf.HarnessSession):
         if not self._conversation:
             self._conversation = self._opening(is_prompted=messages is None)
         self._conversation.extend(message_to_wire(message) for message in messages or ())
+        num_calls = 0
         while True:
+            num_calls += 1
             try:
                 reply = await self._next()
             except aiohttp.ClientError as error:
@@ -169,6 +173,10 @@ class ChatSession(vf.HarnessSession):
             if not reply.get("tool_calls"):
                 return _DONE
             calls = [ToolCall.from_wire(call) for call in reply["tool_calls"]]
+            if num_calls == self.harness.config.max_model_calls:
+                # A conversation in which a call stays open is refused by other models' endpoints.
+                self._conversation += [_not_made(call) for call in calls]
+                return _DONE
             self._conversation += await self._tools.answer(calls, await self._denied(calls))
 
     def _opening(self, *, is_prompted: bool) -> list[dict[str, Any]]:
@@ -224,6 +232,11 @@ class ChatSession(vf.HarnessSession):
             if action == "deny":
                 denied[place] = verdict.payload["message"]
         return denied
+
+
+def _not_made(call: ToolCall) -> dict[str, Any]:
+    text = "This call was not made: the turn is over."
+    return {"role": "tool", "tool_call_id": call.id, "content": text}
 
 
 def is_context_overflow(reply: ModelReply) -> bool:
