@@ -18,7 +18,7 @@ from gradus_program.harness import ProgramState
 from gradus_program.running import Run, read_output
 from gradus_program.settings import ProgramKeys, check_program, inside
 
-OFFERED = ("row", "output", "errors", "exit_code", "files", "trace")
+OFFERED = ("row", "output", "errors", "exit_code", "files", "reply", "trace")
 """What a reward function may ask for, by name."""
 
 
@@ -82,6 +82,7 @@ class ProgramTask(vf.Task[ProgramData, ProgramState, vf.TaskConfig]):
                 "errors": run.errors.text,
                 "exit_code": run.exit_code,
                 "files": await self._files(runtime) if "files" in function.wanted else {},
+                "reply": trace.last_reply,
                 "trace": trace,
             }
         )

@@ -30,7 +30,10 @@ class Upstream:
     bodies: list[Any] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        return await self.answer(request)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(json.loads(await request.read() or b"null"))
         self.headers.append(dict(request.headers))
         status, payload = self.answers.pop(0) if self.answers else (200, REPLY)
@@ -45,7 +48,7 @@ async def door(
 ) -> AsyncIterator[tuple[Door, Upstream]]:
     upstream = Upstream(list(answers))
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", upstream.answer)
+    app.router.add_route("*", "/{path:.*}", upstream.serve)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -81,6 +84,28 @@ async def test_a_stream_passes_as_it_is() -> None:
     async with door((200, events)) as (opened, _):
         assert await post(opened, {"messages": HELLO, "stream": True}) == (200, events)
     assert opened.traffic.num_answered == 1
+
+
+async def test_a_stream_is_passed_on_as_it_comes() -> None:
+    is_read = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        await stream.write(b": keepalive\n")
+        await is_read.wait()
+        await stream.write(b"data: [DONE]\n\n")
+        return stream
+
+    async with door() as (opened, upstream), asyncio.timeout(10):
+        upstream.answer = answer  # type: ignore[method-assign]
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{opened.url}/chat/completions", json={"messages": HELLO}) as stream,
+        ):
+            assert await stream.content.readline() == b": keepalive\n"
+            is_read.set()
+            assert await stream.read() == b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(
