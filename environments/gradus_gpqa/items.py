@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradus.log import get_logger
 from gradus.tasksets.hub import hub_rows
 from gradus_gpqa import numbers, reasoning
 from gradus_gpqa.question import Question
+
+log = get_logger(__name__)
 
 HUB_DATASET = "Idavidrein/gpqa"
 LEVELS = (1, 2, 3)
@@ -111,14 +114,18 @@ def _fresh(kind: str, level: int, number: int, seed: int, seen: set[str]) -> Ite
 
 
 def hub_items(dataset: str, *, subset: str, split: str, seed: int) -> Iterator[Item]:
-    """The items of the public data set or of a local folder with its columns."""
+    """The items of the public data set or of a local folder with its columns.
+
+    A row whose options are not all different has no one right option, and is left out with a word.
+    """
     wrong = [f"Incorrect Answer {i}" for i in (1, 2, 3)]
     columns = ["Record ID", "High-level domain", "Question", "Correct Answer", *wrong]
     for number, row in enumerate(hub_rows(dataset, split=split, columns=columns, subset=subset)):
         texts = {column: _text(row, column, dataset, number) for column in columns}
         options = [texts[column] for column in wrong]
         if len({texts["Correct Answer"], *options}) < len(options) + 1:
-            raise ValueError(f"row {number} of data set {dataset!r} has an option twice")
+            log.warning("row %d of data set %r is left out: an option twice", number, dataset)
+            continue
         question = Question(
             kind=texts["High-level domain"],
             level=0,

@@ -253,7 +253,6 @@ def test_a_row_of_the_public_data_set_becomes_an_item(hub: list[dict[str, Any]])
     [
         ({"Correct Answer": None}, "'Correct Answer' is None"),
         ({"Question": "  "}, "not a text"),
-        ({"Incorrect Answer 2": "right"}, "an option twice"),
     ],
 )
 def test_a_row_that_is_no_item_is_named(
@@ -262,6 +261,15 @@ def test_a_row_that_is_no_item_is_named(
     hub.extend([dict(ROW), {**ROW, **change}])
     with pytest.raises(ValueError, match=f"row 1 of data set 'x'.*{problem}"):
         read_hub()
+
+
+def test_a_row_with_an_option_twice_is_left_out_and_told(
+    hub: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.extend([{**ROW, "Incorrect Answer 2": "right "}, dict(ROW)])
+    with caplog.at_level("WARNING"):
+        assert len(read_hub()) == 1
+    assert "row 0 of data set 'x' is left out" in caplog.text
 
 
 def test_the_gated_data_set_says_how_to_get_in(monkeypatch: pytest.MonkeyPatch) -> None:
