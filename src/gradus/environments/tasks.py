@@ -15,15 +15,14 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
+from gradus.environments.harness.fitness import harness_refusal, offers_tools
 from gradus.environments.load_errors import Stopped, explained, origin, source_name
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
-from gradus.installed import has_module, plugin_module
+from gradus.installed import has_module
 from gradus.log import get_logger
 
 log = get_logger(__name__)
 
-_NO_CHAT = {"codex": "OpenAI's Responses", "claude_code": "Anthropic's Messages"}
-"""Harnesses that cannot ask for chat completions, and what they ask for."""
 ENDLESS_WINDOW = 4096
 """Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
 
@@ -199,44 +198,3 @@ def _imported(node: ast.AST) -> Iterator[str]:
             yield child.module.partition(".")[0]
         elif not isinstance(child, ast.Try):
             yield from _imported(child)
-
-
-def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | None:
-    """Why a role's harness cannot play here, and what to write; None when each of them can."""
-    for role, agent in agent_config_fields(environment.config).items():
-        harness = environment._harnesses[role]
-        kind = harness.config.id
-        transport = getattr(harness.config, "transport", None)
-        spoken = _NO_CHAT.get(plugin_module(kind)) or transport
-        if is_rendered and agent.client is None and spoken not in (None, "chat_completions"):
-            advice = 'harness.config.transport = "chat_completions", or ' if transport else ""
-            return (
-                f"harness {kind!r} of role {role!r} asks the model by {spoken}, and gradus records "
-                f"tokens of chat completions alone; use {advice}another harness, e.g. chat or bash"
-            )
-        if harness.NEEDS_CONTAINER and agent.runtime.type == "subprocess":
-            return (
-                f"harness {kind!r} of role {role!r} needs a container; write "
-                'runtime = {type = "docker"}'
-            )
-    return None
-
-
-def offers_tools(environment: vf.Env[Any]) -> bool:
-    """Whether a model that plays here is offered tools, by the taskset or by its harness.
-
-    A harness that runs code and speaks to tool servers brings its own tools; those that only run
-    code read it from the text. Seats of other models do not count: their endpoint reads the calls.
-    """
-    taskset = environment.taskset
-    policy = [
-        name
-        for name, agent in agent_config_fields(environment.config).items()
-        if agent.client is None
-    ]
-    if policy and (
-        type(taskset).task_type().toolsets(taskset.config.task) or taskset.toolsets(taskset.config)
-    ):
-        return True
-    harnesses = [environment._harnesses[name] for name in policy]
-    return any(harness.EXECUTES_CODE and harness.SUPPORTS_MCP for harness in harnesses)
