@@ -20,6 +20,7 @@ from gradus.testing.engine_script import GenerateCall, Reply, Status
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus_program.harness import ProgramHarness
 from gradus_program.taskset import ProgramConfig, ProgramTask, ProgramTaskset
+from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
 
 pytestmark = pytest.mark.torch
 
@@ -92,11 +93,16 @@ def task_of(rewards: Path, *command: str, reward: str = "said", **keys: Any) -> 
 
 
 async def play(
-    task: ProgramTask, model: Path, engine: ScriptedEngine, *, seconds: float | None = None
+    task: vf.Task,
+    model: Path,
+    engine: ScriptedEngine,
+    *,
+    seconds: float | None = None,
+    **harness: Any,
 ) -> vf.Trace:
     agent = vf.make_agent(
         vf.AgentConfig(
-            harness={"id": "gradus-program"},
+            harness={"id": "gradus-program", **harness},
             runtime={"type": "subprocess"},
             model="policy",
             client=vf.TrainClientConfig(
@@ -180,6 +186,18 @@ async def test_the_reward_hears_files_and_exit_code_and_the_info_keeps_the_tails
         "dropped_parameters": 1.0,
         "refused_calls": 0.0,
     }
+
+
+async def test_a_program_plays_another_task_set_for_the_reward_of_that_one(
+    model: Path, says: Callable[[list[int]], Reply]
+) -> None:
+    config = ReverseTextConfig(id="gradus-reverse-text", num_tasks=1)
+    task = next(iter(ReverseTextTaskset(config)))
+    async with ScriptedEngine(reply=says, data_token=TOKEN) as engine:
+        trace = await play(task, model, engine, command=["sh", "-c", f"{ASK}; cat"])
+    assert trace.errors == []
+    assert trace.info["program"]["stdout"].endswith(task.data.prompt)
+    assert 0.0 < trace.reward < 1.0
 
 
 async def test_no_secret_of_the_worker_is_in_the_program_s_environment(
