@@ -106,6 +106,10 @@ class AlphabetSortData(vf.TaskData):
 class AlphabetSortTask(vf.Task[AlphabetSortData, vf.State, AlphabetSortTaskConfig]):
     """One conversation, rated by all its lists."""
 
+    def gold_replies(self) -> list[str]:
+        """The right list of each turn."""
+        return [self.data.sorting.gold(turn) for turn in range(len(self.data.lists))]
+
     @vf.reward
     async def sortedness(self, trace: vf.Trace) -> float:
         """Mean similarity of the lists to the right ones, with the configured power."""

@@ -42,6 +42,17 @@ class DebateData(vf.TaskData):
 class DebateTask(vf.Task[DebateData, vf.State, vf.TaskConfig]):
     """One question; the environment rewards the members at the end."""
 
+    def gold_replies(self) -> dict[str, list[str]]:
+        """What each member says who argues for its answer, and a judge who decides."""
+        data = self.data
+        assigned = data.assigned_answers
+        says = {
+            seat: [f"<answer>{assigned.get(seat) or data.answer}</answer>"]
+            for seat in (*SEATS, "consultant", "opponent")
+        }
+        verdict = f"<answer>{assigned.get('consultant') or data.answer}</answer>"
+        return {**says, "judge": [f"{verdict} <decision>{SEATS[0]}</decision>"]}
+
 
 class DebateTasksetConfig(vf.TasksetConfig):
     """How many questions, and who learns in each."""

@@ -68,6 +68,11 @@ class ForthData(vf.TaskData):
 class ForthTask(vf.Task[ForthData, ForthState, ForthTaskConfig]):
     """One problem; only what was handed in counts."""
 
+    def gold_replies(self) -> list[object]:
+        """Hand a right program in, and stop."""
+        code = {"code": self.data.answer}
+        return [{"tool": "submit_code", "arguments": code}, "Done."]
+
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
         """Give the tools what a submission is tested on."""
         trace.state.exam = Exam(

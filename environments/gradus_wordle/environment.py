@@ -54,6 +54,11 @@ class WordleData(vf.TaskData):
 class WordleTask(vf.Task[WordleData, vf.State, vf.TaskConfig]):
     """One game."""
 
+    def gold_replies(self) -> list[str]:
+        """What somebody says who knows the word."""
+        word = self.data.answer
+        return [word if self.data.style == "plain" else f"<guess>{word}</guess>"]
+
     @vf.reward
     async def game(self, trace: vf.Trace) -> dict[str, float]:
         """For finding the word, finding it soon, coming close, and guesses that can be read."""

@@ -59,6 +59,10 @@ def read_names(reply: str, known: Sequence[str]) -> list[str] | None:
 class ZebraTask(vf.Task[ZebraData, vf.State, vf.TaskConfig]):
     """One puzzle."""
 
+    def gold_replies(self) -> list[str]:
+        """Everybody in the right house."""
+        return [f"<answer>{', '.join(self.data.names)}</answer>"]
+
     @vf.reward
     async def solved(self, trace: vf.Trace) -> float:
         """1 when everybody is in the right house, else 0."""

@@ -30,16 +30,18 @@ def subject(*words: str) -> Subject:
 async def play_faults(folder: Path) -> Lines:
     """Fault → the lines of its task by name. A dead tool server comes last: all tasks share it."""
     found: Lines = {}
-    async with Stage(subject("gradus-test-faulty"), folder) as stage:
+    faulty = subject("gradus-test-faulty")
+    seen = Reading(faulty, folder).result()
+    async with Stage(faulty, folder, seen) as stage:
         number = 0
         while (task := await stage.task(number)).task_data["fault"] != "tool_server_dies":
-            checks = TaskChecks(stage, num_agents=1)
+            checks = TaskChecks(stage)
             lines = [line async for line in checks.rewards(task, {})]
             if task.task_data["fault"] == "leaks_a_process":
                 lines = [await left_by_episodes(stage, checks.known, len(checks.played))]
             found[task.task_data["fault"]] = {line.check: line for line in lines}
             number += 1
-        checks = TaskChecks(stage, num_agents=1)
+        checks = TaskChecks(stage)
         lines = [line async for line in checks.lines(task, {})]
         found["tool_server_dies"] = {line.check: line for line in lines}
     return found

@@ -20,7 +20,7 @@ from gradus.conformance.lifecycle import check_lifecycle
 from gradus.conformance.reading import ModelEndpoint, Reading, Subject
 from gradus.conformance.stage import EPISODE_SECONDS, Played, Stage, record_bytes
 from gradus.conformance.tasks import PLAIN, TaskChecks
-from gradus.conformance.transcript import conversation
+from gradus.conformance.transcript import conversation, last_reply
 from gradus.errors import EnvironmentFailure
 from gradus.orchestrator.play.environment import EpisodeSettings
 from gradus.orchestrator.types import Task
@@ -40,7 +40,7 @@ async def check_environment(
         return
     for line in describe(seen):
         yield line
-    stage = Stage(subject, folder)
+    stage = Stage(subject, folder, seen)
     try:
         async with stage:
             async for line in _Play(stage, seen).run():
@@ -71,7 +71,7 @@ def describe(seen: Mapping[str, Any]) -> list[Checked]:
     if isinstance(prompt, list):
         prompt = prompt[-1].get("content") if prompt else None
     shown = f"the first begins {shortened(prompt, 100)!r}" if prompt else "the environment opens"
-    lines.append(ok("tasks", f"{number}; {shown}"))
+    lines.append(ok("tasks", f"{number}; {shown}", {"num_tasks": seen["num_tasks"]}))
     changed = _difference([task["task_data"] for task in seen["tasks"]], seen["again"])
     if changed:
         lines.append(
@@ -102,7 +102,7 @@ class _Play:
     def __init__(self, stage: Stage, seen: Mapping[str, Any]) -> None:
         self._stage = stage
         self._seen = seen
-        self._checks = TaskChecks(stage, num_agents=len(seen["agents"]))
+        self._checks = TaskChecks(stage)
 
     async def run(self) -> AsyncIterator[Checked]:
         """All lines that need an episode."""
@@ -140,7 +140,9 @@ class _Play:
         if played.episode is None or played.failure is not None:
             return skipped("an episode", "it fails, see above")
         return ok(
-            "an episode", f"of {played.probe.name}\n" + "\n".join(conversation(played.episode))
+            "an episode",
+            f"of {played.probe.name}\n" + "\n".join(conversation(played.episode)),
+            {"last_reply": last_reply(played.episode), "rewards": played.rewards},
         )
 
     # ------------------------------------------------------------------ numbers
@@ -180,6 +182,7 @@ class _Play:
                 "speed",
                 f"{len(ended) / seconds:.1f} episodes/s, {_IN_FLIGHT} at once in one worker with a "
                 f"plain reply; {cpu:.0f} ms of CPU each",
+                {"episodes_per_second": len(ended) / seconds, "cpu_ms": cpu},
             )
         if episodes:
             sizes = sorted(record_bytes(episode) for episode in episodes[:20])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +30,8 @@ class Checked:
     """What was seen."""
     advice: str = ""
     """What to do; empty where nothing is to be done."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What was measured, for programs."""
 
     def record(self) -> dict[str, Any]:
         """As an object of JSON."""
@@ -49,13 +52,13 @@ class Checked:
         return [*(wrapped or [head.rstrip()]), *more]
 
 
-def ok(check: str, seen: str) -> Checked:
+def ok(check: str, seen: str, values: Mapping[str, Any] | None = None) -> Checked:
     """A check that ended well.
 
     >>> ok("tools", "none").lines(80)
     ['ok          tools             none']
     """
-    return Checked(check, Outcome.OK, seen)
+    return Checked(check, Outcome.OK, seen, values=values or {})
 
 
 def note(check: str, seen: str, advice: str) -> Checked:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.conformance.findings import Checked, broken, note, ok, shortened, skipped
@@ -40,10 +40,13 @@ class Probe:
 
     name: str
     turns: Sequence[str | bytes | Say]
+    by_role: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What single roles say instead."""
 
-    def say(self, number: int, user: str) -> str | bytes:
+    def say(self, number: int, user: str, role: str = "") -> str | bytes:
         """The reply of turn `number`, from 0."""
-        turn = self.turns[min(number, len(self.turns) - 1)]
+        turns = self.by_role.get(role) or self.turns
+        turn = turns[min(number, len(turns) - 1)]
         return turn(user) if callable(turn) else turn
 
 
@@ -74,15 +77,21 @@ def tool_call(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def gold_from_hook(replies: Sequence[Any]) -> Probe:
-    """The perfect reply that a task gives itself."""
-    turns = [
+def gold_from_hook(given: Mapping[str, Any]) -> Probe | None:
+    """The perfect reply that a task gives itself, as the reader reports it; None without one."""
+    if "roles" in given:
+        by_role = {role: _turns(replies) for role, replies in given["roles"].items()}
+        return Probe(f"its {GOLD_HOOK}", [""], by_role)
+    return Probe(f"its {GOLD_HOOK}", _turns(given["replies"])) if "replies" in given else None
+
+
+def _turns(replies: Sequence[Any]) -> list[str]:
+    return [
         tool_call(reply["tool"], reply.get("arguments", {}))
         if isinstance(reply, Mapping)
         else str(reply)
         for reply in replies
-    ]
-    return Probe(f"its {GOLD_HOOK}", turns)
+    ] or [""]
 
 
 def guessed_gold(data: Mapping[str, Any]) -> list[Probe]:

@@ -45,6 +45,7 @@ def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
 
     return {
         "seconds": loaded,
+        "settings": settings,
         "num_tasks": tasks.num_tasks,
         "agents": tasks.agents,
         "offers_tools": tasks.offers_tools,
@@ -62,11 +63,17 @@ def _gold(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
         return {}
     try:
         replies = hook()
-        if isinstance(replies, str | Mapping):
-            replies = [replies]
-        return {"replies": [r if isinstance(r, Mapping) else str(r) for r in replies]}
+        if isinstance(replies, Mapping) and "tool" not in replies:
+            return {"roles": {role: _listed(said) for role, said in replies.items()}}
+        return {"replies": _listed(replies)}
     except Exception as error:  # the environment's own code
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _listed(replies: Any) -> list[Any]:
+    """The turns of one role, of which a single one may stand alone."""
+    turns = [replies] if isinstance(replies, str | Mapping) else replies
+    return [turn if isinstance(turn, Mapping) else str(turn) for turn in turns]
 
 
 def main(request: str, result: str) -> None:

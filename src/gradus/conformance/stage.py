@@ -12,11 +12,11 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from renderers import Qwen3RendererConfig
 from verifiers.v1.configs.client import TrainClientConfig
@@ -94,8 +94,16 @@ class Stage:
         played = await stage.play(task, Probe("empty reply", [""]))
     """
 
-    def __init__(self, subject: Subject, folder: Path) -> None:
+    def __init__(self, subject: Subject, folder: Path, seen: Mapping[str, Any]) -> None:
+        """`seen` is the reader's report."""
         self.subject = subject
+        self.agents: dict[str, bool] = {
+            name: is_trained and name not in subject.untrained
+            for name, is_trained in seen["agents"].items()
+        }
+        """Role → whether it trains."""
+        self.fixed: dict[str, Probe] = {}
+        """Role → what it says in every episode, whatever is probed."""
         self.temporary = folder / "t"
         self.temporary.mkdir(parents=True)
         self.tokenizer = ByteTokenizer()
@@ -106,7 +114,11 @@ class Stage:
         write_atomically(self._run.inference_token, token.encode(), mode=0o600)
         self.engine = _ProbeEngine(data_token=token, max_length_tokens=10 * MAX_TOKENS)
         self.engine.stage = self
-        self._config = subject.process.model_copy(update={"run_dir": str(self._run.root)})
+        update = {
+            "run_dir": str(self._run.root),
+            "verifiers": _marked(seen["settings"], self.agents),
+        }
+        self._config = subject.process.model_copy(update=update)
         self._probe = Probe("nothing", [""])
         self._turns: dict[str, int] = {}
         self._process: ChildModule | None = None
@@ -241,7 +253,9 @@ class Stage:
         session = call.session_id or ""
         turn = self._turns.get(session, 0)
         self._turns[session] = turn + 1
-        said = self._probe.say(turn, self.tokenizer.last_user_text(call.prompt_token_ids))
+        role = call.cache_salt or ""
+        user = self.tokenizer.last_user_text(call.prompt_token_ids)
+        said = self.fixed.get(role, self._probe).say(turn, user, role)
         return Reply(self.tokenizer.encode(said))
 
     # ------------------------------------------------------------------ processes and files
@@ -301,6 +315,15 @@ class Stage:
                 continue
             total += sum(int(ticks) for ticks in stat.rpartition(")")[2].split()[11:15])
         return total / _TICKS_PER_SECOND
+
+
+def _marked(settings: Mapping[str, Any], roles: Iterable[str]) -> dict[str, Any]:
+    """Settings in which each role's requests carry its name, where a run writes the version."""
+    marked = dict(settings)
+    for role in roles:
+        seat = marked.get(role, {})
+        marked[role] = {**seat, "sampling": {**seat.get("sampling", {}), "cache_salt": role}}
+    return marked
 
 
 def command_of(pid: int) -> str:

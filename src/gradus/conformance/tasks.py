@@ -23,14 +23,14 @@ _NUM_OTHERS = 4
 class TaskChecks:
     """Owns the episodes that were played one by one, and what they say."""
 
-    def __init__(self, stage: Stage, *, num_agents: int) -> None:
+    def __init__(self, stage: Stage) -> None:
         self.played: list[Played] = []
         self.known: list[ProcessEntry] = []
         """Processes after the first episode."""
         self.best = PLAIN
         """The reply that brought most."""
         self._stage = stage
-        self._num_agents = num_agents
+        self._num_agents = len(stage.agents)
         self._reported: set[str] = set()
 
     async def play(self, task: Task, probe: Probe) -> Played:
@@ -48,6 +48,10 @@ class TaskChecks:
 
         On `others` a reply is tried again that may be right by chance.
         """
+        whole = probes.gold_from_hook(gold)
+        if whole is not None and whole.by_role:
+            others_say = {role for role, is_trained in self._stage.agents.items() if not is_trained}
+            self._stage.fixed = dict.fromkeys(others_say & whole.by_role.keys(), whole)
         first = await self.play(task, PLAIN)
         if line := self.failed(first):
             yield line
@@ -63,9 +67,10 @@ class TaskChecks:
         """A line about the perfect replies that further tasks give themselves."""
         rewards: dict[int, float] = {}
         for number, (task, given) in enumerate(zip(tasks, gold, strict=True), 1):
-            if "replies" not in given:
+            probe = probes.gold_from_hook(given)
+            if probe is None or probe.by_role:
                 continue
-            played = await self.play(task, probes.gold_from_hook(given["replies"]))
+            played = await self.play(task, probe)
             if line := self.failed(played):
                 yield line
             rewards[number] = max(_of(played), default=0.0)
@@ -161,7 +166,10 @@ class TaskChecks:
         if gold is not None and (line := probes.check_range("gold reply", gold.rewards)):
             return line
         if self._num_agents > 1:
-            return skipped("gold reply", "several agents: what one wins another may lose")
+            if gold is None:
+                return skipped("gold reply", "several agents: what one wins another may lose")
+            shown = ", ".join(f"{who} {value:g}" for who, value in gold.rewards.items())
+            return ok("gold reply", f"{gold.probe.name}, rewards: {shown}")
         return probes.judge_gold("" if gold is None else gold.probe.name, reward, lowest)
 
     async def _is_luck(self, played: Played, others: Sequence[Task]) -> bool:
@@ -185,8 +193,9 @@ class TaskChecks:
 
     async def _find_gold(self, task: Task, given: Mapping[str, Any]) -> Played | None:
         """The episode of the best reply that is known."""
-        if "replies" in given:
-            return await self.play(task, probes.gold_from_hook(given["replies"]))
+        probe = probes.gold_from_hook(given)
+        if probe is not None:
+            return await self.play(task, probe)
         found: list[Played] = []
         for probe in probes.guessed_gold(task.task_data)[:_MAX_GUESSES]:
             played = await self.play(task, probe)

@@ -146,6 +146,14 @@ def conversation(episode: WireEpisode) -> list[str]:
     return lines
 
 
+def last_reply(episode: WireEpisode) -> str:
+    """What the first agent said last that is no call of a tool."""
+    trace = episode.traces[0]
+    said = [node.message for node in trace.nodes if node.sampled]
+    texts = [m.content for m in said if isinstance(m.content, str) and m.content.strip()]
+    return texts[-1] if texts else ""
+
+
 def _messages(trace: WireTrace) -> Iterator[str]:
     for node in trace.nodes:
         message = node.message

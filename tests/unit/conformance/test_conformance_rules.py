@@ -90,9 +90,16 @@ def test_arguments_are_made_up_by_type() -> None:
 
 
 def test_a_gold_reply_may_be_a_tool_call() -> None:
-    probe = probes.gold_from_hook([{"tool": "add", "arguments": {"a": 1}}, "2"])
+    probe = probes.gold_from_hook({"replies": [{"tool": "add", "arguments": {"a": 1}}, "2"]})
+    assert probe is not None
     assert '{"name": "add", "arguments": {"a": 1}}' in str(probe.say(0, ""))
     assert [probe.say(turn, "") for turn in (1, 5)] == ["2", "2"]
+
+
+def test_each_role_may_have_its_own_gold() -> None:
+    probe = probes.gold_from_hook({"roles": {"judge": ["a wins"], "first": ["x", "y"]}})
+    assert probe is not None
+    assert [probe.say(1, "", role) for role in ("judge", "first", "nobody")] == ["a wins", "y", ""]
 
 
 def test_answers_are_guessed_from_the_fields_of_a_task() -> None:

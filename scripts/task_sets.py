@@ -1,0 +1,145 @@
+"""Make docs/task-sets.md: what ships with gradus, an example of each, and what `env check` says.
+
+    python scripts/task_sets.py --results runs/task_sets          # checks what has no result yet
+    python scripts/task_sets.py --results runs/task_sets --only wordle zebra --again
+
+Every result is the output of `gradus env check ... --json`, a file each. Speed depends on the
+machine; the page says where it was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "task-sets.md"
+NO_TASKS = {
+    "chat": "a harness",
+    "compact": "a harness",
+    "gpqa": "the items of three task sets",
+}
+"""Packages of `environments/` that are no source, and what they are."""
+CONFIGS = {"jsonl", "program"}
+"""Task sets that need a key: checked with their file in examples/task_sets."""
+CHECK_SECONDS = 400
+
+
+def task_sets() -> list[str]:
+    """The short ids of what `environments/` holds, but for harnesses."""
+    folders = sorted(path.parent.name for path in (ROOT / "environments").glob("*/__init__.py"))
+    names = [folder.removeprefix("gradus_").replace("_", "-") for folder in folders]
+    return [name for name in names if name not in NO_TASKS]
+
+
+def words_of(name: str) -> list[str]:
+    """What to check of a task set."""
+    if name in CONFIGS:
+        return ["@", f"examples/task_sets/{name.replace('-', '_')}.toml"]
+    return [name]
+
+
+def check(name: str, results: Path) -> None:
+    """Run `gradus env check` and keep its lines."""
+    command = [sys.executable, "-m", "gradus.cli.main", "env", "check", *words_of(name), "--json"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    except subprocess.TimeoutExpired:
+        lines = []
+    (results / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """The lines of one check."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def row(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
+    """The table's row of one task set."""
+    folder = f"gradus_{name.replace('-', '_')}"
+    by_name = {line["check"]: line for line in lines}
+    values = {key: value for line in lines for key, value in (line.get("values") or {}).items()}
+    tasks = values.get("num_tasks", "?")
+    reply = " ".join(str(values.get("last_reply", "")).split())
+    reply = reply if len(reply) <= 48 else f"{reply[:44]} …"
+    shown = f"`{reply.replace('|', '/').replace('`', chr(39))}`" if reply else "-"
+    rewards = ", ".join(
+        f"{value:g}" if len(values["rewards"]) == 1 else f"{who} {value:g}"
+        for who, value in (values.get("rewards") or {}).items()
+    )
+    speed = values.get("episodes_per_second")
+    cells = [
+        f"[`{name}`](../environments/{folder}/)",
+        "endless" if tasks is None else str(tasks),
+        shown,
+        rewards or "-",
+        f"{speed:.0f}" if speed else "-",
+        verdict(by_name),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def verdict(lines: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the check said, with the names of what is not in order."""
+    if not lines:
+        return "no result"
+    counted = {
+        kind: [name for name, line in lines.items() if line["outcome"] == kind]
+        for kind in ("broken", "note", "not checked")
+    }
+    parts = [f"{kind}: {', '.join(names)}" for kind, names in counted.items() if names]
+    return f"{sum(line['outcome'] == 'ok' for line in lines.values())} ok" + "".join(
+        f"; {part}" for part in parts
+    )
+
+
+def page(rows: Sequence[str]) -> str:
+    """The whole page."""
+    where = f"Python {platform.python_version()}, {os.cpu_count()} cores"
+    return f"""# Task sets
+
+Made by `python scripts/task_sets.py`; how to write your own: [environments.md](environments.md).
+Each row is what `gradus env check` saw, without a model: the tasks that work offline, the last
+reply of a perfect or plain episode and what it was worth, episodes per second of one worker with
+16 in flight and a scripted model that gives a plain reply ({where}, shared
+with other work, so a lower bound), and the verdict.
+
+| id | offline tasks | example reply | reward | episodes/s | `gradus env check` |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+`gradus-chat` and `gradus-compact` are harnesses; `gradus_gpqa` holds the items of `gpqa-rlvr`,
+`gpqa-debate` and `gpqa-consultancy`.
+"""
+
+
+def main() -> None:
+    """Check what has no result, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, required=True, help="folder of the checks' lines")
+    parser.add_argument("--only", nargs="+", help="check these alone; the page still has all")
+    parser.add_argument("--again", action="store_true", help="also check what has a result")
+    chosen = parser.parse_args()
+    chosen.results.mkdir(parents=True, exist_ok=True)
+    for name in chosen.only or task_sets():
+        if chosen.again or not (chosen.results / f"{name}.jsonl").exists():
+            check(name, chosen.results)
+    rows = []
+    for name in task_sets():
+        file = chosen.results / f"{name}.jsonl"
+        rows.append(row(name, load(file) if file.exists() else []))
+    PAGE.write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()
