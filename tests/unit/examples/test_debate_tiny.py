@@ -13,6 +13,7 @@ import pytest
 
 from gradus.cli.main import main
 from gradus.multiagent.channels import Channel, Said
+from gradus_debate.settings import DebateEnvConfig, rules_of
 
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "examples" / "recipes" / "debate_tiny"
@@ -80,3 +81,11 @@ def test_each_run_passes_the_fast_check(name: str, monkeypatch: pytest.MonkeyPat
     files = [f"examples/recipes/debate_tiny/{part}.toml" for part in ("base", name)]
     words = ["@", files[0], "@", files[1], "--model.name", "someone/tiny"]
     assert main(["check", "rl", "--fast", *words]) == 0
+
+
+@pytest.mark.parametrize("name", ["debate", "consultancy", "rlvr"])
+def test_each_pack_plays(name: str) -> None:
+    rules = rules_of(DebateEnvConfig(id="gradus-debate", pack=str(FOLDER / f"{name}.yaml")))
+    assert rules.scorer.contestants == (
+        ("debater_a", "debater_b") if name == "debate" else ("consultant",)
+    )
