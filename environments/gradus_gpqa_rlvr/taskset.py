@@ -42,6 +42,10 @@ class GpqaRlvrTask(vf.Task[GpqaRlvrData, vf.State, vf.TaskConfig]):
         """1 when the reply settles on no letter."""
         return float(chosen_letter(trace.last_reply, self.data.letters) is None)
 
+    def gold_replies(self) -> list[str]:
+        """The right letter."""
+        return [self.data.answer]
+
 
 class GpqaRlvrTaskset(vf.Taskset[GpqaRlvrTask, GpqaConfig]):
     """One task per item."""

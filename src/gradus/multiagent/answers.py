@@ -24,6 +24,11 @@ _DOUBT = re.compile(
     r"|(?:any|both|neither|either) of (?:the above|them|these))\b",
     re.IGNORECASE,
 )
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|cannot|exclude|excludes|eliminate|eliminates|(?:rule|rules|ruled) out)"
+    r"|n['\u2019]t)(?: be)?(?: option)? [(\[]?$",
+    re.IGNORECASE,
+)
 _AFTER_A = frozenset(
     {
         *("is", "was", "because", "since", "as", "would", "must", "can", "should", "seems", "and"),
@@ -38,7 +43,7 @@ def read_choice(reply: str, letters: str) -> str | None:
 
     In order: the letter alone; nothing for a hedge; the letter with marks around it, the last
     `answer is A`, the last `(A)`, a single letter on the first line, the last letter that stands
-    alone, the article "A" and the pronoun "I" left out.
+    alone; the article "A", the pronoun "I" and letters that are ruled out do not count.
 
     >>> read_choice("b", "ABCD"), read_choice("The answer is (C).", "ABCD")
     ('B', 'C')
@@ -111,7 +116,7 @@ class _Rules:
         self._alone = re.compile(rf"{before}({upper}){after}")
         self._several = re.compile(
             rf"{before}(?:(?i:both|either|neither) \(?{upper}\)?(?: and | or | nor |, | ?/ ?)"
-            rf"|\(?{upper}\)?(?: or | and/or | ?/ ?))\(?{upper}\)?{after}"
+            rf"|\(?{upper}\)?(?: or | and/or | ?/ ?))(?:option )?\(?{upper}\)?{after}"
         )
         self._joined_before = re.compile(rf"{upper}\)?(?:,|/|&| and| or|, and|, or) ?\(?$")
         self._joined_after = re.compile(joined)
@@ -130,7 +135,8 @@ class _Rules:
         """The letter of the last match: who corrects himself means the correction."""
         letter = None
         for found in pattern.finditer(text):
-            letter = next(group for group in found.groups() if group)
+            if not _is_denied(text, found.start(found.lastindex or 0)):
+                letter = found[found.lastindex or 0]
         return letter.upper() if letter else None
 
     def single(self, line: str) -> str | None:
@@ -150,7 +156,13 @@ class _Rules:
         return text[place]
 
     def _places(self, text: str) -> list[int]:
-        return [m.start() for m in self._alone.finditer(text) if not _is_word(text, m.start())]
+        places = (found.start() for found in self._alone.finditer(text))
+        return [p for p in places if not _is_word(text, p) and not _is_denied(text, p)]
+
+
+def _is_denied(text: str, place: int) -> bool:
+    """Whether the words before this place rule the letter out."""
+    return _DENIED.search(text, max(0, place - 24), place) is not None
 
 
 def _is_word(text: str, place: int) -> bool:
