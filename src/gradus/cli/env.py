@@ -56,9 +56,9 @@ JSON = "--json"
 _MAX_TURNS = 64
 _SECONDS = {
     "setup_seconds": 60.0,
-    "agent_seconds": 30.0,
-    "finalize_seconds": 15.0,
-    "scoring_seconds": 15.0,
+    "agent_seconds": 60.0,
+    "finalize_seconds": 30.0,
+    "scoring_seconds": 30.0,
 }
 """Deadlines of the check where the source says nothing: the scripted model answers at once."""
 _KINDS: dict[str, type[LaunchedConfig]] = {

@@ -42,7 +42,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
 
-EPISODE_SECONDS = 60.0
+EPISODE_SECONDS = 100.0
 """After which an episode of the check is given up."""
 START_SECONDS = 120.0
 LEAVE_SECONDS = 5.0

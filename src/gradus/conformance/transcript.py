@@ -147,11 +147,13 @@ def conversation(episode: WireEpisode) -> list[str]:
 
 
 def last_reply(episode: WireEpisode) -> str:
-    """What the first agent said last that is no call of a tool."""
-    trace = episode.traces[0]
-    said = [node.message for node in trace.nodes if node.sampled]
+    """What an agent that trains said last, with the last call of a tool before it."""
+    traces = [trace for trace in episode.traces if trace.agent.trainable] or episode.traces
+    said = [node.message for node in traces[0].nodes if node.sampled]
     texts = [m.content for m in said if isinstance(m.content, str) and m.content.strip()]
-    return texts[-1] if texts else ""
+    calls = [call for m in said for call in getattr(m, "tool_calls", None) or []]
+    called = [f"{call.name}({call.arguments})" for call in calls[-1:]]
+    return " ".join([*called, *texts[-1:]])
 
 
 def _messages(trace: WireTrace) -> Iterator[str]:
