@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,10 @@ from hypothesis import strategies as st
 from gradus.errors import ConfigError
 from gradus.multiagent.fields import build_field
 from gradus.multiagent.pack import load_pack
+from gradus_debate import DebateEnvConfig
+from gradus_debate.settings import rules_of
+
+GUIDE = Path(__file__).parents[3] / "docs" / "debate.md"
 
 GOOD = """
 version: 2
@@ -159,3 +165,12 @@ def test_a_huge_reply_is_searched_in_bounded_time() -> None:
     assert spec.read("<answer>7</answer>" * 6_000) == 7
     assert spec.read(f"<answer>{'9' * 90_000}</answer>") is None
     assert time.perf_counter() - started < 1.0
+
+
+def test_the_pack_of_the_guide_can_be_played(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.S)
+    path = tmp_path / "mine.yaml"
+    path.write_text(block)
+    written = {"taskset": {"id": "gradus-debate"}, "pack": str(path)}
+    rules = rules_of(DebateEnvConfig.model_validate(written))
+    assert rules.members == ("debater_a", "debater_b", "judge")

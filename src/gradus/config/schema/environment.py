@@ -80,12 +80,13 @@ RETRIED_ERRORS = (
     "ProviderError",
     "SandboxError",
     "TunnelError",
+    "UndecidedDebate",
     "invalid_episode",
     "invalid_tokens",
     "timeout",
     "episode_timeout",
 )
-"""Infrastructure, invalid answers of the model or of the environment, and deadlines."""
+"""Infrastructure, invalid answers of the model, of a judge or of the environment, and deadlines."""
 
 
 class ErrorPolicyConfig(StrictConfig):
