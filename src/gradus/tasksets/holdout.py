@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from gradus.errors import ConfigError
+
 Side = Literal["train", "held_out"]
 
 _HASH_BYTES = 8
@@ -33,6 +35,14 @@ class HoldoutKeys(BaseModel):
     def keeps(self, key: str) -> bool:
         """Whether the task with this key is on the configured side."""
         return side_of(key, fraction=self.holdout_fraction, seed=self.holdout_seed) == self.side
+
+    def refuse_empty_side(self) -> None:
+        """ConfigError where no task can be on the side; a search without end would not find one."""
+        if self.holdout_fraction == (1.0 if self.side == "train" else 0.0):
+            raise ConfigError(
+                f"no task is on side = {self.side!r} with holdout_fraction = "
+                f"{self.holdout_fraction:g}"
+            )
 
 
 def side_of(key: str, *, fraction: float, seed: int = 0) -> Side:

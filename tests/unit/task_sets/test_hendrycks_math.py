@@ -180,6 +180,13 @@ def test_keys_that_cannot_work_are_refused() -> None:
             HendrycksMathConfig(id="gradus-hendrycks-math", **keys)
 
 
+def test_a_side_that_must_be_empty_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no task is on side = 'train'"):
+        load(holdout_fraction=1.0)
+    with pytest.raises(ConfigError, match="'held_out' with holdout_fraction = 0"):
+        load(holdout_fraction=0.0, side="held_out")
+
+
 def test_both_sides_together_are_all_problems() -> None:
     sides = [
         {task.data.name for task in load(num_tasks=100, side=side, holdout_fraction=0.5)}

@@ -28,7 +28,7 @@ from gradus.environments.harness.model_calls import (
     Transport,
 )
 from gradus.environments.harness.tools import EpisodeTools, ToolCall, ToolLimits
-from gradus.environments.patches.in_process import local_server
+from gradus.environments.patches.in_process import address_of, local_server
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
 
@@ -121,12 +121,14 @@ class ChatSession(vf.HarnessSession):
         """Connect to the tool servers and to the interception server; `stack` closes both."""
         bare = vf.HarnessSession(harness, *args, **kwargs)
         config = harness.config
-        transport: Transport | None = local_server(bare.endpoint)
+        # This loop runs out here, also where the episode's endpoint is one inside a container.
+        url = address_of(bare.secret) or bare.endpoint
+        transport: Transport | None = local_server(url)
         if transport is None:
             transport = HttpTransport(await stack.enter_async_context(harness.connections.lease()))
         model = Endpoint(
             transport=transport,
-            url=bare.endpoint,
+            url=url,
             secret=bare.secret,
             retry=RetryPolicy(config.max_retries, config.retry_delay_seconds),
         )

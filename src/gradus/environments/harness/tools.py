@@ -100,7 +100,7 @@ class EpisodeTools:
     ) -> None:
         self.schemas = schemas
         """The tools as the chat dialect declares them; empty without servers."""
-        self._tools = tools
+        self._tools = dict(tools)
         self._limits = limits
 
     @classmethod
@@ -133,6 +133,12 @@ class EpisodeTools:
                 tools[name] = _Tool(server, own_name, server_name in stateless)
                 schemas.append(_declaration(name, declared))
         return cls(schemas, tools, limits)
+
+    def add(self, server: ToolServer) -> None:
+        """Offer the tools of a server that needs no connection; their calls are made in order."""
+        for declared in server.tools:
+            self._tools[declared["name"]] = _Tool(server, declared["name"], is_free=False)
+            self.schemas.append(_declaration(declared["name"], declared))
 
     async def answer(
         self, calls: Sequence[ToolCall], decided: Mapping[int, dict[str, Any]]

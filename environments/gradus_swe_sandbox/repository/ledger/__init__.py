@@ -1,0 +1,1 @@
+"""A small household ledger: lines of text become entries, entries become reports."""

@@ -1,0 +1,119 @@
+"""Repairs of public data: rows of R2E-Gym and of SWE-Gym, with the tests that decide them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.tasksets.hub import hub_rows
+
+R2E_COLUMNS = ("docker_image", "commit_hash", "problem_statement", "expected_output_json")
+SWE_COLUMNS = ("instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
+_FOLDER = "/testbed"
+_PATCH = "/tmp/gradus-tests.patch"
+_MAX_OUTPUT_BYTES = 2_000_000
+_STATUS = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) +(\S.*?)(?: - .*)?$", re.M)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TARGET = re.compile(r"^\+\+\+ b/(\S+)", re.M)
+
+
+class HubTests(BaseModel):
+    """How a row decides: a command in the container, and the status that each test must have."""
+
+    model_config = ConfigDict(frozen=True)
+
+    command: str
+    expected: dict[str, str]
+    """Status by the name of a test, as pytest's summary has both."""
+    patch: str = ""
+    """Changes of the tests, which the agent has not seen; applied before the command."""
+    folder: str = _FOLDER
+
+    async def judge(self, runtime: Any, seconds: int) -> tuple[int, int]:
+        """How many tests have the status that they must have, of how many."""
+        if self.patch:
+            await runtime.write(_PATCH, self.patch.encode())
+            files = " ".join(shlex.quote(name) for name in _TARGET.findall(self.patch))
+            apply = f"git checkout -q -- {files} 2>/dev/null; git apply {_PATCH}"
+            done = await runtime.run(["sh", "-c", f"cd {self.folder} && {apply}"], {})
+            if done.exit_code != 0:
+                if await runtime.alive():
+                    return 0, len(self.expected)
+                raise EnvironmentFailure("the container is gone before its tests were run")
+        limited = f"timeout -k 5 {seconds} sh -c {shlex.quote(self.command)} 2>&1"
+        script = f"cd {self.folder} && {limited} | tail -c {_MAX_OUTPUT_BYTES}"
+        done = await runtime.run(["sh", "-c", script], {})
+        found = read_statuses(done.stdout)
+        right = sum(found.get(name) == status for name, status in self.expected.items())
+        return right, len(self.expected)
+
+
+@dataclass(frozen=True)
+class HubRepair:
+    """One row."""
+
+    name: str
+    prompt: str
+    image: str
+    tests: HubTests
+
+
+def read_statuses(output: str) -> dict[str, str]:
+    """Status by test in pytest's short summary; the last one counts."""
+    plain = _COLOUR.sub("", output)
+    return {name.strip(): status for status, name in _STATUS.findall(plain)}
+
+
+def hub_repairs(dataset: str, *, split: str, image_prefix: str) -> Iterator[HubRepair]:
+    """The rows of a data set; which of both kinds they are is seen from their columns."""
+    try:
+        rows = hub_rows(dataset, split=split, columns=R2E_COLUMNS)
+    except ConfigError as error:
+        if "has no column" not in str(error):
+            raise
+        rows = hub_rows(dataset, split=split, columns=SWE_COLUMNS)
+        return (swe_repair(row, image_prefix=image_prefix) for row in rows)
+    return (r2e_repair(row) for row in rows)
+
+
+def r2e_repair(row: Mapping[str, Any]) -> HubRepair:
+    """A row of R2E-Gym, whose image holds its tests and the script that runs them."""
+    statuses = json.loads(row["expected_output_json"])
+    if not isinstance(statuses, dict) or not statuses:
+        raise ConfigError(f"row {row['commit_hash']!r} expects no test to have any status")
+    tests = HubTests(
+        command="bash run_tests.sh", expected={str(k): str(v) for k, v in statuses.items()}
+    )
+    return HubRepair(row["commit_hash"], row["problem_statement"], row["docker_image"], tests)
+
+
+def swe_repair(row: Mapping[str, Any], *, image_prefix: str) -> HubRepair:
+    """A row of SWE-Gym, whose tests come as a patch and run under pytest."""
+    name = str(row["instance_id"])
+    if not image_prefix:
+        raise ConfigError(
+            f"row {name!r} names no image: set image_prefix, such as 'registry/eval.'"
+        )
+    wanted = [*_names(row["FAIL_TO_PASS"]), *_names(row["PASS_TO_PASS"])]
+    files = sorted({test.split("::")[0] for test in wanted})
+    if not files:
+        raise ConfigError(f"row {name!r} names no test")
+    tests = HubTests(
+        command="python -m pytest -rA -q " + " ".join(shlex.quote(file) for file in files),
+        expected=dict.fromkeys(wanted, "PASSED"),
+        patch=str(row["test_patch"] or ""),
+    )
+    image = f"{image_prefix}{name.replace('__', '_s_').lower()}"
+    return HubRepair(name, str(row["problem_statement"]), image, tests)
+
+
+def _names(value: Any) -> list[str]:
+    found = json.loads(value) if isinstance(value, str) else value
+    return [str(name) for name in found or []]

@@ -1,0 +1,95 @@
+"""A chat with one tool: a shell in the episode's container."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig, ChatSession
+from gradus.errors import EnvironmentFailure
+
+_SCRIPT = (
+    '{ timeout -k 2 "$1" sh -c "$2" 2>&1 </dev/null; code=$?; '
+    'if [ "$code" = 124 ]; then echo "[stopped after $1 s]"; else echo "[exit code $code]"; fi; } '
+    '| head -c "$3"'
+)
+
+
+class ShellHarnessConfig(ChatHarnessConfig):
+    """The keys of the chat harness, and what a command may cost."""
+
+    id: str = "gradus-swe-sandbox"
+    """Id under which verifiers imports it."""
+    command_seconds: float = Field(30.0, gt=0, le=600)
+    """Time of one command; then it is killed and the model is told."""
+    max_output_bytes: int = Field(10_000, ge=200)
+    """Output of one command that is read; a command that writes more is ended by it."""
+
+
+class Shell:
+    """The tool `shell` of one episode."""
+
+    def __init__(self, runtime: vf.Runtime, config: ShellHarnessConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self.tools: list[dict[str, Any]] = [
+            {
+                "name": "shell",
+                "description": (
+                    "Run a command in a shell of the container. Each call starts in the working "
+                    f"directory and may take {config.command_seconds:g} s."
+                ),
+                "inputSchema": {
+                    "type": "object",
+                    "properties": {"command": {"type": "string"}},
+                    "required": ["command"],
+                },
+            }
+        ]
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> str:  # noqa: ARG002
+        """The output of a command, standard error between it, and how it ended."""
+        command = arguments.get("command")
+        if not isinstance(command, str) or set(arguments) != {"command"}:
+            return 'error: the tool takes {"command": "..."}'
+        if "\0" in command:
+            return "error: a command cannot hold a zero byte"
+        command = command.encode("utf-8", "replace").decode()
+        config = self._config
+        bounds = (f"{config.command_seconds:g}", command, str(config.max_output_bytes))
+        done = await self._runtime.run(["sh", "-c", _SCRIPT, "sh", *bounds], {})
+        if done.exit_code != 0 and not done.stdout and not await self._runtime.alive():
+            raise EnvironmentFailure(f"the container is gone: {done.stderr.strip()[:300]}")
+        text: str = done.stdout or done.stderr
+        if len(text.encode("utf-8", "replace")) >= config.max_output_bytes:
+            text += f"\n[ended after {config.max_output_bytes} bytes of output]"
+        return text
+
+
+class ShellSession(ChatSession):
+    """A conversation whose tools are the task's and the shell."""
+
+    @classmethod
+    async def open(
+        cls, harness: Any, stack: AsyncExitStack, *args: Any, **kwargs: Any
+    ) -> ShellSession:
+        """As a chat, with the shell beside the task's tools."""
+        session = await super().open(harness, stack, *args, **kwargs)
+        assert isinstance(session, cls)
+        session._tools.add(Shell(session.runtime, harness.config))
+        return session
+
+
+class ShellHarness(ChatHarness, vf.Harness[ShellHarnessConfig]):
+    """Plays a seat as a chat in whose turns the model may run commands in its container."""
+
+    NEEDS_CONTAINER = True
+    EXECUTES_CODE = True
+
+    @property
+    def session_type(self) -> type[ChatSession]:
+        """What plays the conversation of a rollout."""
+        return ShellSession

@@ -1,0 +1,215 @@
+"""The task sets `swe-sandbox` and `general-agent`: bugs, jobs, and rewards in a real container."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from verifiers.v1.runtimes import provision_runtime
+from verifiers.v1.runtimes.docker import PodmanConfig
+
+from gradus.errors import ConfigError
+from gradus_general_agent.jobs import jobs
+from gradus_general_agent.taskset import ANSWER, GeneralAgentConfig, GeneralAgentTaskset
+from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
+from gradus_swe_sandbox.rows import r2e_repair, read_statuses, swe_repair
+from gradus_swe_sandbox.shell import Shell, ShellHarnessConfig
+from gradus_swe_sandbox.taskset import LOCAL_IMAGE, SweSandboxConfig, SweSandboxTaskset
+
+ANSWERING = Path(__file__).parents[3] / "environments" / "gradus_swe_sandbox" / "answering.py"
+
+
+def answers_of(folder: Path, files: dict[str, str]) -> list[str]:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-I", "-B", str(ANSWERING), str(folder)],
+        input=json.dumps(CALLS),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_repository_has_ten_files_and_gives_every_expected_answer(tmp_path: Path) -> None:
+    files = repository_files()
+    assert len(files) == 10
+    assert answers_of(tmp_path, files) == expected_answers()
+    assert len({bug.name for bug in BUGS}) == len(BUGS) == 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_every_bug_is_found_by_the_checks(tmp_path: Path, bug: Any) -> None:
+    answers = answers_of(tmp_path, repository_files(bug))
+    assert sum(map(str.__ne__, answers, expected_answers())) > 0
+
+
+def test_the_same_files_are_packed_to_the_same_bytes() -> None:
+    assert packed({"b": "x", "a/c": "y"}) == packed({"a/c": "y", "b": "x"})
+
+
+def test_a_task_names_its_container_and_not_its_answers() -> None:
+    first, *rest = SweSandboxTaskset(SweSandboxConfig(id="gradus-swe-sandbox"))
+    assert len(rest) == 13
+    assert (first.data.image, first.NEEDS_CONTAINER) == (LOCAL_IMAGE, True)
+    assert BUGS[0].right not in first.data.model_dump_json()
+
+
+def test_jobs_are_different_and_depend_on_name_and_seed_alone() -> None:
+    some = list(itertools.islice(jobs(), 40))
+    assert some == list(itertools.islice(jobs(), 40)) != list(itertools.islice(jobs(seed=1), 40))
+    assert len({job.question + str(job.files) for job in some}) == 40
+    assert all(job.answer for job in some)
+
+
+def test_the_answers_of_jobs_follow_from_their_files() -> None:
+    for job in itertools.islice(jobs(), 40):
+        text = "".join(job.files.values())
+        words = job.question.rstrip(".?").split()
+        if job.name.startswith("sales"):
+            rows = [line.split(",") for line in text.splitlines() if words[8] in line]
+            assert sum(int(units) * int(price) for _, units, price in rows) == int(job.answer)
+        elif job.name.startswith("words"):
+            assert max(set(text.split()), key=text.split().count) == job.answer
+        elif job.name.startswith("log"):
+            lines = text.splitlines()
+            assert str(sum(f"ERROR {words[-1]} " in line for line in lines)) == job.answer
+
+
+def test_a_side_without_jobs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no task is on side"):
+        list(
+            GeneralAgentTaskset(
+                GeneralAgentConfig(id="gradus-general-agent", side="held_out", holdout_fraction=0.0)
+            )
+        )
+
+
+def test_statuses_are_read_from_the_summary_of_pytest() -> None:
+    output = "\x1b[32mPASSED\x1b[0m a.py::b\nFAILED c.py::d - boom\nnothing PASSED\nPASSED c.py::d"
+    assert read_statuses(output) == {"a.py::b": "PASSED", "c.py::d": "PASSED"}
+
+
+def test_rows_of_public_data_name_image_and_tests() -> None:
+    r2e = r2e_repair(
+        {
+            "docker_image": "image:1",
+            "commit_hash": "abc",
+            "problem_statement": "Broken.",
+            "expected_output_json": '{"t.py::a": "PASSED"}',
+        }
+    )
+    assert (r2e.image, r2e.tests.expected) == ("image:1", {"t.py::a": "PASSED"})
+    row = {
+        "instance_id": "owner__repo-1",
+        "problem_statement": "Broken.",
+        "test_patch": "+++ b/t.py\n",
+        "FAIL_TO_PASS": ["t.py::a"],
+        "PASS_TO_PASS": '["t.py::b"]',
+    }
+    swe = swe_repair(row, image_prefix="registry/eval.")
+    assert swe.image == "registry/eval.owner_s_repo-1"
+    assert set(swe.tests.expected) == {"t.py::a", "t.py::b"}
+    with pytest.raises(ConfigError, match="image_prefix"):
+        swe_repair(row, image_prefix="")
+
+
+def has_image() -> bool:
+    if shutil.which("podman") is None:
+        return False
+    done = subprocess.run(["podman", "image", "exists", LOCAL_IMAGE], check=False)
+    return done.returncode == 0
+
+
+@pytest.fixture
+async def container() -> AsyncIterator[vf.Runtime]:
+    if not has_image():
+        pytest.skip(f"podman with the image {LOCAL_IMAGE} is not installed here")
+    async with provision_runtime(PodmanConfig(image=LOCAL_IMAGE)) as runtime:
+        yield runtime
+
+
+class FakeTrace(SimpleNamespace):
+    """A trace that takes metrics."""
+
+    def __init__(self) -> None:
+        super().__init__(info={}, metrics={})
+        self.record_metric = self.metrics.__setitem__
+
+
+@pytest.mark.slow
+async def test_a_repair_pays_and_a_container_in_ruins_does_not(container: vf.Runtime) -> None:
+    tasks = list(SweSandboxTaskset(SweSandboxConfig(id="gradus-swe-sandbox")))
+    task = next(task for task in tasks if task.data.name == "budget")
+    trace: Any = FakeTrace()
+    shell = Shell(container, ShellHarnessConfig(command_seconds=2.0, max_output_bytes=2000))
+
+    async def sh(command: Any) -> str:
+        return await shell.call("shell", {"command": command})
+
+    await task.setup(trace, container)
+    assert await task.repaired(trace, container) == 0.0
+    assert 0.9 < trace.metrics["checks_passed"] < 1.0
+    tests = "cd /app/ledger && python3 -m unittest 2>&1 | tail -1; exit 3"
+    assert await sh(tests) == "FAILED (failures=1)\n[exit code 3]\n"
+    repair = "sed -i 's/-cents >= budget/-cents > budget/' /app/ledger/ledger/report.py"
+    assert "[exit code 0]" in await sh(repair)
+    assert await task.repaired(trace, container) == 1.0
+    assert await sh(tests) == "OK\n[exit code 3]\n"
+
+    assert "[ended after 2000 bytes" in await sh("yes")
+    assert "[stopped after 2 s]" in await sh("sleep 60")
+    assert "error" in await shell.call("shell", {"cmd": "ls"})
+    assert "error" in await sh("\0")
+    assert "[exit code" in await sh("echo '\ud800' $(")
+    await sh("rm -rf /app/ledger; printf '#!/bin/sh\\nyes 1' > /usr/bin/python3")
+    assert await task.repaired(trace, container) == 0.0
+
+
+@pytest.mark.slow
+async def test_an_answer_in_the_file_pays(container: vf.Runtime) -> None:
+    task = next(iter(GeneralAgentTaskset(GeneralAgentConfig(id="gradus-general-agent"))))
+    trace: Any = FakeTrace()
+    await task.setup(trace, container)
+    rewards = []
+    for content in (None, "", f"{task.data.answer}\n", f"It is {task.data.answer}.", "x" * 10**5):
+        if content is not None:
+            await container.write(ANSWER, content.encode())
+        rewards.append(await task.answered(trace, container))
+    assert rewards == [0.0, 0.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.slow
+async def test_no_container_is_left_when_an_episode_is_cancelled() -> None:
+    if not has_image():
+        pytest.skip(f"podman with the image {LOCAL_IMAGE} is not installed here")
+    names: list[str] = []
+
+    async def episode() -> None:
+        async with provision_runtime(PodmanConfig(image=LOCAL_IMAGE)) as runtime:
+            names.append(str(runtime.info.id))
+            await runtime.run(["sleep", "1000"], {})
+
+    task = asyncio.create_task(episode())
+    while not names:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    listed = subprocess.run(
+        ["podman", "ps", "-a", "--format", "{{.ID}}"], capture_output=True, text=True, check=True
+    )
+    assert names[0] not in listed.stdout.split()
