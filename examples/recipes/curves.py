@@ -3,7 +3,8 @@
     python examples/recipes/curves.py               # what lies in runs/tiny
     python examples/recipes/curves.py --out x.png   # the picture elsewhere
 
-What is found goes into curves.json, from which the picture is drawn. A run is added again when it has more steps than before. What is not in curves.json was not run.
+What is found goes into curves.json, from which the picture is drawn; a run is stored again when it
+has more steps than before. What is not in curves.json was not run.
 """
 
 from __future__ import annotations
