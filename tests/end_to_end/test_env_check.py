@@ -28,10 +28,13 @@ def subject(*words: str) -> Subject:
 
 
 async def play_faults(folder: Path) -> Lines:
-    """Fault → the lines of its task by name. A dead tool server comes last: all tasks share it."""
-    found: Lines = {}
-    faulty = subject("gradus-test-faulty")
+    """Fault → the lines of its task by name. A dead tool server comes last: all tasks share it.
+
+    The prompts are other ones at each reading, which is the fault of the set as a whole.
+    """
+    faulty = subject("gradus-test-faulty", "--taskset.is_random", "true")
     seen = Reading(faulty, folder).result()
+    found: Lines = {"prompts_differ": {line.check: line for line in describe(seen)}}
     async with Stage(faulty, folder, seen) as stage:
         number = 0
         while (task := await stage.task(number)).task_data["fault"] != "tool_server_dies":
@@ -84,8 +87,7 @@ def test_a_reward_beyond_the_usual_range_is_noted(found: Lines) -> None:
     )
 
 
-def test_tasks_that_differ_from_one_reading_to_the_next_are_named(tmp_path: Path) -> None:
-    reading = Reading(subject("gradus-test-faulty", "--taskset.is_random", "true"), tmp_path)
-    lines = {line.check: line for line in describe(reading.result())}
-    assert lines["same tasks"].outcome is Outcome.BROKEN
-    assert "task 0 has another 'prompt'" in lines["same tasks"].seen
+def test_tasks_that_differ_from_one_reading_to_the_next_are_named(found: Lines) -> None:
+    line = found["prompts_differ"]["same tasks"]
+    assert line.outcome is Outcome.BROKEN
+    assert "task 0 has another 'prompt'" in line.seen
