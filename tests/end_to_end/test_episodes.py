@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -298,17 +299,23 @@ async def test_a_game_of_two_seats_gives_each_player_a_trace_and_zero_sum_reward
     ]
 
 
+@pytest.fixture(scope="module")
+def lookup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnvironment]:
+    config = {"taskset": {"id": "gradus-word-lookup"}}
+    with start(tmp_path_factory.mktemp("lookup"), config) as environment:
+        yield environment
+
+
 async def test_outputs_of_a_real_tool_become_observations_of_echo(
-    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+    lookup: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     answer = build_entries()["c"]
     call = '<tool_call>\n{"name": "dict_get", "arguments": {"k": "c"}}\n</tool_call>'
-    with start(tmp_path, {"taskset": {"id": "gradus-word-lookup"}}) as environment:
-        async with (
-            ScriptedEngine(reply=script(tokenizer, call, answer), data_token=TOKEN) as engine,
-            playing(environment, model, engine) as play,
-        ):
-            episode = await play(await task_of(environment, 2))
+    async with (
+        ScriptedEngine(reply=script(tokenizer, call, answer), data_token=TOKEN) as engine,
+        playing(lookup, model, engine) as play,
+    ):
+        episode = await play(await task_of(lookup, 2))
     assert find_failure(episode) is None
     opening = episode.traces[0].nodes[0]
     shown = tokenizer.apply_chat_template(
@@ -325,26 +332,23 @@ async def test_outputs_of_a_real_tool_become_observations_of_echo(
 
 
 async def test_a_killed_tool_server_that_episodes_share_is_started_again(
-    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
+    lookup: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     answer = build_entries()["c"]
     call = '<tool_call>\n{"name": "dict_get", "arguments": {"k": "c"}}\n</tool_call>'
-    with start(tmp_path, {"taskset": {"id": "gradus-word-lookup"}}) as environment:
-        async with (
-            ScriptedEngine(
-                reply=script(tokenizer, call, answer, f"{call}\n{call}", answer), data_token=TOKEN
-            ) as engine,
-            playing(environment, model, engine) as play,
-        ):
-            first = await play(await task_of(environment, 2))
-            (server,) = tool_servers(environment)
-            os.kill(server, signal.SIGKILL)
-            reaped = Path(f"/proc/{server}")
-            await wait_until_async(lambda: not reaped.exists(), timeout_seconds=10)
-            second = await play(await task_of(environment, 2))
-            assert (find_failure(second), len(tool_servers(environment))) == (None, 1)
-    assert (find_failure(first), find_failure(second)) == (None, None)
-    tools = [n.message for n in second.traces[0].nodes if n.message.role == "tool"]
+    replies = script(tokenizer, f"{call}\n{call}", answer)
+    async with (
+        ScriptedEngine(reply=replies, data_token=TOKEN) as engine,
+        playing(lookup, model, engine) as play,
+    ):
+        task = await task_of(lookup, 2)
+        (server,) = tool_servers(lookup)
+        os.kill(server, signal.SIGKILL)
+        reaped = Path(f"/proc/{server}")
+        await wait_until_async(lambda: not reaped.exists(), timeout_seconds=10)
+        episode = await play(task)
+        assert (find_failure(episode), len(tool_servers(lookup))) == (None, 1)
+    tools = [n.message for n in episode.traces[0].nodes if n.message.role == "tool"]
     assert [content_text(message.content) for message in tools] == [answer, answer]
 
 
@@ -355,3 +359,41 @@ def tool_servers(environment: RunningEnvironment) -> list[int]:
         for process in descendants(environment.process.pid, living_processes())
         if b"gradus_word_lookup.taskset" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
     ]
+
+
+UV_STAND_IN = f"""#!/bin/sh
+case "$*" in
+  *--help*) echo "--script" ;;
+  "python find"*) echo "{sys.executable}" ;;
+esac
+"""
+"""What verifiers asks of `uv`: this interpreter, which has the packages of the program."""
+
+
+async def test_the_program_of_bash_plays_with_the_tokens_that_the_engine_saw(
+    tmp_path: Path,
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "uv").write_text(UV_STAND_IN)
+    (folder / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    call = (
+        '<tool_call>\n{"name": "bash", "arguments": {"command": "echo $((6 * 7))"}}\n</tool_call>'
+    )
+    config = {"taskset": {"id": "gradus-test-echo"}}
+    with start(tmp_path, config, harness={"id": "bash"}, max_turns=4) as environment:
+        async with (
+            ScriptedEngine(
+                reply=script(tokenizer, call, "done"), data_token=TOKEN, max_length_tokens=8000
+            ) as engine,
+            playing(environment, model, engine) as play,
+        ):
+            episode = await play(await task_of(environment, 0))
+    assert find_failure(episode) is None
+    trace = episode.traces[0]
+    assert [content_text(m.content) for m in trace.tool_messages] == ["42\n"]
+    assert_tokens_are_the_engine_s(trace, engine)

@@ -328,3 +328,55 @@ def test_any_content_becomes_text_that_can_be_encoded(blocks: Any) -> None:
 def test_a_lone_surrogate_is_replaced_and_a_pair_becomes_its_character() -> None:
     blocks = [{"type": "text", "text": "a\ud800b \ud83d\ude00"}]
     assert text_of(blocks) == "a\ufffdb \U0001f600"
+
+
+@asynccontextmanager
+async def serving_sessions() -> AsyncIterator[tuple[str, list[str]]]:
+    """A tool server that knows only the form of the protocol that begins with a handshake."""
+    asked: list[str] = []
+    results: dict[str, Any] = {
+        "initialize": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "old", "version": "1"},
+        },
+        "tools/list": {"tools": [{"name": "open", "inputSchema": {"type": "object"}}]},
+        "tools/call": text("an old key"),
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        method = body["method"]
+        if request.headers.get("mcp-protocol-version") == tool_client.PROTOCOL:
+            error = {"code": -32600, "message": "unknown version"}
+            return web.json_response(
+                {"jsonrpc": "2.0", "id": body["id"], "error": error}, status=400
+            )
+        asked.append(method)
+        if "id" not in body:
+            return web.Response(status=202)
+        reply = {"jsonrpc": "2.0", "id": body["id"], "result": results[method]}
+        return web.json_response(reply)
+
+    app = web.Application()
+    app.router.add_post("/mcp", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/mcp", asked
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_server_of_an_older_form_is_asked_by_the_sdk_and_no_call_is_repeated() -> None:
+    async with (
+        serving_sessions() as (url, asked),
+        Connections().lease() as http,
+        AsyncExitStack() as stack,
+        asyncio.timeout(60),
+    ):
+        tools = await EpisodeTools.connect({"box": url}, http, stack, LIMITS)
+        assert [schema["function"]["name"] for schema in tools.schemas] == ["box_open"]
+        assert await contents(tools, calls("{}")) == ["an old key"]
+    assert asked.count("initialize") == asked.count("tools/call") == 1
