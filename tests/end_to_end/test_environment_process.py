@@ -52,10 +52,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnvironm
     """One process for the tests that only talk to it."""
     run_dir = tmp_path_factory.mktemp("run")
     config = config_of(run_dir, {"id": "gradus-test-echo", "num_tasks": 3})
-    config = config.model_copy(update={"env_var_names": ["OWN_SETTING"]})
+    names = {"env_var_names": ["OWN_SETTING", "PASSED_KEY"], "inherited_env": ["OWN_SETTING"]}
+    config = config.model_copy(update=names)
     (run_dir / "secrets").mkdir()
     (run_dir / "secrets" / "inference_token").write_text("the-data-token\n")
     given = {"CANARY_SECRET": "sings", "OWN_SETTING": "kept", "HF_TOKEN": "of-the-hub"}
+    given["PASSED_KEY"] = "of-a-service"
     with RunningEnvironment(config, python_path=[MODULES], variables=given) as environment:
         environment.wait_ready()
         yield environment
@@ -108,6 +110,7 @@ def test_an_environment_sees_no_variable_that_was_not_given_to_it(
         block = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert b"sings" not in block
         assert b"OWN_SETTING=kept" in block
+        assert b"of-a-service" not in block, "a program that it starts would inherit it"
         assert b"the-data-token" not in block
         assert b"of-the-hub" not in block
     assert "the-data-token" not in shared.log

@@ -43,6 +43,9 @@ PASSED_TO_EVERY_PROCESS = frozenset(
 )
 """What programs need of the caller's shell; none of it is a secret."""
 
+NO_SECRETS = PASSED_TO_EVERY_PROCESS | {"CUDA_VISIBLE_DEVICES"}
+"""What libraries look for in the real environment of their process, however it is passed."""
+
 OWNED_SAMPLING = {
     "temperature": "write sampling.temperature; the trainer divides by the same number",
     "top_p": "write sampling.top_p",

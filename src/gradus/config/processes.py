@@ -126,6 +126,9 @@ class EnvironmentProcessConfig(StrictConfig):
     variable of the caller reaches the environment's code."""
     passed_env: list[str] = Field(default_factory=list)
     """Those of them that must be in the caller's shell."""
+    inherited_env: list[str] = Field(default_factory=list)
+    """Those of them that programs of the environment inherit; the others only its own code reads,
+    by name."""
     purpose: Purpose = "train"
     """Decides the names of the process and of its log."""
     algo: AlgorithmChoice | None = None

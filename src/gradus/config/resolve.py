@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gradus.config.check import contradictions
+from gradus.config.owned import NO_SECRETS
 from gradus.config.problems import refuse
 from gradus.config.processes import (
     EVERY_ROLE,
@@ -317,6 +318,7 @@ def _environment(
         verifiers=verifiers_config(given),
         env_var_names=sorted(names),
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
+        inherited_env=sorted({*given.env_vars, *(NO_SECRETS & {*given.pass_env})}),
         purpose=source.purpose,
         algo=None if learning is None else learning.algo,
         untrained_agents=[] if learning is None else learning.untrained_agents,

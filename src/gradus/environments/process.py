@@ -113,10 +113,11 @@ def private_directory(run: str) -> Iterator[Path]:
 
 async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
-    variables = child_environment(os.environ, named=config.env_var_names)
+    variables = child_environment(os.environ, named=config.inherited_env)
     secrets = worker_secrets(
         os.environ,
-        keys=variables_named_in(config.verifiers) - set(config.env_var_names),
+        keys={*variables_named_in(config.verifiers), *config.env_var_names}
+        - {*config.inherited_env},
         inference_token=_inference_token(run_dir),
     )
     hide_variables(secrets)

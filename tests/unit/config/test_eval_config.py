@@ -38,6 +38,7 @@ def test_an_endpoint_is_asked_and_nothing_is_served() -> None:
 def test_only_the_name_of_the_key_s_variable_is_in_the_configs() -> None:
     (environment,) = resolved(build_eval_config(**ENDPOINT)).environments
     assert environment.env_var_names == ["SERVICE_KEY"]
+    assert environment.inherited_env == [], "no program of the environment sees the key"
 
 
 def test_environments_inherit_the_shared_sampling() -> None:

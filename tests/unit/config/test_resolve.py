@@ -139,6 +139,14 @@ def test_variables_go_to_the_launcher_and_into_no_file() -> None:
     assert configs.environments[0].env_var_names == ["MY_KEY"]
 
 
+def test_programs_inherit_what_the_config_sets_and_nothing_that_it_passes_by_name() -> None:
+    source = {"env_vars": {"MODE": "x"}, "pass_env": ["MY_KEY", "HTTPS_PROXY", "MODE"]}
+    (process,) = resolved(with_env(source)).environments
+    assert process.env_var_names == ["HTTPS_PROXY", "MODE", "MY_KEY"]
+    assert process.passed_env == ["HTTPS_PROXY", "MY_KEY"]
+    assert process.inherited_env == ["HTTPS_PROXY", "MODE"]
+
+
 def test_contradicting_sections_are_refused() -> None:
     with pytest.raises(ConfigError, match="already the name of source 0"):
         resolved(with_env({}, {}))

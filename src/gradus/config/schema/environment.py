@@ -247,10 +247,12 @@ class EnvironmentConfig(StrictConfig):
     state_columns: list[str] = Field(default_factory=list)
     """Keys of a trace's info that its record keeps up to 1 MiB; the others share 64 KiB."""
     env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of this environment's process, with their values."""
+    """Environment variables of this environment's process and of the programs that it starts, with
+    their values; not for secrets."""
     pass_env: list[str] = Field(default_factory=list)
-    """Names of variables of your shell that this environment gets too, such as keys; the config and
-    the logs never hold their values. Programs that the environment starts see them as well."""
+    """Names of variables of your shell that this environment's own code may read too, such as keys.
+    Their values stand in no config and no log, and programs that the environment starts do not
+    inherit them."""
 
     @property
     def unique_name(self) -> str:
