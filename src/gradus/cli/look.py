@@ -62,7 +62,7 @@ def look_at_environment(request: Request) -> str:
     config = EnvironmentProcessConfig.model_validate(request["config"])
     model = request["model"] and ModelConfig.model_validate(request["model"])
     settings = complete_roles(config.name, config.verifiers)
-    tasks = load_tasks(config.name, settings, is_rendered=request["plays"])
+    tasks = load_tasks(config.name, settings, is_rendered=request["plays"], selection=config.tasks)
     number = "endless" if tasks.num_tasks is None else f"{tasks.num_tasks:,}"
     seen = [f"{number} tasks", f"played by {', '.join(tasks.agents)}"]
     task_data = asyncio.run(tasks.task(0))["task_data"]

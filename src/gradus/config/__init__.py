@@ -62,6 +62,7 @@ from gradus.config.schema.environment import (
     EvalSourcesConfig,
     SftEvalConfig,
     StaticPoolConfig,
+    TaskSelectionConfig,
     TrainEnvironmentConfig,
     UniformConfig,
 )
@@ -137,6 +138,7 @@ __all__ = [
     "Sources",
     "StaticPoolConfig",
     "StrictConfig",
+    "TaskSelectionConfig",
     "TrainEnvironmentConfig",
     "TrainerConfig",
     "TrainerProcessConfig",

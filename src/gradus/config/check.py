@@ -510,6 +510,10 @@ def _source_problems(
         )
     yield from _extra_body_problems((*path, "sampling"), given.sampling)
     yield from _harness_problems((*path, "harness"), given.harness)
+    for key, message in given.tasks.contradictions():
+        yield Problem((*path, "tasks", key), message)
+    if given.address is not None and given.tasks.model_fields_set:
+        yield Problem((*path, "tasks"), "an environment that you run yourself serves its own tasks")
     for name in given.settings:
         owner = f"write agents.{name}" if name in given.agents else OWNED_SETTINGS.get(name)
         if owner:

@@ -19,6 +19,7 @@ from gradus.config.schema.environment import (
     ErrorPolicyConfig,
     PoolConfig,
     SftEvalConfig,
+    TaskSelectionConfig,
     UniformConfig,
 )
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
@@ -121,6 +122,8 @@ class EnvironmentProcessConfig(StrictConfig):
     verifiers: dict[str, Any]
     """verifiers' own EnvConfig, as a dict: taskset, settings, timeouts. EVERY_ROLE holds what the
     config says of the seats; only the environment knows its roles."""
+    tasks: TaskSelectionConfig = TaskSelectionConfig()
+    """Which tasks of the taskset are served."""
     env_var_names: list[str] = Field(default_factory=list)
     """Names of the source's `env_vars` and `pass_env`; the launcher sets their values, and no other
     variable of the caller reaches the environment's code."""

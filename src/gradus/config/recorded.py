@@ -28,7 +28,7 @@ _ONE_LINEAGE = re.compile(
     r"trainer(\..+)?|model(\..+)?|seed"
     r"|orchestrator\.(groups_per_batch|max_staleness|filters|normalize)(\..+)?"
     r"|orchestrator\.train\.(sampling|algo)(\..+)?"
-    r"|orchestrator\.train\.env\.[^.]+(\.(id|name|taskset|agents|algo|sampling|group_size)(\..+)?)?"
+    r"|orchestrator\.train\.env\.[^.]+(\.(id|name|taskset|tasks|agents|algo|sampling|group_size)(\..+)?)?"
 )
 """Keys that must be the same in all launches of a run that is replayed in one."""
 

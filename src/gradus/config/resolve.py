@@ -316,6 +316,7 @@ def _environment(
         name=source.complete.name,
         pool=given.pool,
         verifiers=verifiers_config(given),
+        tasks=given.tasks,
         env_var_names=sorted(names),
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
         inherited_env=sorted({*given.env_vars, *(NO_SECRETS & {*given.pass_env})}),
@@ -330,6 +331,7 @@ def _identity(config: SftConfig | EvalConfig, sources: Sources) -> dict[str, Any
     played = {
         source.complete.name: {
             "environment": verifiers_config(source.given),
+            "tasks": source.given.tasks.model_dump(mode="json"),
             "sampling": source.complete.sampling.model_dump(mode="json"),
             "unmeasured_agents": source.complete.unmeasured_agents,
         }

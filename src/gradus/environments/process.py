@@ -130,7 +130,9 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         settings = complete_roles(config.name, config.verifiers)
         engines = engines_of(settings)
         await remove_left_over(engines)
-        tasks = load_tasks(config.name, settings, is_rendered=config.algo is not None)
+        tasks = load_tasks(
+            config.name, settings, is_rendered=config.algo is not None, selection=config.tasks
+        )
         config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)
         await EnvironmentProcess(config, pool, tasks, directory).run(secrets)

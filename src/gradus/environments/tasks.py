@@ -5,16 +5,21 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import hashlib
 import inspect
+import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
+from gradus.config import TaskSelectionConfig
 from gradus.environments.harness.fitness import harness_refusal, offers_tools
 from gradus.environments.load_errors import Stopped, explained, origin, source_name
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
@@ -23,6 +28,12 @@ from gradus.log import get_logger
 
 log = get_logger(__name__)
 
+AnyTask: TypeAlias = "vf.Task[Any, Any, Any]"
+LOOK_AHEAD = 10_000
+"""Tasks of an endless taskset that are looked at for the first one that is selected."""
+_SHOWN = 5
+"""Names of tasks in an error."""
+_HASH_BYTES = 8
 ENDLESS_WINDOW = 4096
 """Tasks of an endless taskset that are kept; an earlier one is reached by starting again."""
 
@@ -37,6 +48,7 @@ class TaskIndex:
         *,
         offers_tools: bool = False,
         missing_modules: Sequence[str] = (),
+        selection: TaskSelectionConfig | None = None,
     ) -> None:
         self.taskset_id: str = taskset.config.id
         self.agents = dict(agents or {})
@@ -46,7 +58,13 @@ class TaskIndex:
         self.missing_modules = tuple(missing_modules)
         """Modules that its code imports while it plays, and that are not installed."""
         self._taskset = taskset
-        self._all = list(taskset) if taskset.bounded else None
+        self._selection = selection or TaskSelectionConfig()
+        is_finite = taskset.bounded or self._selection.limit is not None
+        self._all = (
+            selected(taskset, self._selection, is_endless=not taskset.bounded)
+            if is_finite
+            else None
+        )
         self._iterator: Iterator[vf.Task[Any, Any, Any]] = iter(())
         self._window: deque[vf.Task[Any, Any, Any]] = deque(maxlen=ENDLESS_WINDOW)
         self._next_index = 0
@@ -98,7 +116,7 @@ class TaskIndex:
         return _record(self._window[index - self._next_index])
 
     def _restart(self) -> None:
-        self._iterator = iter(self._taskset)
+        self._iterator = streamed(self._taskset, self._selection)
         self._window.clear()
         self._next_index = 0
         self._broken = None
@@ -109,8 +127,67 @@ def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
     return {"task_data": task_data, "key": task.key}
 
 
+def selected(
+    tasks: Iterable[AnyTask], selection: TaskSelectionConfig, *, is_endless: bool
+) -> list[AnyTask]:
+    """The selected tasks of a finite task set, or the first `limit` of an endless one.
+
+    ConfigError when none is left; it names some that there are.
+    """
+    is_cut = is_endless or selection.shuffle is None
+    found = list(islice(streamed(tasks, selection), selection.limit if is_cut else None))
+    if selection.shuffle is not None:
+        random.Random(f"tasks/{selection.shuffle}").shuffle(found)
+    return found[: selection.limit]
+
+
+def streamed(tasks: Iterable[AnyTask], selection: TaskSelectionConfig) -> Iterator[AnyTask]:
+    """The selected tasks in the order of the task set; ConfigError when none comes."""
+    seen: list[str] = []
+    number = 0
+    is_found = False
+    for task in tasks:
+        number += 1
+        if len(seen) < _SHOWN:
+            seen.append(task.data.name or task.key)
+        if _is_selected(task, selection):
+            is_found = True
+            yield task
+        elif not is_found and number >= LOOK_AHEAD:
+            break
+    if not is_found and number:
+        raise ConfigError(
+            f"none of its {number:,} tasks is selected by the source's `tasks`: include = "
+            f"{selection.include}, exclude = {selection.exclude}, side = {selection.side!r} with "
+            f"holdout_fraction = {selection.holdout_fraction:g}. Names begin with: "
+            f"{', '.join(seen)}"
+        )
+
+
+def _is_selected(task: AnyTask, selection: TaskSelectionConfig) -> bool:
+    words = [word for word in (task.data.name, task.key) if word]
+    if selection.include and not _matches(words, selection.include):
+        return False
+    if _matches(words, selection.exclude):
+        return False
+    if not selection.holdout_fraction:
+        return True
+    text = f"{selection.holdout_seed}\0{task.key}".encode("utf-8", "surrogatepass")
+    number = int.from_bytes(hashlib.sha256(text).digest()[:_HASH_BYTES], "big")
+    is_held_out: bool = number < selection.holdout_fraction * 256**_HASH_BYTES
+    return is_held_out == (selection.side == "held_out")
+
+
+def _matches(words: list[str], patterns: list[str]) -> bool:
+    return any(fnmatchcase(word, pattern) for word in words for pattern in patterns)
+
+
 def load_tasks(
-    source: str, verifiers_config: Mapping[str, Any], *, is_rendered: bool = False
+    source: str,
+    verifiers_config: Mapping[str, Any],
+    *,
+    is_rendered: bool = False,
+    selection: TaskSelectionConfig | None = None,
 ) -> TaskIndex:
     """The tasks of the environment of `source`.
 
@@ -132,6 +209,7 @@ def load_tasks(
             trainable_agents(environment),
             offers_tools=offers_tools(environment),
             missing_modules=missing_modules(environment),
+            selection=selection,
         )
     except Stopped:
         raise

@@ -33,7 +33,7 @@ _REFUSED = re.compile(
     r"|sources\.[^.]+(\.(name|group_size|curriculum|is_frozen)(\..+)?)?"
     r"|sources\.[^.]+\.algo(\.(?!scoring_timeout_seconds$).+)?"
     r"|orchestrator\.groups_per_batch"
-    r"|orchestrator\.train\.env\.[^.]+\.(id|taskset)(\..+)?"
+    r"|orchestrator\.train\.env\.[^.]+\.(id|taskset|tasks)(\..+)?"
     r"|(sft|trainer)\.lora(\.(rank|alpha|target_modules)(\..+)?)?"
     r"|(sft|trainer)\.optimizer\.type"
     r"|sft\.data\.(?!path$|split$).+|sft\.batch_conversations"

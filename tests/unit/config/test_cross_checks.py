@@ -55,6 +55,21 @@ BORDERS = [
     ),
     (orchestrator(max_lag=8), orchestrator(max_lag=9), "orchestrator.max_lag"),
     (
+        with_env(tasks={"side": "held_out", "holdout_fraction": 0.1}),
+        with_env(tasks={"side": "held_out"}),
+        f"{ENV}.tasks.side",
+    ),
+    (
+        with_env(tasks={"holdout_fraction": 0.9}),
+        with_env(tasks={"holdout_fraction": 1.0}),
+        f"{ENV}.tasks.holdout_fraction",
+    ),
+    (
+        with_env(tasks={"limit": 3}),
+        with_env(address="ipc://x/run", tasks={"limit": 3}),
+        f"{ENV}.tasks",
+    ),
+    (
         {"model": {"renderer": {"name": "qwen3", "thinking_retention": "all"}}},
         {"model": {"renderer": {"name": "default", "thinking_retention": "all"}}},
         "model.renderer.thinking_retention",

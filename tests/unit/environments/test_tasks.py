@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 
-from gradus.config import TrainEnvironmentConfig
+from gradus.config import TaskSelectionConfig, TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
 from gradus.environments import tasks
 from gradus.environments.load_errors import Stopped
@@ -258,3 +258,55 @@ def test_modules_that_are_imported_only_while_it_plays_are_looked_for() -> None:
     index = load_tasks("here", completed(id="openenv", taskset={"env": "x"}))
     assert index.missing_modules == ("openenv",)
     assert load_tasks("here", completed(id="gradus-test-echo")).missing_modules == ()
+
+
+def chosen(num_tasks: int | None = 20, **selection: Any) -> TaskIndex:
+    taskset = EchoTaskset(EchoConfig(id="echo", num_tasks=num_tasks))
+    return TaskIndex(taskset, selection=TaskSelectionConfig(**selection))
+
+
+async def prompts(index: TaskIndex, number: int | None = None) -> list[str]:
+    number = index.num_tasks if number is None else number
+    return [(await index.task(i))["task_data"]["prompt"] for i in range(number or 0)]
+
+
+async def test_tasks_are_selected_by_key_shuffled_and_limited() -> None:
+    every = await prompts(chosen())
+    keys = [(await chosen().task(i))["key"] for i in (3, 5)]
+    assert await prompts(chosen(include=keys)) == [every[3], every[5]]
+    assert await prompts(chosen(exclude=keys)) == [
+        p for p in every if p not in (every[3], every[5])
+    ]
+    assert await prompts(chosen(limit=2)) == every[:2]
+    mixed = await prompts(chosen(shuffle=1))
+    assert sorted(mixed) == sorted(every) != mixed
+    assert await prompts(chosen(shuffle=1, limit=4)) == mixed[:4]
+    assert await prompts(chosen(shuffle=2)) != mixed
+
+
+async def test_what_is_held_out_and_what_is_left_are_the_whole_and_share_nothing() -> None:
+    sides = [
+        await prompts(chosen(40, holdout_fraction=0.3, side=side)) for side in ("train", "held_out")
+    ]
+    assert sides[0]
+    assert sides[1]
+    assert sorted(sides[0] + sides[1]) == sorted(await prompts(chosen(40)))
+    fewer = await prompts(chosen(20, holdout_fraction=0.3, side="held_out"))
+    assert fewer == [prompt for prompt in sides[1] if prompt in fewer], "stable under growth"
+
+
+async def test_an_endless_taskset_is_filtered_as_it_comes_or_ends_at_the_limit() -> None:
+    endless = chosen(None, holdout_fraction=0.5)
+    assert endless.num_tasks is None
+    first = await prompts(endless, 5)
+    limited = chosen(None, holdout_fraction=0.5, limit=5)
+    assert (limited.num_tasks, await prompts(limited)) == (5, first)
+    shuffled = chosen(None, holdout_fraction=0.5, limit=5, shuffle=0)
+    assert sorted(await prompts(shuffled)) == sorted(first)
+
+
+async def test_a_selection_without_tasks_is_refused_with_names_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"none of its 20 tasks is selected .* Names begin with"):
+        chosen(include=["no-such-*"])
+    with pytest.raises(EnvironmentFailure, match="none of its 10,000 tasks is selected"):
+        await chosen(None, include=["no-such-*"]).task(0)

@@ -38,6 +38,11 @@ class DifficultyConfig(CurriculumConfig):
     """Share of the groups drawn from the hard tasks."""
     reward_range: tuple[float, float] = Field((0.0, 1.0), strict=False)
     """Reward of a task that is never solved, and of one that always is."""
+    drop_easy: bool = False
+    """Never draw a task again once it is easy."""
+    drop_hard: bool = False
+    """Never draw a task again once it is hard; one group without a reward is enough where the
+    threshold says so."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         given = self.model_fields_set
@@ -205,6 +210,37 @@ class AgentRoleConfig(StrictConfig):
     is the data."""
 
 
+class TaskSelectionConfig(StrictConfig):
+    """Which tasks of its task set a source has, and in which order they are counted.
+
+    What is held out of training is measured by an evaluation of the same task set with the same
+    `holdout_fraction` and `holdout_seed`, and `side = "held_out"`.
+    """
+
+    include: list[str] = Field(default_factory=list)
+    """Patterns of names or keys of tasks, e.g. ["easy-*"]; empty means all."""
+    exclude: list[str] = Field(default_factory=list)
+    """Patterns of names or keys of tasks that are left out."""
+    holdout_fraction: float = Field(0.0, ge=0, le=1)
+    """Share of the tasks that is held out, chosen by the hash of each task's key."""
+    holdout_seed: int = Field(0, ge=0)
+    """Another number holds other tasks out."""
+    side: Literal["train", "held_out"] = "train"
+    """Which tasks the source has: those that are left, or those that are held out."""
+    shuffle: int | None = Field(None, ge=0)
+    """Seed of another order; matters with `limit` and with `num_tasks`. None keeps the task set's
+    own."""
+    limit: int | None = Field(None, ge=1)
+    """Most tasks, after everything else; makes an endless task set end. None means all."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Keys that cannot go together: the key to change, and why."""
+        if self.side == "held_out" and not self.holdout_fraction:
+            yield "side", "'held_out' needs a holdout_fraction above 0, that of training"
+        if self.holdout_fraction == 1 and self.side == "train":
+            yield "holdout_fraction", "1 leaves no task to train on; lower it"
+
+
 class EnvironmentConfig(StrictConfig):
     """One environment process and how the orchestrator uses it."""
 
@@ -215,6 +251,8 @@ class EnvironmentConfig(StrictConfig):
     """Name in metrics and logs. None means the id; give one when an id appears twice."""
     taskset: dict[str, Any] = Field(default_factory=dict)
     """Settings of the taskset, passed through."""
+    tasks: TaskSelectionConfig = TaskSelectionConfig()
+    """Which of its tasks are played."""
     harness: HarnessChoice = HarnessChoice()
     """The program that plays the policy's seat."""
     runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})

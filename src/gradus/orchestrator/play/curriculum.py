@@ -170,7 +170,8 @@ class Difficulty:
     before (each counts half), scaled from `reward_range` to 0 … 1. `easy`: at least
     `easy_above`; `hard`: at most `hard_below`; `normal`: the rest, and every task that was never
     played. The share of an empty pool goes to the others. Each pool is a queue: a drawn task goes
-    to its end, so no task of a pool waits for another one twice.
+    to its end, so no task of a pool waits for another one twice. With `drop_easy` or `drop_hard` a
+    task that gets there is in no pool any more: it is never drawn again, also after a resume.
 
     >>> tasks = Difficulty(3, seed="0/words", hard_share=0.0)
     >>> tasks.record(tasks.next_task().index, TaskResult(rewards=(0.0, 0.0)))
@@ -188,8 +189,10 @@ class Difficulty:
         easy_share: float = 0.05,
         hard_share: float = 0.1,
         reward_range: Sequence[float] = (0.0, 1.0),
+        **drops: bool,
     ) -> None:
-        """`reward_range` holds the rewards that mean a solve rate of 0 and of 1.
+        """`reward_range` holds the rewards that mean a solve rate of 0 and of 1; `drops` are the
+        options `drop_easy` and `drop_hard`.
 
         ConfigError for an endless source, and for thresholds, shares or a range that make no sense.
         """
@@ -204,6 +207,9 @@ class Difficulty:
                 f"curriculum 'difficulty': reward_range = {list(reward_range)} must be two "
                 "numbers, the smaller one first"
             )
+        self._dropped = {name for name in (EASY, HARD) if drops.pop(f"drop_{name}", False)}
+        if drops:
+            raise ConfigError(f"curriculum 'difficulty' has no option {', '.join(drops)}")
         self._reward_min, self._reward_max = reward_range
         self._easy_above = easy_above
         self._hard_below = hard_below
@@ -248,7 +254,9 @@ class Difficulty:
             return
         for pool in self._pools.values():
             pool.pop(index, None)
-        self._pools[name][index] = None
+        # The last task of all stays: there is always one to draw.
+        if name not in self._dropped or not any(self._pools.values()):
+            self._pools[name][index] = None
 
     def state(self) -> dict[str, Any]:
         """Pools in their order, their credit, and what is known of each task."""

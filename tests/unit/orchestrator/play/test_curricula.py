@@ -165,3 +165,29 @@ def test_rewards_of_another_range_are_scaled_to_solve_rates() -> None:
 def test_bounds_of_rewards_that_contradict_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"reward_range = \[1\.0, 1\.0\] must be two"):
         Difficulty(3, seed="0/words", reward_range=[1.0, 1.0])
+
+
+def test_a_task_beyond_a_threshold_is_dropped_for_good_also_after_a_resume() -> None:
+    tasks = Difficulty(4, seed="0/words", drop_easy=True, drop_hard=True)
+    tasks.record(0, TaskResult(rewards=(1.0, 1.0)))
+    tasks.record(1, TaskResult(rewards=(0.0, 0.0)))
+    tasks.record(2, TaskResult(rewards=(0.0, 1.0)))
+    resumed = Difficulty(4, seed="0/words", drop_easy=True, drop_hard=True)
+    resumed.load_state(tasks.state())
+    for curriculum in (tasks, resumed):
+        assert {curriculum.next_task().index for _ in range(40)} == {2, 3}
+        curriculum.record(0, TaskResult(rewards=(0.0, 1.0)))
+        assert 0 not in {curriculum.next_task().index for _ in range(40)}
+
+
+def test_only_what_is_asked_for_is_dropped_and_never_the_last_task() -> None:
+    tasks = Difficulty(2, seed="0/words", drop_hard=True)
+    tasks.record(0, TaskResult(rewards=(1.0, 1.0)))
+    assert tasks.pool_sizes() == {"easy": 1, "normal": 1, "hard": 0}
+    tasks.record(1, TaskResult(rewards=(0.0, 0.0)))
+    tasks.record(0, TaskResult(rewards=(0.0, 0.0)))
+    tasks.record(0, TaskResult(rewards=(0.0, 0.0)))
+    tasks.record(0, TaskResult(rewards=(0.0, 0.0)))
+    tasks.record(0, TaskResult(rewards=(0.0, 0.0)))
+    assert tasks.pool_sizes() == {"easy": 0, "normal": 0, "hard": 1}
+    assert tasks.next_task().index == 0
