@@ -36,6 +36,10 @@ class DeepDiveConfig(WikiSearchConfig):
 class DeepDiveTask(vf.Task[WikiSearchData, vf.State, DeepDiveTaskConfig]):
     """One question at the end of a chain."""
 
+    def gold_replies(self) -> list[object]:
+        """Every article of the chain, then the answer, for the check of environments."""
+        return self._inner.gold_replies()
+
     @property
     def _inner(self) -> WikiSearchTask:
         return WikiSearchTask(self.data)

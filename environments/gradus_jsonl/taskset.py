@@ -57,6 +57,10 @@ def load_reward(path: str) -> RewardFunction:
 class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):
     """One row of the file."""
 
+    def gold_replies(self) -> list[str]:
+        """The `answer` of the row where it has one, for the check of environments."""
+        return [str(self.data.row["answer"])] if "answer" in self.data.row else []
+
     @vf.reward
     async def reward(self, trace: vf.Trace) -> dict[str, float]:
         """What the user's function says, under its own name."""

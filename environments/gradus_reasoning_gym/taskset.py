@@ -75,6 +75,13 @@ def read_answer(reply: str, style: Style) -> str | None:
 class ReasoningGymTask(vf.Task[ReasoningGymData, vf.State, vf.TaskConfig]):
     """One question of a generator."""
 
+    def gold_replies(self) -> list[str]:
+        """The gold answer where there is one, for the check of environments."""
+        if self.data.answer is None:
+            return []
+        is_plain = self.data.style == "plain"
+        return [self.data.answer if is_plain else f"{_OPEN}{self.data.answer}{_CLOSE}"]
+
     @vf.reward
     async def correct(self, trace: vf.Trace) -> float:
         """What the generator's scorer says of the answer; 1 for the gold one."""

@@ -117,6 +117,11 @@ class WikiSearchData(vf.TaskData):
 class WikiSearchTask(vf.Task[WikiSearchData, vf.State, vf.TaskConfig]):
     """One question."""
 
+    def gold_replies(self) -> list[object]:
+        """Every article on the way, then the answer, for the check of environments."""
+        reads = [{"tool": "wiki_read", "arguments": {"title": name}} for name in self.data.titles]
+        return [*reads, f"<answer>{self.data.answer}</answer>"]
+
     @vf.reward
     async def correct(self, trace: vf.Trace) -> float:
         """1 for the right answer between tags, but for case, marks and articles."""

@@ -23,7 +23,7 @@ _PRODUCTS = (
     *("lamps", "cheese", "bells", "paper", "rope", "ink", "pottery", "honey", "boots", "lenses"),
     *("soap", "barrels", "kites", "salt", "violins", "bricks"),
 )
-_KINDS_OF_WORK = ("fresco", "opera", "bridge", "map", "novel", "clock", "fountain", "tapestry")
+_KINDS_OF_WORK = ("fresco", "ballet", "bridge", "map", "novel", "clock", "fountain", "tapestry")
 _THINGS = (
     *("Lantern", "Heron", "Orchard", "Anvil", "Harbour", "Winter", "Mirror", "Compass", "Garden"),
     *("Comet", "Ladder", "Meadow", "Sparrow", "Tower", "Thimble", "Wheel", "Candle", "Anchor"),

@@ -137,6 +137,15 @@ class WikispeediaData(vf.TaskData):
 class WikispeediaTask(vf.Task[WikispeediaData, WalkState, vf.TaskConfig]):
     """One walk."""
 
+    def gold_replies(self) -> list[object]:
+        """The clicks of a shortest way, for the check of environments."""
+        graph, here, clicks = self.data.pages.graph, self.data.start, list[object]()
+        left = distances(graph, self.data.target)
+        while here != self.data.target:
+            here = next(link for link in graph[here].links if left.get(link) == left[here] - 1)
+            clicks.append({"tool": "click_link", "arguments": {"title": here}})
+        return clicks
+
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
         """Put the player on the first page."""
         trace.state.target = self.data.target

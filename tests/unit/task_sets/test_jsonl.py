@@ -123,6 +123,7 @@ async def test_a_function_of_a_file_rates_the_reply(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(REWARD, encoding="utf-8")
     path = write(tmp_path, {"prompt": "2+2", "answer": "4"})
     (task,) = load(path, reward=f"{tmp_path}/mine.py:rate")
+    assert task.gold_replies() == ["4"]
     for reply, reward in {
         "4": 1.0,
         "5": 0.0,

@@ -50,7 +50,7 @@ async def test_the_gold_answer_is_worth_one_and_everything_else_less(
 ) -> None:
     task = load(generator, num_tasks=1, seed=3)[0]
     gold = str(task.data.answer)
-    assert await rated(task, f"so <answer>{gold}</answer>") == 1.0
+    assert await rated(task, f"so {task.gold_replies()[0]}") == 1.0
     file = tmp_path / "touched"
     for answer in (
         "",

@@ -155,7 +155,9 @@ async def test_a_deep_dive_is_worth_something_for_what_it_read() -> None:
     task: DeepDiveTask = next(iter(DeepDiveTaskset(DeepDiveConfig(id="d", num_tasks=1))))
     titles = task.data.titles
     assert len(titles) >= 3
-    assert await task.found(trace(f"<answer>{task.data.answer}</answer>")) == 1.0
+    *reads, answer = task.gold_replies()
+    assert [call["arguments"]["title"] for call in reads] == list(titles)
+    assert await task.found(trace(answer)) == 1.0
     assert await task.found(trace("<answer>?</answer>", titles)) == pytest.approx(0.2)
     assert 0.0 < await task.found(trace("", titles[:1])) < 0.1
     assert await task.found(trace("")) == 0.0
