@@ -29,6 +29,8 @@ NO_TASKS = {
 """Packages of `environments/` that are no source, and what they are."""
 CONFIGS = {"jsonl", "program"}
 """Task sets that need a key: checked with their file in examples/task_sets."""
+IN_CONTAINERS = {"general-agent", "swe-sandbox"}
+"""Task sets that need Podman, and an image of their default name."""
 CHECK_SECONDS = 400
 
 
@@ -43,6 +45,8 @@ def words_of(name: str) -> list[str]:
     """What to check of a task set."""
     if name in CONFIGS:
         return ["@", f"examples/task_sets/{name.replace('-', '_')}.toml"]
+    if name in IN_CONTAINERS:
+        return [name, "--runtime.type", "podman"]
     return [name]
 
 

@@ -16,7 +16,7 @@ from gradus.processes.table import ProcessEntry
 _ASKED_SECONDS = 20.0
 """How long an episode may take to ask the model for the first time."""
 _DEADLINE_SECONDS = 1.0
-_END_SECONDS = 30.0
+_END_SECONDS = 90.0
 _HELD = Probe("a model that does not answer", ["too late"])
 
 
