@@ -87,7 +87,7 @@ def row(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         "endless" if tasks is None else str(tasks),
         shown,
         rewards or "-",
-        f"{speed:.0f}" if speed else "-",
+        "-" if speed is None else f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}",
         verdict(by_name),
     ]
     return f"| {' | '.join(cells)} |"

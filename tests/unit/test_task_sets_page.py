@@ -1,0 +1,40 @@
+"""docs/task-sets.md names exactly the task sets that ship with gradus."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("task_sets", ROOT / "scripts" / "task_sets.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_a_row_for_each_task_set() -> None:
+    page = (ROOT / "docs" / "task-sets.md").read_text()
+    assert re.findall(r"^\| \[`([\w-]+)`\]", page, re.M) == script().task_sets()
+
+
+def test_a_row_says_what_the_check_saw() -> None:
+    lines = [
+        {"check": "tasks", "outcome": "ok", "values": {"num_tasks": 3}},
+        {"check": "speed", "outcome": "ok", "values": {"episodes_per_second": 41.7}},
+        {
+            "check": "an episode",
+            "outcome": "ok",
+            "values": {"last_reply": "a|b", "rewards": {"x": 1}},
+        },
+        {"check": "empty reply", "outcome": "broken", "values": {}},
+    ]
+    row = script().row("wordle", lines)
+    assert row.endswith("| 3 | `a/b` | 1 | 42 | 3 ok; broken: empty reply |")
+    assert script().row("wordle", []).endswith("| ? | - | - | - | no result |")
