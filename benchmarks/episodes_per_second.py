@@ -2,8 +2,9 @@
 
 The real environment process and its pool, the orchestrator's client, an engine that answers at
 once, the same tasks, 64 episodes in flight. Rounds of the harnesses alternate in one run, and their
-medians are compared. `talk` is a conversation of five turns with a user. With `--before PYTHON`,
-the interpreter of another checkout, its environments play in the same rounds as `before-...`.
+medians are compared. `talk` is a conversation of five turns with a user, `tools` two parallel calls
+to a server that all episodes share, and a reply. With `--before PYTHON`, the interpreter of
+another checkout, its environments play in the same rounds as `before-...`.
 
     python benchmarks/episodes_per_second.py --output benchmarks/results/episodes_per_second.json
 
@@ -48,6 +49,8 @@ from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 
 TALK = "gradus-test-talk"
+TOOLS = "gradus-word-lookup"
+REPLIES = "gradus_test_two_calls:reply"
 NUM_QUESTIONS = 5
 DEADLINE_SECONDS = 120.0
 TEST_ENVIRONMENTS = Path(__file__).parents[1] / "tests" / "environments"
@@ -78,6 +81,8 @@ class Case:
         seat = {"harness": {"id": self.harness}, "runtime": {"type": "subprocess"}}
         if self.taskset == TALK:
             return {"taskset": {"id": TALK}, "agent": seat, "num_questions": NUM_QUESTIONS}
+        if self.taskset == TOOLS:
+            return {"taskset": {"id": TOOLS}, "agent": seat}
         return {"taskset": {"id": self.taskset, "num_tasks": 256}, "agent": seat}
 
 
@@ -126,8 +131,10 @@ class Bench:
 
     def _start_engine(self) -> tuple[subprocess.Popen[bytes], str]:
         run_dir = self._run_dir("engine")
+        command = [sys.executable, "-m", "gradus.testing.engine", "--run-dir", str(run_dir.root)]
+        path = os.pathsep.join([str(TEST_ENVIRONMENTS), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            [sys.executable, "-m", "gradus.testing.engine", "--run-dir", str(run_dir.root)]
+            [*command, "--reply", REPLIES], env={**os.environ, "PYTHONPATH": path}
         )
         self._stack.callback(process.wait)
         self._stack.callback(process.terminate)
@@ -231,6 +238,7 @@ def main() -> None:
     parser.add_argument("--null-episodes", type=int, default=16)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--talk-episodes", type=int, default=200)
+    parser.add_argument("--tool-episodes", type=int, default=200)
     parser.add_argument("--before", help="python of another checkout, to compare with")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
@@ -240,19 +248,22 @@ def main() -> None:
     ]
     if chosen.talk_episodes:
         cases.append(Case("talk-1", "gradus-chat", 1, chosen.talk_episodes, TALK))
+    if chosen.tool_episodes:
+        cases.append(Case("tools-1", "gradus-chat", 1, chosen.tool_episodes, TOOLS))
     if chosen.before is not None:
         cases += [replace(c, name=f"before-{c.name}", python=chosen.before) for c in cases]
     if chosen.null_episodes:
         cases.append(Case("null-1", "null", 1, chosen.null_episodes))
+    if chosen.null_episodes and chosen.tool_episodes:
+        cases.append(Case("null-tools-1", "null", 1, chosen.null_episodes, TOOLS))
     results = run(cases, chosen.rounds, chosen.in_flight)
     summary: dict[str, Any] = {name: medians(result) for name, result in results.items()}
     for name, values in summary.items():
         print(name, json.dumps(values))
-    if "null-1" in summary:
-        slow = summary["null-1"]["episodes_per_second"]
-        for case in (case for case in cases if case.taskset != TALK and case.name != "null-1"):
-            ratio = summary[case.name]["episodes_per_second"] / slow
-            print(f"{case.name}: {ratio:.0f} times the null harness")
+    for name, other in (("chat-1", "null-1"), ("tools-1", "null-tools-1")):
+        if {name, other} <= summary.keys():
+            rates = [summary[key]["episodes_per_second"] for key in (name, other)]
+            print(f"{name}: {rates[0] / rates[1]:.0f} times the null harness")
     if chosen.output is not None:
         record = {
             "in_flight": chosen.in_flight,
