@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterable
 
 import verifiers.v1 as vf
@@ -12,7 +13,7 @@ from verifiers.v1.errors import SandboxError
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus_general_agent.jobs import jobs
 from gradus_swe_sandbox.shell import ShellHarness, ShellHarnessConfig
-from gradus_swe_sandbox.taskset import LOCAL_IMAGE, unpack
+from gradus_swe_sandbox.taskset import LOCAL_IMAGE, shell_call, unpack
 
 FOLDER = "/app/job"
 ANSWER = "/app/answer.txt"
@@ -60,6 +61,10 @@ class JobTask(vf.Task[JobData, vf.State, vf.TaskConfig]):
     """One job in a container of its own."""
 
     NEEDS_CONTAINER = True
+
+    def gold_replies(self) -> list[str]:
+        """The answer, written by one command."""
+        return [shell_call(f"echo {shlex.quote(self.data.answer)} > {ANSWER}"), "Done."]
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
         """Put the files into the container."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,12 @@ class SweSandboxConfig(vf.TasksetConfig, HoldoutKeys):
     """How a repair is judged."""
 
 
+def shell_call(command: str) -> str:
+    """A reply that runs a command, as most open models write it."""
+    call = json.dumps({"name": "shell", "arguments": {"command": command}})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
 async def unpack(runtime: vf.Runtime, files: dict[str, str], folder: str) -> None:
     """Put files into a folder of the container, all at once."""
     archive = "/tmp/gradus-files.tar"
@@ -82,6 +89,17 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
     """One bug in a container of its own."""
 
     NEEDS_CONTAINER = True
+
+    def gold_replies(self) -> list[str]:
+        """A repair in one command; none for rows of the hub."""
+        if self.data.bug is None:
+            return []
+        bug = BUGS[self.data.bug]
+        program = (
+            f"p = {f'{FOLDER}/{bug.file}'!r}; t = open(p).read(); "
+            f"open(p, 'w').write(t.replace({bug.wrong!r}, {bug.right!r}))"
+        )
+        return [shell_call(f"python3 -c {shlex.quote(program)}"), "Done."]
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
         """Put the repository with its bug into the container."""
