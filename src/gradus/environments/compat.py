@@ -15,6 +15,7 @@ out one by one, is in `patches.shortcuts`.
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
 | `survive_exits` | `exit()` in a reward ends the worker | verifiers catches `SystemExit` |
 | `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
+| `end_servers_with_worker` | a server outlives a worker killed while it imports | it asks earlier |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 | `move_episode_folders` | a killed worker leaves folders in the home | verifiers takes a folder |
 | `watch_workers` | a blocked worker goes on getting episodes | verifiers asks its workers |
@@ -57,6 +58,7 @@ from gradus.environments.harness.tool_servers import (
 from gradus.environments.patches.known import install_known
 from gradus.environments.patches.shortcuts import SHORTCUTS
 from gradus.log import get_logger
+from gradus.processes.child import dying_with_parent
 
 VERIFIERS_VERSION = "0.4.0"
 INLINE_SECONDS = 0.002
@@ -88,6 +90,7 @@ def apply(tool_servers: ToolServerLimits) -> None:
     gather_changes()
     survive_exits()
     bound_tool_servers(tool_servers)
+    end_servers_with_worker()
     move_episode_folders(Path(tempfile.gettempdir()))
     install_known(SHORTCUTS)
 
@@ -169,6 +172,23 @@ def bound_tool_servers(limits: ToolServerLimits) -> None:
     shared = SharedToolServers(env.serve_shared)
     env.serve_shared = shared.serve
     rollout.serve_tools = serve_within(rollout.serve_tools, ToolServerSlots(limits), shared)
+
+
+def end_servers_with_worker() -> None:
+    """Let what a runtime starts in the background, tool servers above all, die with this process.
+
+    verifiers' servers ask for that themselves, but only after their imports, which take seconds.
+    """
+    start = runtime.SubprocessRuntime.run_background
+    if hasattr(start, "__wrapped__"):
+        return
+
+    @functools.wraps(start)
+    async def start_dying(started: Any, argv: list[str], env: dict[str, str], log: str) -> None:
+        command = dying_with_parent(argv) if Path(argv[0]).is_absolute() else argv
+        await start(started, command, env, log)
+
+    runtime.SubprocessRuntime.run_background = start_dying
 
 
 def keep_worker_sockets_in(directory: Path) -> None:

@@ -10,9 +10,10 @@ import os
 import select
 import signal
 import stat
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gradus.errors import ExitCode
 from gradus.log import get_logger
@@ -43,6 +44,16 @@ full collection, over all episodes that wait, stopped the event loop for 0.5 s e
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 2.0
 _PR_SET_PDEATHSIG = 1
+_LAUNCHER = f"""
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    os._exit({int(ExitCode.TRY_AGAIN)})
+try:
+    os.execv(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{{sys.argv[2]}} cannot be started: {{error.strerror}}")
+"""
 _LOG = get_logger(__name__)
 
 
@@ -142,6 +153,17 @@ def die_with_parent() -> None:
     main thread, for it is that thread whose end counts.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def dying_with_parent(argv: Sequence[str]) -> list[str]:
+    """A command that does what `argv` does, and ends with this process from its first moment.
+
+    A program that asks for the death signal itself outlives a parent that is killed before it
+    does. A short interpreter asks first, looks whether this process is still its parent, and
+    becomes the program, which keeps the signal, the pid and the descriptors. For it too the end
+    of the thread counts that starts it. `argv[0]` is a path.
+    """
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv]
 
 
 def end_below(deadline: float) -> None:

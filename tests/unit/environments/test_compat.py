@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import stat
+import sys
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
 from verifiers.v1.errors import EnvError
 from verifiers.v1.mcp import launch
-from verifiers.v1.runtimes import subprocess
+from verifiers.v1.runtimes import provision_runtime, subprocess
 from verifiers.v1.serve import pool
 from verifiers.v1.serve.delta import DeltaStreamer
 
@@ -44,6 +45,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
     monkeypatch.setattr(pool, "tempfile", tempfile)
     monkeypatch.setattr(subprocess, "CACHE_DIR", subprocess.CACHE_DIR)
+    runtime_class = subprocess.SubprocessRuntime
+    monkeypatch.setattr(runtime_class, "run_background", runtime_class.run_background)
     for module in (env, harness, rollout, task):
         monkeypatch.setattr(module, "boundary", module.boundary)
     for module in (harness, task):
@@ -226,3 +229,14 @@ async def test_the_folders_of_episodes_lie_in_the_given_directory(tmp_path: Path
     assert runtime.workdir is not None
     assert runtime.workdir.is_relative_to(tmp_path)
     await runtime.stop()
+
+
+async def test_a_background_program_has_the_death_signal_from_its_first_line() -> None:
+    compat.end_servers_with_worker()
+    compat.end_servers_with_worker()
+    asked = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n))"
+    program = [sys.executable, "-c", f"{asked}; print(n.value)"]
+    async with provision_runtime(subprocess.SubprocessConfig()) as started, asyncio.timeout(20):
+        await started.run_background(program, {}, "log")
+        await started._background[-1].wait()
+        assert await started.read("log") == b"9\n"

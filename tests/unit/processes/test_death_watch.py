@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from gradus.errors import ExitCode
 from gradus.files import read_json
+from gradus.processes.child import dying_with_parent
 from gradus.processes.table import read_process
 from gradus.testing.commands import wait_until
 
@@ -185,3 +189,46 @@ def test_a_process_started_by_hand_watches_nothing() -> None:
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
     )
     assert result.stdout == "1\n"
+
+
+# Prints the pid of a program that it starts and whose start is slow, and waits to be killed.
+PARENT = """
+import signal, subprocess, sys
+from gradus.processes.child import dying_with_parent
+program = [sys.executable, "-c", "import signal; print(1, flush=True); signal.pause()"]
+started = subprocess.Popen(
+    dying_with_parent(program), stdout=subprocess.PIPE, start_new_session=True
+)
+if sys.argv[1] == "ready":
+    started.stdout.readline()
+print(started.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "ready"])
+def test_a_program_dies_with_its_parent_before_it_can_ask_for_that(when: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, when], stdout=subprocess.PIPE)
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    wait_for_the_end_of([pid])
+
+
+def test_a_program_whose_parent_is_gone_never_starts(tmp_path: Path) -> None:
+    trace = tmp_path / "started"
+    command = dying_with_parent([sys.executable, "-c", f"open({str(trace)!r}, 'w')"])
+    position = command.index(str(os.getpid()))
+    command[position] = str(os.getpid() + 1)
+    assert subprocess.run(command, check=False, timeout=20.0).returncode == ExitCode.TRY_AGAIN
+    assert not trace.exists()
+
+
+def test_a_program_that_cannot_start_says_so(tmp_path: Path) -> None:
+    command = dying_with_parent([str(tmp_path / "absent")])
+    done = subprocess.run(command, check=False, timeout=20.0, stderr=subprocess.PIPE, text=True)
+    assert done.returncode != 0
+    assert (
+        done.stderr.strip() == f"{tmp_path / 'absent'} cannot be started: No such file or directory"
+    )
