@@ -89,6 +89,13 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
         *_name_problems(sources.evaluated),
         *(problem for source in sources.train for problem in _train_problems(source)),
         *(problem for source in sources.all for problem in _source_problems(source, longest)),
+        *(
+            Problem((*source.path, key), message)
+            for source in sources.all
+            for key, message in source.given.preparation_problems(
+                config.launch.ready_timeout_seconds
+            )
+        ),
     ]
 
 

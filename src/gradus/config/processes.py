@@ -132,6 +132,10 @@ class EnvironmentProcessConfig(StrictConfig):
     inherited_env: list[str] = Field(default_factory=list)
     """Those of them that programs of the environment inherit; the others only its own code reads,
     by name."""
+    prepare: list[str] = Field(default_factory=list)
+    """Command that runs once in a term before the environment is loaded; empty means none."""
+    prepare_seconds: float = 300.0
+    """Its deadline."""
     purpose: Purpose = "train"
     """Decides the names of the process and of its log."""
     algo: AlgorithmChoice | None = None

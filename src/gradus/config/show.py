@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,7 +217,8 @@ def _engine(inference: InferenceConfig) -> str:
 
 def _environment(source: EnvironmentConfig) -> str:
     found = installed_id(source.id)
-    return f"{found}, harness {source.harness.id}, {_pool(source.pool)}"
+    first = f", first runs {shlex.join(source.prepare)!r}" if source.prepare else ""
+    return f"{found}, harness {source.harness.id}, {_pool(source.pool)}{first}"
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -33,6 +36,7 @@ from gradus.environments.pool import (
     PoolSize,
     answers,
     child_environment,
+    describe_exit,
     hide_variables,
     worker_secrets,
 )
@@ -40,7 +44,7 @@ from gradus.environments.roles import complete_roles
 from gradus.environments.task_server import Tasks, TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
-from gradus.files import write_json
+from gradus.files import read_json, write_json
 from gradus.log import get_logger
 from gradus.processes.child import LAUNCH_VARIABLE, end_below, is_launcher_gone
 from gradus.processes.liveness import beat
@@ -68,18 +72,67 @@ def serve(config: EnvironmentProcessConfig) -> None:
     """Serve one environment until SIGTERM or SIGINT.
 
     Raises ConfigError when the environment cannot work as configured and EnvironmentFailure when
-    its code, or a process of its pool, fails.
+    its code, its command, or a process of its pool, fails.
     """
     # Until the loop takes the signal over, it must still unwind, so that nothing is left behind.
     before = signal.signal(signal.SIGTERM, _leave)
     become_subreaper()
     try:
+        prepare_source(config)
         with private_directory(Path(config.run_dir).name) as directory:
             asyncio.run(_serve(config, directory))
     finally:
         signal.signal(signal.SIGTERM, before)
         # Orphans of the workers are ours; nothing else would end one that left no trace.
         end_below(time.monotonic())
+
+
+def prepare_source(config: EnvironmentProcessConfig) -> None:
+    """Run the source's command, unless this launch did before the process was started anew.
+
+    Ends what the command leaves running. Raises ConfigError when there is no such command and
+    EnvironmentFailure when it fails or takes too long.
+    """
+    marker = RunDirectory(Path(config.run_dir)).prepared_file(config.process)
+    if not config.prepare or (config.term and _term_in(marker) == config.term):
+        return
+    names = {*config.inherited_env, *config.passed_env} & os.environ.keys()
+    own = {name: os.environ[name] for name in names}
+    variables = child_environment(os.environ, named=()) | own
+    words = shlex.join(config.prepare)
+    what = f"source {config.name!r}: prepare = {words!r}"
+    log.info("running %s", words)
+    try:
+        command = subprocess.Popen(
+            config.prepare,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be started: {error.strerror}") from error
+    try:
+        code = command.wait(config.prepare_seconds)
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentFailure(
+            f"{what} did not end within prepare_seconds = {config.prepare_seconds:g}"
+        ) from error
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+        command.wait()
+    if code:
+        raise EnvironmentFailure(f"{what} {describe_exit(code)}; what it said stands above")
+    if config.term:
+        write_json(marker, {"term": config.term})
+
+
+def _term_in(marker: Path) -> int | None:
+    try:
+        return int(read_json(marker)["term"])
+    except FileNotFoundError:
+        return None
 
 
 def _leave(*_: object) -> None:

@@ -143,6 +143,10 @@ class RunDirectory:
         """Where `process` says that it can serve, and at which address."""
         return self.ready / f"{process}.json"
 
+    def prepared_file(self, process: str) -> Path:
+        """Where `process` notes the term in which its command ran."""
+        return self.ready / f"{process}.prepared"
+
     def version(self, version: int) -> Path:
         """Directory of one published policy version."""
         return self.weights / f"version_{version:08d}"

@@ -65,6 +65,19 @@ BORDERS = [
         f"{ENV}.tasks.holdout_fraction",
     ),
     (
+        with_env(prepare=["make"], prepare_seconds=599.0),
+        with_env(prepare=["make"], prepare_seconds=600.0),
+        f"{ENV}.prepare_seconds",
+    ),
+    (with_env(), with_env(prepare_seconds=5.0), f"{ENV}.prepare_seconds"),
+    (with_env(prepare=["make"]), with_env(prepare=[""]), f"{ENV}.prepare"),
+    (with_env(prepare=["make", "a b"]), with_env(prepare=["make", "a\0b"]), f"{ENV}.prepare"),
+    (
+        with_env(address="ipc://x/run"),
+        with_env(address="ipc://x/run", prepare=["make"]),
+        f"{ENV}.prepare",
+    ),
+    (
         with_env(tasks={"limit": 3}),
         with_env(address="ipc://x/run", tasks={"limit": 3}),
         f"{ENV}.tasks",

@@ -193,6 +193,11 @@ def test_the_plan_shows_the_resolved_id() -> None:
     assert any("env_reverse-text " in line and " gradus-reverse-text," in line for line in lines)
 
 
+def test_the_plan_shows_what_a_source_runs_first() -> None:
+    lines = describe(build_run_config(with_env(id="reverse-text", prepare=["make", "the data"])))
+    assert any(line.endswith("first runs \"make 'the data'\"") for line in lines)
+
+
 @pytest.mark.parametrize("written", ["revers-text", "gradus-revers-text"])
 def test_an_id_that_nobody_has_is_told_with_the_nearest(written: str) -> None:
     said = problems(with_env(id=written))[0]

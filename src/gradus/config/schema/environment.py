@@ -290,7 +290,30 @@ class EnvironmentConfig(StrictConfig):
     pass_env: list[str] = Field(default_factory=list)
     """Names of variables of your shell that this environment's own code may read too, such as keys.
     Their values stand in no config and no log, and programs that the environment starts do not
-    inherit them."""
+    inherit them, except the command of `prepare`."""
+    prepare: list[str] = Field(default_factory=list)
+    """Words of a command, e.g. ["make", "data"], that each launch runs once before it loads this
+    environment: in the folder of the launch, without a shell, with `env_vars` and `pass_env`. Its
+    output goes into the environment's log; unless it ends with 0, nothing starts."""
+    prepare_seconds: float = Field(300.0, gt=0)
+    """Deadline of `prepare`."""
+
+    def preparation_problems(self, ready_seconds: float) -> Iterator[tuple[str, str]]:
+        """What is wrong with `prepare` where a process has so long to become ready: key, reason."""
+        if not self.prepare:
+            if "prepare_seconds" in self.model_fields_set:
+                yield "prepare_seconds", "has no meaning without prepare"
+            return
+        if self.address is not None:
+            yield "prepare", "an environment that you run yourself prepares itself"
+        if not self.prepare[0] or any("\0" in word for word in self.prepare):
+            yield "prepare", "must begin with a command, and no word may hold a NUL character"
+        if self.prepare_seconds >= ready_seconds:
+            yield (
+                "prepare_seconds",
+                f"{self.prepare_seconds:g} must be less than launch.ready_timeout_seconds = "
+                f"{ready_seconds:g}, which it is a part of",
+            )
 
     @property
     def unique_name(self) -> str:
