@@ -87,12 +87,14 @@ class DebateTaskset(vf.Taskset[DebateTask, DebateTasksetConfig]):
         config = self.config
         questions = build_questions(config.num_tasks, seed=config.seed, kinds=config.kinds)
         for index, made in enumerate(questions):
+            # Many questions share their text and differ in their options alone.
+            key = "\n".join((made.question, *made.options))
             seats = SEATS if config.learner_seat != "consultant" else ("consultant",)
             learner = draw_learner_seat(
                 config.learner_seat,
                 seats,
                 seed=config.seed,
-                task_key=made.question,
+                task_key=key,
                 task_index=index,
             )
             data = DebateData(
@@ -100,12 +102,12 @@ class DebateTaskset(vf.Taskset[DebateTask, DebateTasksetConfig]):
                 question=made.question,
                 options=list(made.options),
                 answer=made.answer,
-                assigned_answers=_sides(made.question) if config.assign_sides else {},
+                assigned_answers=_sides(key) if config.assign_sides else {},
                 learner_seat=learner,
             )
             yield DebateTask(data, config.task)
 
 
-def _sides(question: str) -> dict[str, str]:
-    first, second = ("A", "B") if stable_hash(f"sides {question}") % 2 else ("B", "A")
+def _sides(key: str) -> dict[str, str]:
+    first, second = ("A", "B") if stable_hash(f"sides {key}") % 2 else ("B", "A")
     return {SEATS[0]: first, SEATS[1]: second, "consultant": first}

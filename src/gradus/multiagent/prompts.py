@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gradus.errors import ConfigError
 from gradus.multiagent.channels import Channel
 from gradus.multiagent.kernel import DialogueState, TurnSlot, Utterance, seen_by
 from gradus.multiagent.pack import JUDGE, Pack
@@ -95,7 +96,13 @@ class Prompter:
 
     def _instruction(self, member: str, phase: str, round_index: int) -> str:
         num_rounds = max(self.schedule.num_rounds(member), round_index + 1)
-        return self.pack.user[member][phase].render(
+        template = self.pack.user.get(member, {}).get(phase)
+        if template is None:
+            # Only a function as schedule can come to it: the slots of a list are checked before.
+            raise ConfigError(
+                f"pack {self.pack.name!r} has no instruction of {member} for the phase {phase!r}"
+            )
+        return template.render(
             **self._constants(member),
             phase=phase,
             round_index=round_index,

@@ -50,8 +50,9 @@ class Schedule:
     @classmethod
     def of_function(cls, next_slot: NextSlot, name: str) -> Schedule:
         """A schedule that follows what is said; ConfigError when a made-up play of it fails."""
-        program = _Computed(next_slot, name)
-        return cls(program, _played(program, name))
+        slots = _played(_Computed(next_slot, name), name)
+        known = frozenset(member for slot in slots for member in slot.members)
+        return cls(_Computed(next_slot, name, known), slots)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -86,6 +87,8 @@ class Schedule:
 class _Computed:
     next_slot: NextSlot
     name: str
+    known: frozenset[str] | None = None
+    """Who has turns; None while that is found out."""
 
     def current_slot(self, state: DialogueState) -> TurnSlot | None:
         """What the function says; it never hears of an open barrier."""
@@ -96,6 +99,11 @@ class _Computed:
             raise ConfigError(
                 f"schedule {self.name!r} gives {type(slot).__name__}; it must give a TurnSlot or "
                 "None"
+            )
+        if slot is not None and self.known is not None and not self.known.issuperset(slot.members):
+            raise ConfigError(
+                f"schedule {self.name!r} gives slot {slot.slot_id} to {', '.join(slot.members)}; "
+                f"with made-up replies only {', '.join(sorted(self.known))} had a turn"
             )
         return slot
 

@@ -238,9 +238,8 @@ def _as_text(value: FieldValue | None) -> str | None:
 
 
 def _same(one: str, other: str) -> bool:
-    if canonical(one) == canonical(other):
-        return True
+    # Numbers first: as texts without the marks around them, .5 and 5 are the same.
     try:
         return math.isclose(float(one), float(other), rel_tol=1e-9)
     except ValueError:
-        return False
+        return canonical(one) == canonical(other)

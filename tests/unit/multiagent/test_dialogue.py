@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gradus.errors import ConfigError
 from gradus.multiagent.answers import read_choice
 from gradus.multiagent.channels import VISIBILITIES, Said
+from gradus.multiagent.fields import FieldSpec
 from gradus.multiagent.kernel import (
     DialogueState,
     StaticSchedule,
@@ -21,7 +22,7 @@ from gradus.multiagent.kernel import (
     apply_action,
     seen_by,
 )
-from gradus.multiagent.prompts import Prompter, PromptMessage, channels_of
+from gradus.multiagent.prompts import Case, Prompter, PromptMessage, channels_of
 from gradus.multiagent.schedule import MAX_TURNS, Schedule
 from gradus.multiagent.scores import DialogueScorer, EpisodeScores, Truth
 
@@ -278,3 +279,43 @@ def test_the_author_of_an_unreadable_turn_is_told_and_the_others_get_a_notice() 
     other = prompter.delta(state, "debater_b", slots[1])
     assert other.startswith("[debater_a, propose] The reply could not be read.\n\n")
     assert "SECRET" not in other
+
+
+def test_a_function_that_leaves_what_was_played_before_is_refused_by_name() -> None:
+    def next_slot(state: DialogueState) -> TurnSlot | None:
+        if not state.transcript:
+            return TurnSlot(0, ("judge",), "final")
+        told = {"a crowd": ("crowd",), "a phase": ("judge",)}
+        member = told.get(state.transcript[0].public)
+        return TurnSlot(1, member, "unknown") if member and state.num_turns == 1 else None
+
+    schedule = Schedule.of_function(next_slot, "test:next_slot")
+    prompter = Prompter(PACK, schedule, Case("7 or 12?"))
+
+    def told(text: str) -> DialogueState:
+        channels = channels_of(PACK, ("judge",))
+        said = Said(text)
+        return apply_action(DialogueState(), schedule.program, "judge", said, 1, channels)[0]
+
+    with pytest.raises(ConfigError, match="gives slot 1 to crowd; with made-up replies only judge"):
+        schedule.program.current_slot(told("a crowd"))
+    slot = schedule.program.current_slot(told("a phase"))
+    assert slot is not None
+    with pytest.raises(ConfigError, match="no instruction of judge for the phase 'unknown'"):
+        prompter.delta(told("a phase"), "judge", slot)
+
+
+def test_numbers_are_compared_as_numbers() -> None:
+    answer = {"answer": FieldSpec("answer")}
+    pack = replace(PACK, reward="exact", fields={("debater_a", "propose"): answer})
+    slot = TurnSlot(0, ("debater_a",), "propose")
+
+    def reward(said: str, right: str) -> float:
+        channels = channels_of(pack, ("debater_a",))
+        program = StaticSchedule((slot,))
+        reply = Said(f"<answer>{said}</answer>")
+        state, _ = apply_action(DialogueState(), program, "debater_a", reply, 1, channels)
+        scorer = DialogueScorer(pack, ("debater_a",))
+        return scorer.score(state, Truth(right)).rewards["debater_a"]
+
+    assert (reward(".5", "5"), reward("0.50", ".5"), reward(" Seven. ", "seven")) == (0.0, 1.0, 1.0)

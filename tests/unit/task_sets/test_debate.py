@@ -432,3 +432,16 @@ def test_the_task_set_is_repeatable_and_growing_it_keeps_its_tasks() -> None:
     assert {t.data.assigned_answers["debater_a"] for t in load(60, assign_sides=True)} == {"A", "B"}
     with pytest.raises(ValidationError, match="is neither a rule"):
         load(1, learner_seat="third")
+
+
+@pytest.mark.parametrize("kind", ["larger", "earlier", "longer", "digits"])
+def test_questions_with_one_text_still_draw_their_own_seats_and_sides(kind: str) -> None:
+    for rule in ("hash", "bernoulli"):
+        config = DebateTasksetConfig.model_validate(
+            {"id": "gradus-debate", "kinds": [kind], "learner_seat": rule, "assign_sides": True}
+        )
+        tasks = list(DebateTaskset(config).load())
+        first = sum(task.data.learner_seat == "debater_a" for task in tasks)
+        assert 0.25 < first / len(tasks) < 0.75
+        sided = sum(task.data.assigned_answers["debater_a"] == "A" for task in tasks)
+        assert 0.25 < sided / len(tasks) < 0.75
