@@ -11,7 +11,6 @@ import base64
 import importlib
 import json
 import pickletools
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ HUB_COLUMNS = (
 )
 MAX_PROGRAM_CHARACTERS = 50_000
 _MAX_UNPACKED_BYTES = 64 << 20
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.M | re.S)
+_FENCE = "```"
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,26 @@ def _only_text(compressed: bytes) -> str:
 
 def read_program(reply: str) -> str:
     """The last fenced block of a reply, or all of it where there is none; empty when too long."""
-    blocks = _FENCE.findall(reply)
-    program = blocks[-1] if blocks else reply
+    block = _last_block(reply)
+    program = reply if block is None else block
     if len(program) > MAX_PROGRAM_CHARACTERS or not program.strip():
         return ""
     return program.rstrip() + "\n"
+
+
+def _last_block(reply: str) -> str | None:
+    """What the last closed fence holds; line by line, so that many open ones cost little."""
+    block: str | None = None
+    is_open, begin, place = False, 0, 0
+    for line in reply.split("\n"):
+        after = place + len(line) + 1
+        bare = line.strip(" \t")
+        if not is_open and bare.startswith(_FENCE) and "`" not in bare[len(_FENCE) :]:
+            is_open, begin = True, after
+        elif is_open and bare == _FENCE:
+            is_open, block = False, reply[begin:place]
+        place = after
+    return block
 
 
 def assemble(problem: Problem, program: str) -> str:

@@ -96,22 +96,28 @@ def _align(machine: Machine) -> None:
     machine.allot(-machine.here % CELL)
 
 
+def _filled(machine: Machine, address: int, count: int, value: int) -> None:
+    # The span first: it refuses a count for which the bytes would fill this process's memory.
+    place = machine.span(address, count)
+    machine.memory[place] = bytes([value & 255]) * count
+
+
 @MEMORY.word("FILL", "addr n char --", "Write n bytes of one value.")
 def _fill(machine: Machine) -> None:
     address, count, value = machine.pop_many(3)
-    machine.memory[machine.span(address, count)] = bytes([value & 255]) * count
+    _filled(machine, address, count, value)
 
 
 @MEMORY.word("ERASE", "addr n --", "Write n bytes of 0.")
 def _erase(machine: Machine) -> None:
     address, count = machine.pop_many(2)
-    machine.memory[machine.span(address, count)] = bytes(count)
+    _filled(machine, address, count, 0)
 
 
 @MEMORY.word("BLANK", "addr n --", "Write n spaces.")
 def _blank(machine: Machine) -> None:
     address, count = machine.pop_many(2)
-    machine.memory[machine.span(address, count)] = b" " * count
+    _filled(machine, address, count, ord(" "))
 
 
 @MEMORY.word("MOVE", "from to n --", "Copy n bytes; the places may overlap.")

@@ -102,6 +102,8 @@ def test_a_row_that_cannot_be_played_is_told(changes: dict[str, Any], words: str
         (" \n", ""),
         ("x" * 100_000, ""),
         ("```python\n```" * 30_000, ""),
+        ("```a\n" * 20_000 + "```\n" * 2 + "x\n```", "x\n"),
+        ("```a\n" * 2_000_000, ""),
     ],
 )
 def test_the_program_is_the_last_block_of_a_reply(reply: str, program: str) -> None:
