@@ -90,6 +90,11 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
         *(problem for source in sources.train for problem in _train_problems(source)),
         *(problem for source in sources.all for problem in _source_problems(source, longest)),
         *(
+            Problem((*source.path, "headers_from"), message)
+            for source in sources.all
+            if (message := source.given.headers_problem(has_endpoint=is_served))
+        ),
+        *(
             Problem((*source.path, key), message)
             for source in sources.all
             for key, message in source.given.preparation_problems(

@@ -132,6 +132,8 @@ class EnvironmentProcessConfig(StrictConfig):
     inherited_env: list[str] = Field(default_factory=list)
     """Those of them that programs of the environment inherit; the others only its own code reads,
     by name."""
+    headers_from: str | None = None
+    """Field of a task's data with headers for its model requests."""
     prepare: list[str] = Field(default_factory=list)
     """Command that runs once in a term before the environment is loaded; empty means none."""
     prepare_seconds: float = 300.0

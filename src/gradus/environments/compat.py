@@ -16,6 +16,7 @@ out one by one, is in `patches.shortcuts`.
 | `survive_exits` | `exit()` in a reward ends the worker | verifiers catches `SystemExit` |
 | `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
 | `end_servers_with_worker` | a server outlives a worker killed while it imports | it asks earlier |
+| `send_task_headers` | all requests of a client have the same headers | a task can name some |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 | `move_episode_folders` | a killed worker leaves folders in the home | verifiers takes a folder |
 | `watch_workers` | a blocked worker goes on getting episodes | verifiers asks its workers |
@@ -57,6 +58,7 @@ from gradus.environments.harness.tool_servers import (
 )
 from gradus.environments.patches.known import install_known
 from gradus.environments.patches.shortcuts import SHORTCUTS
+from gradus.environments.patches.task_headers import send_task_headers
 from gradus.log import get_logger
 from gradus.processes.child import dying_with_parent
 
@@ -72,8 +74,11 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-def apply(tool_servers: ToolServerLimits) -> None:
-    """Patch this process, once; does nothing for other versions than the known ones."""
+def apply(tool_servers: ToolServerLimits, headers_from: str | None = None) -> None:
+    """Patch this process, once; does nothing for other versions than the known ones.
+
+    `headers_from` is the field of a task's data with headers for its model requests.
+    """
     remember_signatures()
     if not is_known_version():
         log.warning(
@@ -91,6 +96,8 @@ def apply(tool_servers: ToolServerLimits) -> None:
     survive_exits()
     bound_tool_servers(tool_servers)
     end_servers_with_worker()
+    if headers_from is not None:
+        send_task_headers(headers_from)
     move_episode_folders(Path(tempfile.gettempdir()))
     install_known(SHORTCUTS)
 

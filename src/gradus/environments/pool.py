@@ -149,14 +149,17 @@ class Pool:
         data: dict[str, Any],
         *,
         secrets: Mapping[str, str],
+        headers_from: str | None = None,
     ) -> None:
         """Tell the process what to serve; `data` is verifiers' EnvConfig.
 
         `secrets` are variables for the workers alone, which no program of theirs inherits.
+        `headers_from` is the field of a task's data with headers for its model requests.
         """
         settings = {
             "name": name,
             "secrets": dict(secrets),
+            "headers_from": headers_from,
             "tool_servers": size.tool_servers(data),
             "address": address,
             "max_workers": size.max_workers,

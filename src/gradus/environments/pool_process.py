@@ -187,7 +187,8 @@ def main(death_fd: str, report_fd: str, folder: str) -> None:
             return
         limits = ToolServerLimits(**settings.pop("tool_servers"))
         secrets = settings.pop("secrets")
-        prepare = functools.partial(prepare_worker, settings.pop("name"), limits, secrets)
+        name, headers_from = settings.pop("name"), settings.pop("headers_from")
+        prepare = functools.partial(prepare_worker, name, limits, secrets, headers_from)
         if settings["max_workers"] == 1:
             # No broker: this process runs the environment itself.
             die_with_parent()

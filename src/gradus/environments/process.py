@@ -30,6 +30,7 @@ from gradus.environments.containers import (
     remove_own,
 )
 from gradus.environments.load_errors import Stopped
+from gradus.environments.patches.task_headers import headers_of
 from gradus.environments.pool import (
     SILENT_SECONDS,
     Pool,
@@ -188,6 +189,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         )
         config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)
+        await check_headers(config, tasks)
         await EnvironmentProcess(config, pool, tasks, directory).run(secrets)
     finally:
         await pool.close()
@@ -210,6 +212,18 @@ async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
     )
     if refusal is not None:
         raise ConfigError(f"source {config.name!r}: {refusal}")
+
+
+async def check_headers(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
+    """ConfigError when the first task does not carry headers as `headers_from` says."""
+    if config.headers_from is None:
+        return
+    try:
+        headers_of(await _first_readable(tasks), config.headers_from)
+    except ValueError as error:
+        raise ConfigError(
+            f"source {config.name!r}: headers_from does not fit its first task: {error}"
+        ) from error
 
 
 async def _first_readable(tasks: Tasks) -> dict[str, Any]:
@@ -299,6 +313,7 @@ class EnvironmentProcess:
             self._size,
             self._config.verifiers,
             secrets=secrets,
+            headers_from=self._config.headers_from,
         )
         ready = asyncio.create_task(
             self._pool.wait_ready(

@@ -24,7 +24,12 @@ LEAVE_SECONDS = 5.0
 """How long threads and children of the environment may keep a process that has served."""
 
 
-def prepare_worker(name: str, tool_servers: ToolServerLimits, secrets: Mapping[str, str]) -> None:
+def prepare_worker(
+    name: str,
+    tool_servers: ToolServerLimits,
+    secrets: Mapping[str, str],
+    headers_from: str | None = None,
+) -> None:
     """Set up logs, collector and patches of one pool process; a worker dies with its broker.
 
     Log lines go to stderr, marked with the source and the pid.
@@ -41,7 +46,7 @@ def prepare_worker(name: str, tool_servers: ToolServerLimits, secrets: Mapping[s
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)
     gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)
-    compat.apply(tool_servers)
+    compat.apply(tool_servers, headers_from)
 
 
 def leave_soon(seconds: float = LEAVE_SECONDS) -> None:

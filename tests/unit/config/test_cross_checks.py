@@ -65,6 +65,11 @@ BORDERS = [
         f"{ENV}.tasks.holdout_fraction",
     ),
     (
+        with_env(headers_from="h", agents={"x": {"model": "m", "base_url": "http://h/v1"}}),
+        with_env(headers_from="h", agents={"x": {}}),
+        f"{ENV}.headers_from",
+    ),
+    (
         with_env(prepare=["make"], prepare_seconds=599.0),
         with_env(prepare=["make"], prepare_seconds=600.0),
         f"{ENV}.prepare_seconds",

@@ -20,6 +20,7 @@ from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
 from verifiers.v1.errors import EnvError
+from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.mcp import launch
 from verifiers.v1.runtimes import provision_runtime, subprocess
 from verifiers.v1.serve import pool
@@ -45,6 +46,7 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
     monkeypatch.setattr(pool, "tempfile", tempfile)
     monkeypatch.setattr(subprocess, "CACHE_DIR", subprocess.CACHE_DIR)
+    monkeypatch.setattr(InterceptionServer, "register", InterceptionServer.register)
     runtime_class = subprocess.SubprocessRuntime
     monkeypatch.setattr(runtime_class, "run_background", runtime_class.run_background)
     for module in (env, harness, rollout, task):

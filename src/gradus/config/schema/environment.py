@@ -291,12 +291,29 @@ class EnvironmentConfig(StrictConfig):
     """Names of variables of your shell that this environment's own code may read too, such as keys.
     Their values stand in no config and no log, and programs that the environment starts do not
     inherit them, except the command of `prepare`."""
+    headers_from: str | None = Field(None, min_length=1)
+    """Field of a task's data with a table of headers, such as a routing key, that are sent with the
+    model requests of its episode. Only endpoints of others get them (`agents.<role>.base_url`, an
+    evaluation's `base_url`). Not for secrets: records hold a task's data."""
     prepare: list[str] = Field(default_factory=list)
     """Words of a command, e.g. ["make", "data"], that each launch runs once before it loads this
     environment: in the folder of the launch, without a shell, with `env_vars` and `pass_env`. Its
     output goes into the environment's log; unless it ends with 0, nothing starts."""
     prepare_seconds: float = Field(300.0, gt=0)
     """Deadline of `prepare`."""
+
+    def headers_problem(self, *, has_endpoint: bool) -> str | None:
+        """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""
+        if self.headers_from is None:
+            return None
+        if self.address is not None:
+            return "an environment that you run yourself sends its own requests"
+        if has_endpoint or any(role.base_url for role in self.agents.values()):
+            return None
+        return (
+            "nobody would get them: no agent has a base_url, and the policy that gradus serves is "
+            "asked without headers"
+        )
 
     def preparation_problems(self, ready_seconds: float) -> Iterator[tuple[str, str]]:
         """What is wrong with `prepare` where a process has so long to become ready: key, reason."""
