@@ -47,6 +47,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "tempfile", tempfile)
     monkeypatch.setattr(subprocess, "CACHE_DIR", subprocess.CACHE_DIR)
     monkeypatch.setattr(InterceptionServer, "register", InterceptionServer.register)
+    # They change what other tests use for good, and have tests of their own.
+    monkeypatch.setattr(compat, "SHORTCUTS", ())
     runtime_class = subprocess.SubprocessRuntime
     monkeypatch.setattr(runtime_class, "run_background", runtime_class.run_background)
     for module in (env, harness, rollout, task):
