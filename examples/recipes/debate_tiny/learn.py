@@ -53,7 +53,8 @@ def _conversation(
     letter = answer if draw.random() < RIGHT else "BA"["AB".index(answer)]
     # An opened block that never ends: nobody can tell what of it is public.
     reply = f"<thinking>{letter}" if draw.random() < UNREADABLE else f"<answer>{letter}</answer>"
-    texts = (("system", "d"), ("user", prompt), ("user", "?"), ("assistant", reply))
+    # The environment joins what is new in a turn by a blank line: the question and the instruction.
+    texts = (("system", "d"), ("user", f"{prompt}\n\n?"), ("assistant", reply))
     return {"messages": [{"role": role, "content": text} for role, text in texts]}
 
 

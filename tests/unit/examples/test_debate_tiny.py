@@ -13,7 +13,11 @@ import pytest
 
 from gradus.cli.main import main
 from gradus.multiagent.channels import Channel, Said
+from gradus.multiagent.kernel import DialogueState
+from gradus.multiagent.prompts import Prompter
+from gradus_debate.environment import case_of
 from gradus_debate.settings import DebateEnvConfig, rules_of
+from gradus_debate.taskset import DebateTaskset, DebateTasksetConfig
 
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "examples" / "recipes" / "debate_tiny"
@@ -89,3 +93,21 @@ def test_each_pack_plays(name: str) -> None:
     assert rules.scorer.contestants == (
         ("debater_a", "debater_b") if name == "debate" else ("consultant",)
     )
+
+
+@pytest.mark.parametrize("name", ["debate", "consultancy", "rlvr"])
+def test_the_warm_up_shows_what_the_environment_asks(name: str, modules: Any) -> None:
+    rules = rules_of(DebateEnvConfig(id="gradus-debate", pack=str(FOLDER / f"{name}.yaml")))
+    config = DebateTasksetConfig(
+        id="gradus-debate", kinds=["digits"], num_tasks=90, assign_sides=name == "consultancy"
+    )
+    shown = {
+        (row["messages"][0]["content"], row["messages"][1]["content"])
+        for row in modules["learn"].demonstrations(4_000, seed=0)
+    }
+    for task in DebateTaskset(config):
+        prompter, state = Prompter(rules.pack, rules.schedule, case_of(task.data)), DialogueState()
+        slot = rules.schedule.program.current_slot(state)
+        assert slot is not None
+        member = slot.members[0]
+        assert (prompter.system(member), prompter.delta(state, member, slot)) in shown
