@@ -12,6 +12,7 @@ from pydantic import Field
 
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus_reasoning_gym.generators import Generator, Question, scorer
+from gradus_reasoning_gym.safety import may_score
 
 Style = Literal["tags", "plain"]
 
@@ -76,8 +77,9 @@ class ReasoningGymTask(vf.Task[ReasoningGymData, vf.State, vf.TaskConfig]):
     """One question of a generator."""
 
     def gold_replies(self) -> list[str]:
-        """The gold answer where there is one, for the check of environments."""
-        if self.data.answer is None:
+        """The gold answer, for the check of environments; none where its scorer may not see it,
+        such as an integral that the generator could not solve either."""
+        if self.data.answer is None or not may_score(self.data.generator, self.data.answer):
             return []
         is_plain = self.data.style == "plain"
         return [self.data.answer if is_plain else f"{_OPEN}{self.data.answer}{_CLOSE}"]

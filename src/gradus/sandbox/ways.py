@@ -129,9 +129,26 @@ def _bwrap(limits: Limits, python: str) -> Iterator[str]:
     prefix = str(Path(python).parents[1])
     if not prefix.startswith("/usr") and prefix != "/":
         yield from ("--ro-bind", prefix, prefix)
+    # Installed packages may hold the answers; gradus itself may be one of them.
+    for folder in _installed_packages(prefix):
+        yield from ("--size", "4096", "--tmpfs", folder, "--remount-ro", folder)
     yield from ("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev")
     yield from ("--size", str(limits.disk_bytes), "--tmpfs", _INSIDE, "--chdir", _INSIDE)
     yield from ("--symlink", _INSIDE.lstrip("/"), "/tmp", "--remount-ro", "/", "--")
+
+
+@cache
+def _installed_packages(prefix: str) -> tuple[str, ...]:
+    """Folders of installed Python packages that a box would show."""
+    found = (
+        folder.resolve()
+        for root in ("/usr", "/usr/local", prefix)
+        for name in ("site-packages", "dist-packages")
+        for folder in Path(root).glob(f"lib*/python3*/{name}")
+    )
+    roots = {"/usr", prefix}
+    inside = {str(folder) for folder in found if any(folder.is_relative_to(r) for r in roots)}
+    return tuple(sorted(inside))
 
 
 @contextlib.contextmanager

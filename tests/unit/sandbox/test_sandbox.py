@@ -209,6 +209,19 @@ async def test_a_folder_deeper_than_the_stack_is_removed() -> None:
     assert reason is Reason.EXITED, stderr
 
 
+@pytest.mark.skipif(without(STRONGEST, Protection.FILES), reason="the files are seen here")
+async def test_a_program_finds_no_installed_packages() -> None:
+    source = (
+        "import os, sys\n"
+        "for folder in [path for path in sys.path if path.endswith('-packages')]:\n"
+        "    assert not os.listdir(folder), folder\n"
+        "    try: open(folder + '/mine', 'w')\n"
+        "    except OSError: continue\n"
+        "    assert False, folder\n"
+    )
+    assert await run(source, STRONGEST) == (Reason.EXITED, "", "")
+
+
 async def test_many_programs_at_once_keep_apart() -> None:
     sandbox = Sandbox(LIMITS, max_running=3)
     ended = await asyncio.gather(

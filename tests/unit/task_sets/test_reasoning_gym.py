@@ -95,6 +95,8 @@ async def test_the_gold_answer_is_worth_one_and_everything_else_less(
         ("n_queens", "().__class__.__bases__", False),
         ("n_queens", "(lambda: 0)()", False),
         ("coin_flip", "1e99999999", False),
+        ("complex_arithmetic", "NaN + nanj", False),
+        ("complex_arithmetic", "1.0 - 2.0i", True),
     ],
 )
 def test_scorers_that_compute_see_only_plain_answers(
