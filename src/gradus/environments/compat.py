@@ -10,6 +10,7 @@ out one by one, is in `patches.shortcuts`.
 |---|---|---|
 | `use_engine_client` | openai + httpx around one JSON post: 20 % | verifiers takes a client |
 | `seed_each_request` | one seed for all calls of an episode | verifiers seeds each call |
+| `read_every_tool_call` | a call that a model wrote badly ends its episode | verifiers reads each |
 | `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
 | `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
@@ -28,10 +29,12 @@ import asyncio
 import contextlib
 import functools
 import importlib.metadata
+import json
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
@@ -39,6 +42,8 @@ from weakref import WeakKeyDictionary
 
 import pydantic
 from pydantic._internal import _fields
+from renderers import parsing
+from renderers.base import ParsedToolCall
 from verifiers.v1 import env, errors, harness, rollout, task
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
@@ -91,6 +96,7 @@ def apply(tool_servers: ToolServerLimits, headers_from: str | None = None) -> No
     seeds = RequestSeeds()
     use_engine_client(seeds)
     seed_each_request(seeds)
+    read_every_tool_call()
     render_inline()
     gather_changes()
     survive_exits()
@@ -131,6 +137,44 @@ def seed_each_request(seeds: RequestSeeds) -> None:
         return await send(client, url, seeds.renewed(body), *rest, **more)
 
     eval_client.EvalClient._request = send_seeded
+
+
+def read_every_tool_call() -> None:
+    """Let a model's call come through whatever its JSON holds; the harness answers that it is none.
+
+    A name that is no text, half of a surrogate pair and deep nesting raise otherwise: the episode
+    would fail, and a model could so escape a low reward. The tokens stay as they were sampled.
+    """
+    read = train.response_from_generate
+    if hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def read_mended(result: dict[str, Any], *rest: Any, **more: Any) -> Any:
+        calls = [_mended(call) for call in result.get("tool_calls") or []]
+        return read({**result, "tool_calls": calls}, *rest, **more)
+
+    train.response_from_generate = read_mended
+    parsing.json = SimpleNamespace(**{**vars(json), "loads": _loads})
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deep", text[:80], 0) from None
+
+
+def _mended(call: ParsedToolCall) -> ParsedToolCall:
+    def as_text(value: Any) -> str:
+        try:
+            text = value if isinstance(value, str) else json.dumps(value)
+        except RecursionError:
+            text = "nested too deep"
+        return text.encode("utf-8", "replace").decode()
+
+    name = as_text(call.name) if call.name else None
+    return replace(call, name=name, arguments=as_text(call.arguments or {}))
 
 
 def render_inline() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import stat
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 from pydantic._internal import _fields
+from renderers import parsing
+from renderers.base import ParsedToolCall
 from verifiers.v1 import env, harness, rollout, task
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
@@ -33,6 +36,7 @@ from gradus.environments.harness.tool_servers import ToolServerLimits
 RUN_ON_THREAD = train.RendererSlot.run
 CHANGED = DeltaStreamer._changed
 SEND = eval_client.EvalClient._request
+READ = train.response_from_generate
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +45,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train.RendererSlot, "run", RUN_ON_THREAD)
     monkeypatch.setattr(DeltaStreamer, "_changed", CHANGED)
     monkeypatch.setattr(eval_client.EvalClient, "_request", SEND)
+    monkeypatch.setattr(train, "response_from_generate", READ)
+    monkeypatch.setattr(parsing, "json", json)
     monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
     monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
@@ -244,3 +250,28 @@ async def test_a_background_program_has_the_death_signal_from_its_first_line() -
         await started.run_background(program, {}, "log")
         await started._background[-1].wait()
         assert await started.read("log") == b"9\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "read"),
+    [
+        ("look", {"a": 1}, ("look", '{"a": 1}')),
+        (["x"], {}, ('["x"]', "{}")),
+        (True, None, ("true", "{}")),
+        ("\ud800", "\udfff", ("?", "?")),
+    ],
+)
+def test_a_tool_call_of_any_json_can_be_read(
+    name: Any, arguments: Any, read: tuple[str, str]
+) -> None:
+    result = {"tool_calls": [ParsedToolCall("", name=name, arguments=arguments)]}
+    compat.read_every_tool_call()
+    calls = train.response_from_generate(result, "policy").message.tool_calls
+    assert calls is not None
+    assert [(call.name, call.arguments) for call in calls] == [read]
+
+
+def test_json_that_is_nested_too_deep_is_no_json() -> None:
+    compat.read_every_tool_call()
+    with pytest.raises(json.JSONDecodeError, match="nested too deep"):
+        parsing.json.loads("[" * 100_000)
