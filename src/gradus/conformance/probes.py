@@ -174,6 +174,35 @@ def judge_gold(name: str, gold: float | None, lowest: float) -> Checked:
     )
 
 
+def judge_gold_elsewhere(rewards: Mapping[int, float], lowest: float) -> Checked:
+    """The line about the perfect replies of further tasks, by their number; `lowest` is what the
+    hostile replies got at least on the first one."""
+    worst = min(rewards, key=rewards.__getitem__)
+    seen = (
+        f"rewards from {rewards[worst]:g} (task {worst}) to {max(rewards.values()):g} on "
+        f"{len(rewards)} more tasks"
+    )
+    if rewards[worst] > lowest + _TOLERANCE or math.isnan(lowest):
+        return ok("gold elsewhere", seen)
+    return broken(
+        "gold elsewhere",
+        f"{seen}: no more than a hostile reply gets",
+        f"Mend the reward, or what {GOLD_HOOK} says for that task",
+    )
+
+
+def noisy_reward(first: Mapping[str, float], second: Mapping[str, float]) -> Checked:
+    """The line about a task that pays the same conversation twice, and not the same."""
+    pairs = [
+        f"{who} {first.get(who)} and {second.get(who)}" for who in first.keys() | second.keys()
+    ]
+    return note(
+        "same reward",
+        f"the same task and replies under one seed bring {', '.join(sorted(pairs))}",
+        "Fine if a model grades them; otherwise the noise is learned: draw from the task's key",
+    )
+
+
 def judge_hostile(probe: str, reward: float, gold: float | None, lowest: float) -> Checked:
     """The line about one hostile reply."""
     if gold is None:

@@ -31,6 +31,8 @@ class TaskChecks:
         self.best = PLAIN
         """The reply that brought most."""
         self._stage = stage
+        self._lowest = math.nan
+        """What the hostile replies got at least."""
         self._num_agents = len(stage.agents)
         self._reported: set[str] = set()
 
@@ -63,7 +65,8 @@ class TaskChecks:
             yield line
         async for line in self.rewards(task, gold, others):
             yield line
-        yield await self._same_prompt(task)
+        async for line in self._same_twice(task):
+            yield line
 
     async def other_gold(
         self, tasks: Sequence[Task], gold: Sequence[Mapping[str, Any]]
@@ -79,12 +82,7 @@ class TaskChecks:
                 yield line
             rewards[number] = max(_of(played), default=0.0)
         if rewards:
-            worst = min(rewards, key=rewards.__getitem__)
-            yield ok(
-                "gold elsewhere",
-                f"rewards from {rewards[worst]:g} (task {worst}) to {max(rewards.values()):g} on "
-                f"{len(rewards)} more tasks",
-            )
+            yield probes.judge_gold_elsewhere(rewards, self._lowest)
 
     # ------------------------------------------------------------------ failures
 
@@ -151,7 +149,7 @@ class TaskChecks:
         hostile = [await self.play(task, probe) for probe in HOSTILE]
         is_alone = self._num_agents == 1
         values = [v for played in hostile if not played.failure for v in _of(played)]
-        lowest = min(values, default=math.nan)
+        lowest = self._lowest = min(values, default=math.nan)
         reward = None
         if gold is not None and gold.failure is None:
             reward, self.best = max(_of(gold), default=None), gold.probe
@@ -213,8 +211,15 @@ class TaskChecks:
 
     # ------------------------------------------------------------------ prompts and tokens
 
-    async def _same_prompt(self, task: Task) -> Checked:
+    async def _same_twice(self, task: Task) -> AsyncIterator[Checked]:
+        """Whether a task asks and pays the same when the model says the same."""
         both = [await self.play(task, self.best) for _ in range(2)]
+        yield self._same_prompt(both)
+        rewards = [played.rewards for played in both]
+        if not any(played.failure for played in both) and rewards[0] != rewards[1]:
+            yield probes.noisy_reward(*rewards)
+
+    def _same_prompt(self, both: Sequence[Played]) -> Checked:
         prompts = [[call.prompt_token_ids for call in played.calls] for played in both]
         if any(played.failure for played in both):
             return skipped("same prompt", "its episodes fail")

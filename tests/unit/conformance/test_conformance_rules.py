@@ -177,3 +177,15 @@ def test_every_source_of_a_run_is_checked(tmp_path: Path) -> None:
 def test_what_cannot_be_checked_is_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError):
         run(words)
+
+
+def test_perfect_replies_that_earn_nothing_on_other_tasks_are_broken() -> None:
+    assert probes.judge_gold_elsewhere({1: 1.0, 2: 0.5}, 0.0).outcome is Outcome.OK
+    line = probes.judge_gold_elsewhere({1: 1.0, 2: 0.0}, 0.0)
+    assert (line.outcome, "0 (task 2) to 1 on 2 more tasks" in line.seen) == (Outcome.BROKEN, True)
+    assert probes.judge_gold_elsewhere({1: 0.0}, math.nan).outcome is Outcome.OK
+
+
+def test_a_task_that_pays_the_same_replies_differently_is_noted() -> None:
+    line = probes.noisy_reward({"agent": 0.5}, {"agent": 0.25})
+    assert (line.outcome, "agent 0.5 and 0.25" in line.seen) == (Outcome.NOTE, True)
