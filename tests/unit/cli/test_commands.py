@@ -193,7 +193,7 @@ def test_check_lists_what_does_not_work(folder: Path, capsys: pytest.CaptureFixt
     assert [line.split(": ")[1] for line in lines] == ["--seed", "--model.name"]
 
 
-WITHOUT_CONFIG = {"export", "init", "completion"}
+WITHOUT_CONFIG = {"export", "init", "completion", "env"}
 
 
 @pytest.mark.parametrize("command", [c for c in (*COMMANDS, *ROLES) if c not in WITHOUT_CONFIG])

@@ -318,7 +318,8 @@ class EnvironmentConfig(StrictConfig):
     def preparation_problems(self, ready_seconds: float) -> Iterator[tuple[str, str]]:
         """What is wrong with `prepare` where a process has so long to become ready: key, reason."""
         if not self.prepare:
-            if "prepare_seconds" in self.model_fields_set:
+            # A recorded config writes out every key, so what counts is another value.
+            if self.prepare_seconds != type(self).model_fields["prepare_seconds"].default:
                 yield "prepare_seconds", "has no meaning without prepare"
             return
         if self.address is not None:
