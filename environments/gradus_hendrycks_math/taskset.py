@@ -170,7 +170,7 @@ class HendrycksMathTaskset(vf.Taskset[MathTask, HendrycksMathConfig]):
 
     def _chosen(self) -> Iterator[MathProblem]:
         config = self.config
-        problems = (problem for problem in self._problems() if config.keeps(problem.name))
+        problems = (problem for problem in self._problems() if config.keeps(problem.text))
         if config.solve_rates is None:
             return problems
         rates = read_solve_rates(config.solve_rates)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.tasksets.json_lines import parse_row
 
 ROLES = ("system", "user", "assistant")
 
@@ -37,7 +37,7 @@ def read_rows(path: Path, *, key: str | None = None) -> Iterator[PromptRow]:
             continue
         num_rows += 1
         where = f"{path}, line {number}"
-        row = _parse(line, where)
+        row = parse_row(line, where)
         yield PromptRow(where, _prompt(row, key, where), row)
     if not num_rows:
         raise ConfigError(f"{path} holds no rows; write one JSON object per line")
@@ -54,20 +54,6 @@ def _lines(path: Path) -> Iterator[str]:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 ({error.reason}, byte {error.start})") from error
-
-
-def _parse(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where} is a {type(row).__name__}, not a JSON object")
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{where} has an escape that is half a character: {error}") from error
-    return row
 
 
 def _prompt(row: dict[str, Any], key: str | None, where: str) -> str | list[dict[str, str]]:

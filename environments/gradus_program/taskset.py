@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 from verifiers.v1.runtimes import Runtime
 
 from gradus.errors import ConfigError
+from gradus.tasksets.json_lines import parse_row
 from gradus.tasksets.rewards import RewardFunction
 from gradus_program.harness import ProgramState
 from gradus_program.running import Run, read_output
@@ -133,17 +134,8 @@ class ProgramTaskset(vf.Taskset[ProgramTask, ProgramConfig]):
         with config.path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield f"{config.path}, line {number}", _row(line, config.path, number)
-
-
-def _row(line: str, path: Path, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{path}, line {number} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{path}, line {number} is not an object but {type(row).__name__}")
-    return row
+                    where = f"{config.path}, line {number}"
+                    yield where, parse_row(line, where)
 
 
 def _text(row: dict[str, Any], column: str, where: str) -> str:

@@ -194,3 +194,9 @@ def test_both_sides_together_are_all_problems() -> None:
     ]
     assert len(sides[0]) == len(sides[1]) == 100
     assert not sides[0] & sides[1]
+
+
+def test_a_problem_that_is_held_out_trains_under_no_seed() -> None:
+    held_out = {task.data.prompt for task in load(num_tasks=300, side="held_out")}
+    trained = {task.data.prompt for task in load(num_tasks=300, seed=5)}
+    assert not held_out & trained

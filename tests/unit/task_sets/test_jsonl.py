@@ -55,7 +55,7 @@ def test_messages_are_a_prompt_without_the_reply_at_their_end(tmp_path: Path) ->
     ("line", "words"),
     [
         ("{nothing", "line 2 is not JSON"),
-        ("[" * 100_000, "line 2 is not JSON"),
+        ("[" * 100_000, "line 2 is nested more than 100 deep"),
         ('["a"]', "line 2 is a list, not a JSON object"),
         ("{}", "line 2 has no 'prompt' and no 'messages'; it has no key"),
         ('{"question": "a"}', "it has question. Name the key of the prompt: prompt_key"),
