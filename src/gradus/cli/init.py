@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,8 @@ def _checked_name(folder: Path) -> str:
         raise ConfigError(
             f"{name!r} cannot name a task set; use letters, digits, - and _, a letter first"
         )
+    if keyword.iskeyword(name):
+        raise ConfigError(f"{name!r} is a word of Python's own, no module; choose another name")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and not empty; choose another name")
     return name

@@ -36,7 +36,7 @@ def test_what_lies_there_is_not_touched(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("name", ["1st", "a b", "reverse-text"])
+@pytest.mark.parametrize("name", ["1st", "a b", "reverse-text", "class"])
 def test_a_name_that_cannot_be_used_is_refused(name: str, tmp_path: Path) -> None:
     assert main(["env", "init", str(tmp_path / name)]) == ExitCode.CONFIG
     assert not (tmp_path / name).exists()
