@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 Visibility = Literal["disabled", "private", "visible_to_judge", "open"]
-"""Who sees a member's private text: `disabled` has no tag of its own and keeps no reasoning, `private`
-shows it to nobody else."""
+"""Who sees a member's private text: `disabled` reads no tag of its own and keeps no reasoning,
+`private` shows it to nobody else."""
 VISIBILITIES: tuple[str, ...] = get_args(Visibility)
 NATIVE_TAGS = ("think", "thinking")
 EMPTY_PUBLIC = "the reply has no public text"
