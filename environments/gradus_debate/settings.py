@@ -184,6 +184,11 @@ def rules_of(config: DebateEnvConfig) -> Rules:
             "agents.opponent has an endpoint, so one seat learns and the opponent plays the other: "
             'set taskset.learner_seat, e.g. "bernoulli"'
         )
+    if pack.reward == "picked" and getattr(config.taskset, "assign_sides", True) is False:
+        raise ConfigError(
+            f"pack {pack.name!r} rewards the assigned answer that the judge picks, and no task "
+            "assigns one, so that every reward is 0: set taskset.assign_sides = true"
+        )
     cast = None if config.seats is None else find_function("seats", config.seats)
     return Rules(pack, schedule, OPPONENT in endpoints, cast, endpoints)
 

@@ -294,7 +294,8 @@ async def test_a_sequential_debate_lets_the_second_answer_the_first(room: Room) 
 
 async def test_a_consultancy_rewards_the_assigned_answer_that_the_judge_picks(room: Room) -> None:
     script = {"judge": ["<answer>A</answer>"]}
-    async with room.open(script, config={"pack": "consultancy"}) as debates:
+    taskset = {"id": "gradus-debate", "assign_sides": True}
+    async with room.open(script, config={"pack": "consultancy", "taskset": taskset}) as debates:
         won = await debates.play(assigned_answers={"consultant": "A"}, answer="B")
         lost = await debates.play(assigned_answers={"consultant": "B"}, answer="B")
     assert (rewards(won), rewards(lost)) == (
@@ -362,6 +363,9 @@ def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> N
         grader={"base_url": "http://h/v1", "model": "m", "deadline_seconds": 60}
     )
     assert "'nowhere' " in refusal(schedule="nowhere:next_slot")
+    assert "set taskset.assign_sides = true" in refusal(
+        pack="consultancy", taskset=DebateTasksetConfig(id="gradus-debate")
+    )
 
 
 def test_the_winner_must_be_one_of_the_debaters() -> None:
