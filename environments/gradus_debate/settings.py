@@ -22,6 +22,7 @@ from gradus.multiagent.pack import refuse as refuse_pack
 from gradus.multiagent.prompts import channels_of
 from gradus.multiagent.schedule import Schedule
 from gradus.multiagent.scores import TIE, DialogueScorer
+from gradus.multiagent.seats import RULES as SEAT_RULES
 from gradus.plugins import find_function
 
 OPPONENT = "opponent"
@@ -189,8 +190,20 @@ def rules_of(config: DebateEnvConfig) -> Rules:
             f"pack {pack.name!r} rewards the assigned answer that the judge picks, and no task "
             "assigns one, so that every reward is 0: set taskset.assign_sides = true"
         )
+    _refuse_seat(seat, [member for member in schedule.members if member != JUDGE])
     cast = None if config.seats is None else find_function("seats", config.seats)
     return Rules(pack, schedule, OPPONENT in endpoints, cast, endpoints)
+
+
+def _refuse_seat(seat: str | None, contestants: list[str]) -> None:
+    """ConfigError for a learner's seat that no episode of this schedule has."""
+    if not seat or seat in contestants or (seat in SEAT_RULES and len(contestants) > 1):
+        return
+    reason = "draws between seats" if seat in SEAT_RULES else "is no seat"
+    raise ConfigError(
+        f"taskset.learner_seat = {seat!r} {reason}, and the schedule's members beside the judge "
+        f"are {', '.join(contestants)}"
+    )
 
 
 @lru_cache(maxsize=16)

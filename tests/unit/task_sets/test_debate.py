@@ -362,6 +362,14 @@ def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> N
     assert "deadline_seconds" in refusal(
         grader={"base_url": "http://h/v1", "model": "m", "deadline_seconds": 60}
     )
+    for pack, seat, words in (
+        ("selfplay", "consultant", "'consultant' is no seat"),
+        ("direct", "hash", "'hash' draws between seats"),
+    ):
+        taskset = {"id": "gradus-debate", "learner_seat": seat}
+        text = refusal(pack=pack, taskset=taskset)
+        assert words in text
+        assert "members beside the judge" in text
     assert "'nowhere' " in refusal(schedule="nowhere:next_slot")
     assert "set taskset.assign_sides = true" in refusal(
         pack="consultancy", taskset=DebateTasksetConfig(id="gradus-debate")
