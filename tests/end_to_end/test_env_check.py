@@ -40,6 +40,10 @@ async def play_faults(folder: Path) -> Lines:
         while (task := await stage.task(number)).task_data["fault"] != "tool_server_dies":
             checks = TaskChecks(stage)
             lines = [line async for line in checks.rewards(task, {})]
+            if task.task_data["fault"] == "shares_state":
+                lines = [await checks.at_once([task, await stage.task(number + 1)])]
+            if task.task_data["fault"] == "none":
+                lines.append(await checks.at_once([task, await stage.task(number + 1)]))
             if task.task_data["fault"] == "leaks_a_process":
                 lines = [await left_by_episodes(stage, checks.known, len(checks.played))]
             found[task.task_data["fault"]] = {line.check: line for line in lines}
@@ -69,6 +73,7 @@ def test_nothing_is_said_against_a_sound_task(found: Lines) -> None:
         ("hangs_in_scoring", "gold reply", "the episode fails"),
         ("reads_only_utf8", "invalid UTF-8", "AssertionError"),
         ("leaks_a_process", "leaves nothing", "sleep 600"),
+        ("shares_state", "at once", "with the same reply"),
         ("tool_server_dies", "tool bad_leave", "the episode fails"),
     ],
 )

@@ -14,8 +14,11 @@ __all__ = ["FaultyTaskset"]
 
 FAULTS = (
     *("none", "pays_for_the_echo", "reward_is_nan", "reward_is_huge", "exits_in_scoring"),
-    *("hangs_in_scoring", "reads_only_utf8", "leaks_a_process", "tool_server_dies"),
+    *("hangs_in_scoring", "reads_only_utf8", "leaks_a_process", "shares_state"),
+    *("shares_state_too", "tool_server_dies"),
 )
+asked: list[str] = [""]
+"""The answer of the last episode that began, which is the fault `shares_state`."""
 
 
 class FaultyConfig(vf.TasksetConfig):
@@ -46,6 +49,10 @@ class FaultyTools(vf.Toolset[vf.SharedToolsetConfig, vf.State]):
 class FaultyTask(vf.Task[FaultyData, vf.State, vf.TaskConfig]):
     """Say the answer."""
 
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Keep in the module what belongs to one episode."""
+        asked[0] = self.data.answer
+
     @vf.reward  # type: ignore[untyped-decorator]
     async def right(self, trace: vf.Trace) -> float:
         """1 for the answer, and the fault."""
@@ -64,6 +71,8 @@ class FaultyTask(vf.Task[FaultyData, vf.State, vf.TaskConfig]):
                 await asyncio.Event().wait()
             case "reads_only_utf8":
                 assert "\ufffd" not in reply
+            case "shares_state" | "shares_state_too":
+                return float(reply == asked[0])
             case "leaks_a_process":
                 subprocess.Popen(["sleep", "600"], start_new_session=True)
         return is_right
@@ -82,7 +91,9 @@ class FaultyTaskset(vf.Taskset[FaultyTask, FaultyConfig]):
         draw = random.Random() if self.config.is_random else random.Random(0)
         for fault in FAULTS:
             prompt = f"Say forty-two. {draw.random()}"
-            yield FaultyTask(FaultyData(prompt=prompt, fault=fault), self.config.task)
+            answer = "forty-three" if fault == "shares_state_too" else "forty-two"
+            data = FaultyData(prompt=prompt, fault=fault, answer=answer)
+            yield FaultyTask(data, self.config.task)
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ class _Play:
             yield line
         async for line in checks.other_gold(tasks[1:], gold[1:]):
             yield line
+        yield await checks.at_once(tasks)
         yield checks.tokens()
         yield self._shown(await checks.play(tasks[0], checks.best))
         if self._stage.subject.endpoint is not None:

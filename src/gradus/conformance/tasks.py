@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,10 @@ _MAX_TOOLS = 8
 _MAX_GUESSES = 12
 _NUM_OTHERS = 4
 _SLOW_SECONDS = 10.0
+_NUM_AT_ONCE = 4
+"""Tasks that are played at once, and how often each."""
+_QUICK_SECONDS = 3.0
+"""Where the quickest episode takes longer, it is not played so often."""
 
 
 class TaskChecks:
@@ -83,6 +88,31 @@ class TaskChecks:
             rewards[number] = max(_of(played), default=0.0)
         if rewards:
             yield probes.judge_gold_elsewhere(rewards, self._lowest)
+
+    async def at_once(self, tasks: Sequence[Task]) -> Checked:
+        """Whether the best reply earns the same beside other episodes as it does alone."""
+        name, some = "at once", tasks[:_NUM_AT_ONCE]
+        if len(some) < 2:
+            return skipped(name, "there is one task")
+        if min(played.seconds for played in self.played) > _QUICK_SECONDS:
+            return skipped(name, f"an episode takes longer than {_QUICK_SECONDS:g} s")
+        alone = [(await self.play(task, self.best)).rewards for task in some]
+        if alone != [(await self.play(task, self.best)).rewards for task in some]:
+            return skipped(name, "the same reply does not always earn the same")
+        self._stage.say(self.best)
+        order = [*range(len(some))] * _NUM_AT_ONCE
+        beside = await asyncio.gather(*(self._stage.play_beside(some[place]) for place in order))
+        self.played += beside
+        for place, played in zip(order, beside, strict=True):
+            if played.failure is None and played.rewards != alone[place]:
+                return broken(
+                    name,
+                    f"beside other episodes task {place} earns {_told(played.rewards)}, alone "
+                    f"{_told(alone[place])}, with the same reply",
+                    "Episodes share something: keep what belongs to one in its trace or in `run`, "
+                    "not in the module, the class or the task set",
+                )
+        return ok(name, f"{len(order)} episodes of {len(some)} tasks earn what they earn alone")
 
     # ------------------------------------------------------------------ failures
 
@@ -258,3 +288,10 @@ class TaskChecks:
 def _of(played: Played) -> list[float]:
     """Rewards of the agents that train."""
     return list(played.trained_rewards.values())
+
+
+def _told(rewards: Mapping[str, float]) -> str:
+    values = [
+        f"{value:g}" if len(rewards) == 1 else f"{n} {value:g}" for n, value in rewards.items()
+    ]
+    return ", ".join(values) or "nothing"
