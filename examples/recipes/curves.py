@@ -45,7 +45,6 @@ class Panel:
     """Folder in `runs/tiny`, `{seed}` for the seed."""
     title: str
     metric: str
-    scale: float = 1.0
 
 
 DEBATER = "episode/debate/{}/metric/{}/mean"
