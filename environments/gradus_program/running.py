@@ -25,6 +25,7 @@ import verifiers.v1 as vf
 from verifiers.v1.errors import SandboxError
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
+from gradus.processes.ready import wait_for_exit
 from gradus.processes.table import carries_mark, living_processes, signal_process
 
 END_SECONDS = 10.0
@@ -183,7 +184,7 @@ class LocalPlace:
         assert guardian.stdout is not None
         assert guardian.stderr is not None
         async with _listening(_chunks(guardian.stdout), _chunks(guardian.stderr), run):
-            await _gone(guardian.pid)
+            await wait_for_exit(guardian.pid)
             await self._end(guardian, CLOSE_SECONDS)
         exit_code = -signal.SIGKILL if guardian.returncode is None else guardian.returncode
         return exit_code if exit_code >= 0 else 128 - exit_code
@@ -325,22 +326,6 @@ async def _listening(
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _gone(pid: int) -> None:
-    """Return when a child of this process has ended, whoever holds its pipes."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
 
 
 async def _settled(ending: Coroutine[Any, Any, None]) -> None:

@@ -69,7 +69,7 @@ def run(command: list[str]) -> None:
     words = [sys.executable, "-m", "gradus.cli.main", *command]
     code = subprocess.run(words, cwd=REPOSITORY, check=False).returncode
     if code:
-        raise SystemExit(f"tiny: ended with code {code}; its own words are above")
+        raise SystemExit(f"recipe: ended with code {code}; its own words are above")
     print(f"    {time.perf_counter() - started:.0f} s", flush=True)
 
 

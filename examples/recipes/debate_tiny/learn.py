@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,10 @@ from gradus_debate.questions import build_questions
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
+sys.path.insert(0, str(HERE.parent))
+
+from tiny import run  # noqa: E402
+
 RUNS = ("selfplay", "opponent", "consultancy", "rlvr")
 SERVED = {"selfplay": ["judge"], "opponent": ["judge", "opponent"], "consultancy": ["judge"]}
 """Run → the roles that another model plays."""
@@ -63,17 +65,6 @@ def prepare(start: Path, *, seed: int) -> None:
     build_tiny_model(start / "model", seed=seed)
     lines = [json.dumps(row) + "\n" for row in demonstrations(NUM_CONVERSATIONS, seed=seed)]
     (start / "conversations.jsonl").write_text("".join(lines), encoding="utf-8")
-
-
-def run(command: list[str]) -> None:
-    """Run one command of gradus in the repository; refuses a failure."""
-    print("\n==> gradus", *command, flush=True)
-    started = time.perf_counter()
-    words = [sys.executable, "-m", "gradus.cli.main", *command]
-    code = subprocess.run(words, cwd=REPOSITORY, check=False).returncode
-    if code:
-        raise SystemExit(f"learn: ended with code {code}; its own words are above")
-    print(f"    {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def main() -> None:
