@@ -21,7 +21,7 @@ class GpqaRlvrData(vf.TaskData):
     kind: str
     """Generator or domain."""
     level: int | None
-    """1 to 3; None where nobody says."""
+    """1 to 3; None where the data set does not say."""
 
 
 class GpqaRlvrTask(vf.Task[GpqaRlvrData, vf.State, vf.TaskConfig]):
