@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def _fresh_log_level() -> None:
     """Libraries that a test imports may raise the root logger's level for every later test."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_tensors() -> None:
+    """A test that draws tensors draws the same ones alone, in any order, and on any worker."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

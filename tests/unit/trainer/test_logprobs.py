@@ -241,7 +241,7 @@ def test_bfloat16_logits_are_not_rounded_where_it_matters(kind: str, has_bias: b
         )
         return float((found.double() - expected).abs().mean())
 
-    assert error(is_exact=True) < (1e-3 if has_instructions else 5e-5)
+    assert error(is_exact=True) < (2e-3 if has_instructions else 5e-5)
     assert error(is_exact=False) > 5e-3
     assert (calls.widening > 0) == (kind == "cuda")
 
