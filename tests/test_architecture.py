@@ -37,6 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transport": {"wire", "config"},
     "weights": {"wire", "config"},
     "monitor": {"wire", "config"},
+    # The process that gives what a run wrote to trackers.
+    "tracking": {"config", "monitor"},
     "sandbox": {"wire"},
     "environments": {"wire", "config"},
     # The rules of games for several agents: pure, for task sets and environments to use.
@@ -54,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # `gradus init` writes the tiny model that the tests build.
     "cli": {
         *("wire", "config", "transport", "weights", "monitor", "environments", "launch"),
-        *("testing", "conformance", *ROLES),
+        *("testing", "conformance", "tracking", *ROLES),
     },
 }
 ORCHESTRATOR_FLOORS = (

@@ -68,9 +68,16 @@ from gradus.config.schema.environment import (
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
-from gradus.config.schema.losses import LossConfig, loss_config
+from gradus.config.schema.learning import (
+    AdamWConfig,
+    LossConfig,
+    MuonConfig,
+    OptimizerConfig,
+    SgdConfig,
+    loss_config,
+)
 from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
-from gradus.config.schema.optimizers import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
+from gradus.config.schema.monitor import MonitorConfig
 from gradus.config.schema.orchestrator import FilterConfig, WatchdogConfig
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
 from gradus.config.schema.sft import SftConfig, SftDataConfig
@@ -110,6 +117,7 @@ __all__ = [
     "LossConfig",
     "MergedConfig",
     "ModelConfig",
+    "MonitorConfig",
     "MuonConfig",
     "NO_KEY_VARIABLE",
     "OpsdConfig",

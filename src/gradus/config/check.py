@@ -26,8 +26,8 @@ from gradus.config.schema.environment import (
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
+from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
-from gradus.config.schema.optimizers import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig

@@ -13,7 +13,7 @@ from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
-from gradus.config.schema.optimizers import OptimizerConfig
+from gradus.config.schema.learning import OptimizerConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import LoraConfig

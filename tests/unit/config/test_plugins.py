@@ -12,6 +12,7 @@ from gradus.config import (
     CurriculumConfig,
     FilterConfig,
     LossConfig,
+    MonitorConfig,
     RunConfig,
     command_help,
     load_config,
@@ -28,7 +29,9 @@ from gradus.testing.configs import (
     contradictions_of,
 )
 
-KINDS: list[type[PluginConfig]] = [AlgorithmConfig, CurriculumConfig, FilterConfig, LossConfig]
+KINDS: list[type[PluginConfig]] = [
+    *(AlgorithmConfig, CurriculumConfig, FilterConfig, LossConfig, MonitorConfig)
+]
 REGISTERED = [plugin for kind in KINDS for plugin in kind.registered().values()]
 PLACES = {
     "algo": "orchestrator.train.algo",

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch.distributed.fsdp import fully_shard
 
-from gradus.config.schema.optimizers import OptimizerConfig
+from gradus.config.schema.learning import OptimizerConfig
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 

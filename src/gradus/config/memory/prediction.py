@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus.config.memory.shape import ModelShape, read_model_shape
-from gradus.config.schema.optimizers import OptimizerConfig, SgdConfig
+from gradus.config.schema.learning import OptimizerConfig, SgdConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig, TrainerConfig
 

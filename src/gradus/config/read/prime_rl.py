@@ -16,7 +16,7 @@ from gradus.config.read.renames import translate
 from gradus.config.schema.algorithms import AlgorithmConfig
 from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import EvalEnvironmentConfig, TrainEnvironmentConfig
-from gradus.config.schema.losses import LossConfig
+from gradus.config.schema.learning import LossConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.trainer import TrainerConfig
 

@@ -9,6 +9,7 @@ from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN, EvalEnvironmentConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.monitor import MonitorChoice
 from gradus.config.schema.run import LaunchConfig
 
 
@@ -38,6 +39,8 @@ class EvalConfig(StrictConfig):
     """Times that an episode is played again after an error that may pass."""
     inference: InferenceConfig = InferenceConfig()
     """Serving, when there is no base_url."""
+    monitor: list[MonitorChoice] = Field(default_factory=list)
+    """Trackers that get the numbers of the run, besides `metrics.jsonl` in its folder."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
     seed: int = 0

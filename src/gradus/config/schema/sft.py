@@ -9,8 +9,9 @@ from pydantic import Field
 from gradus.config.schema.base import Precision, StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN, SftEvalConfig
 from gradus.config.schema.inference import InferenceConfig
+from gradus.config.schema.learning import AdamWConfig, OptimizerConfig
 from gradus.config.schema.model import ModelConfig
-from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
+from gradus.config.schema.monitor import MonitorChoice
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig
 from gradus.config.schema.trainer import LoraConfig, ParallelConfig
 from gradus.processes.placement import GpuWish
@@ -89,6 +90,8 @@ class SftConfig(StrictConfig):
     """Steps in a row with non-finite gradients after which the run ends."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving what a restart needs."""
+    monitor: list[MonitorChoice] = Field(default_factory=list)
+    """Trackers that get the numbers of the run, besides `metrics.jsonl` in its folder."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
     seed: int = 0

@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from gradus.config.schema.base import Precision, StrictConfig
-from gradus.config.schema.losses import DppoConfig, LossChoice
-from gradus.config.schema.optimizers import AdamWConfig, OptimizerConfig
+from gradus.config.schema.learning import AdamWConfig, DppoConfig, LossChoice, OptimizerConfig
 from gradus.processes.placement import GpuWish
 
 

@@ -1,0 +1,69 @@
+"""Where the numbers of a run go besides its folder: one config for each kind of tracker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, Tag
+
+from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, by_type
+from gradus.config.schema.environment import NAME_PATTERN
+
+
+class MonitorConfig(PluginConfig):
+    """A tracker. It gets what the run writes into its folder, from a process of its own."""
+
+    library: ClassVar[str] = ""
+    """The module that it needs; empty when gradus brings all of it."""
+    extra: ClassVar[str] = ""
+    """The extra of gradus that installs the library."""
+
+    name: str | None = Field(None, pattern=NAME_PATTERN)
+    """Tells trackers of one type apart. None means the type."""
+    group: str | None = None
+    """Runs that belong together, where the tracker knows groups. None means no group."""
+    tags: list[str] = Field(default_factory=list)
+    """Words to find the run by, where the tracker knows tags."""
+    episodes_interval_steps: int | None = Field(10, ge=1)
+    """Steps between tables of sample episodes. None means no tables: then no text of a prompt or a
+    reply leaves the run's folder."""
+    episodes_per_table: int = Field(8, ge=1, le=100)
+    """Rows of a table."""
+    call_timeout_seconds: float = Field(120.0, gt=0)
+    """How long the tracker may take to open, or to confirm what it got, before it counts as
+    failed."""
+    flush_seconds: float = Field(30.0, ge=0)
+    """How long the end of the run waits for what is not sent yet. `gradus track` sends the rest."""
+
+    @property
+    def title(self) -> str:
+        """What messages and files call it."""
+        return self.name or self.type.rpartition(":")[2]
+
+
+class TensorBoardConfig(MonitorConfig):
+    """Event files for TensorBoard."""
+
+    type: Literal["tensorboard"] = "tensorboard"
+    implementation = "gradus.tracking.tensorboard:TensorBoard"
+    library = "tensorboard"
+    extra = "tensorboard"
+    folder: str | None = None
+    """Folder of the event files; each run gets a folder of its name in it. None means
+    `tensorboard` in the folder of the run."""
+
+
+class OwnMonitorConfig(MonitorConfig):
+    """A tracker of your own."""
+
+    type: str = Field(pattern=OWN_PATTERN)
+    """Your class."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of your class."""
+
+
+MonitorChoice = Annotated[
+    Annotated[TensorBoardConfig, Tag("tensorboard")] | Annotated[OwnMonitorConfig, Tag(OWN_PLUGIN)],
+    by_type(None),
+]
+"""Every tracker, by its `type`."""

@@ -1,0 +1,108 @@
+"""A tracker is a place where people look at numbers: a folder of event files, a server, a page.
+
+The follower (`follow.py`) reads the files of a run and drives one tracker at a time through
+
+    open ──► (log | log_episodes)* ──► flush ──► ... ──► close
+
+from one thread. Any exception means that nothing since the last `flush` is safe: the follower drops
+the object, waits, makes a new one from the same options and goes on after the last `flush`. So a
+tracker needs no retries of its own, and never guesses what arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+RunOutcome = Literal["done", "failed", "interrupted", "unknown"]
+"""How a run ended; `unknown` where it was killed, or still runs."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The run that a tracker shows."""
+
+    id: str
+    """Hex digits that belong to this run alone; the same after a resume, a move and a restart."""
+    name: str
+    """The run's name; two runs may share it."""
+    kind: str
+    """The command that made it: `rl`, `sft`, `eval` or `replay`."""
+    folder: Path
+    """The folder of the run."""
+    config: Mapping[str, Any]
+    """What the user wrote with all defaults, as JSON values, without anything secret."""
+    code_version: str
+    """Version of gradus, and the commit where it is known."""
+    packages: Mapping[str, str]
+    """Library → version."""
+    group: str | None = None
+    """Runs that belong together, as the config says."""
+    tags: tuple[str, ...] = ()
+    """Words to find the run by, as the config says."""
+    resume_step: int | None = None
+    """The run went back: records of this step and later that the tracker has are void, and come
+    again. None means that everything that it has stays."""
+    mark: str | None = None
+    """What the last `flush` gave, also of an earlier process. None before the first one."""
+
+
+@dataclass(frozen=True)
+class TrackedRecord:
+    """One line of `metrics.jsonl`. Several may have the same step: an evaluation has its own."""
+
+    step: int
+    """From 0."""
+    time: float
+    """When it was recorded, in seconds since 1970."""
+    metrics: Mapping[str, float]
+    """Finite numbers; names as in the file."""
+    non_finite: tuple[str, ...] = ()
+    """Names of metrics that were NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """One sample episode, for a table that a person reads. Texts are cut to a bounded length."""
+
+    episode: str
+    """Its id, as in `episodes/step_N/train.jsonl`."""
+    source: str
+    task: str
+    """Key of the task."""
+    prompt: str
+    reply: str
+    reward: float | None
+    """None for an episode that failed."""
+    advantage: float | None
+    """Mean over its traces that got credit. None when none did."""
+
+
+class Tracker(Protocol):
+    """One place where numbers go; built from the options in its table of the config."""
+
+    def open(self, run: TrackedRun) -> None:
+        """Find or make the run there. Called once, before anything else."""
+        ...
+
+    def log(self, record: TrackedRecord) -> None:
+        """Take one record; may return before it is safe."""
+        ...
+
+    def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
+        """Take the sample episodes of a step, after the record of that step."""
+        ...
+
+    def flush(self) -> str | None:
+        """Return when everything that was logged is safe, or raise.
+
+        What it returns is kept together with the note of what was sent, and comes back as
+        `TrackedRun.mark`: for what a tracker must know to continue exactly. None needs nothing.
+        """
+        ...
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Say how the run ended and let go of files and connections, after a `flush`."""
+        ...
