@@ -9,7 +9,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-EXTRAS = ("cpu", "data", "plot", "tasks", "reasoning", "dev")
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+EXTRAS = ("cpu", "data", "plot", "tasks", "reasoning", *TRACKERS, "dev")
 TOOLS = ("hatchling", "editables", "gguf", "setuptools")
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 """torch is installed by its own line; its family does not match the CPU build."""

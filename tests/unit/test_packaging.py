@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from hatchling.build import build_wheel
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +24,23 @@ def test_no_text_sends_a_user_to_the_package_of_a_stranger() -> None:
     texts += [*(ROOT / "environments").rglob("*.py"), *(ROOT / "examples").rglob("*.md")]
     wrong = [path.name for path in texts if "gradus[" in path.read_text()]
     assert (project()["project"]["name"], wrong) == ("gradus-rl", [])
+
+
+def test_the_lock_holds_the_extra_of_every_tracker_at_a_version_that_it_allows() -> None:
+    lines = (ROOT / "requirements.lock").read_text().split()
+    locked = dict(line.split("==") for line in lines)
+    extras = project()["project"]["optional-dependencies"]
+    wanted = [
+        Requirement(line)
+        for extra in ("tensorboard", "wandb", "mlflow", "trackio")
+        for line in extras[extra]
+    ]
+    wrong = [
+        str(need)
+        for need in wanted
+        if not need.specifier.contains(locked.get(canonicalize_name(need.name), "0"))
+    ]
+    assert wrong == []
 
 
 def test_the_wheel_holds_templates_types_and_task_sets(
