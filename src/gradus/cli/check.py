@@ -1,4 +1,4 @@
-"""`gradus check`: whether a config works on this machine, and what it would run.
+"""`gradus check` and `gradus check-loss`: what works here, before anything is trained.
 
 `gradus.cli.look` loads each part in a process with the variables that the process of a run would
 get: all parts at once, each with a deadline. Everything that they started is ended.
@@ -7,6 +7,7 @@ get: all parts at once, each with a deadline. Everything that they started is en
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.runs import REPLAY, check_replay
@@ -22,6 +23,7 @@ from gradus.config import (
     EvalConfig,
     InferenceConfig,
     LaunchedConfig,
+    LossConfig,
     ModelConfig,
     ProcessConfigs,
     RunConfig,
@@ -31,6 +33,7 @@ from gradus.config import (
     from_prime_rl,
     is_on_this_machine,
     load_config,
+    loss_config,
     read_config_file,
     resolve,
     resolve_sources,
@@ -52,6 +55,9 @@ from gradus.processes.hardware import Hardware
 from gradus.processes.log_tail import find_cause, find_crash
 from gradus.processes.started import Child, ProcessSpec
 from gradus.processes.supervisor import Supervisor, become_subreaper
+
+if TYPE_CHECKING:
+    from gradus.trainer.loss_check import LossReport
 
 KINDS: dict[str, type[LaunchedConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 SUMMARY = (
@@ -355,4 +361,53 @@ def table(findings: Sequence[Finding], *, width: int) -> list[str]:
             subsequent_indent=indent,
             break_long_words=False,
         )
+    return lines
+
+
+LOSS_SUMMARY = (
+    "Shows whether a loss, by name or as package.module:Class, is the same in micro batches, "
+    "packed rows, with padding and over ranks, against float64 on single samples. Its options are "
+    "flags: --threshold 0.1, or --options.x 1 for your own class. Ends with an error and its "
+    "reason when it is not."
+)
+
+
+def check_loss_command(words: Sequence[str]) -> int:
+    """`gradus check-loss`: check the loss and print one row for each layout."""
+    if wants_help(words):
+        print_help("check-loss NAME", LOSS_SUMMARY, LossConfig)
+        return 0
+    if not words or words[0].startswith(("-", "@")):
+        raise ConfigError("which loss? Write 'gradus check-loss dppo' or '... my_module:MyLoss'")
+    config = load_config(loss_config(words[0]), ["--type", words[0], *words[1:]])
+    # As in the trainer, which starts by `python -m`: a module in this folder can be named.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+
+    from gradus.trainer.distributed import CPU, join_world
+    from gradus.trainer.loss_check import check_loss
+    from gradus.trainer.losses import build_loss
+
+    loss = build_loss(config)
+    # Float64 is the measure, and a table in the place of a model needs no GPU.
+    with join_world(CPU) as world:
+        report = check_loss(loss, world, aggregation=config.aggregation)
+    print("\n".join(_loss_table(config.type, report)))
+    if report.reason is not None:
+        raise ConfigError(f"{config.type} is not invariant. In {report.reason}")
+    return 0
+
+
+def _loss_table(name: str, report: LossReport) -> list[str]:
+    from gradus.trainer.loss_check import BOUND
+
+    width = max(len(row.layout) for row in report.rows)
+    lines = [
+        f"loss {name}: {report.num_samples} samples, {report.num_members} tokens that train; "
+        f"relative difference to float64, bound {BOUND:g}",
+        f"{'':<{width}}  {'loss':>8}  {'gradient':>8}",
+    ]
+    for row in report.rows:
+        verdict = "same" if row.reason is None else "DIFFERENT"
+        lines.append(f"{row.layout:<{width}}  {row.loss:>8.1e}  {row.gradient:>8.1e}  {verdict}")
     return lines

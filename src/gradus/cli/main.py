@@ -55,7 +55,9 @@ COMMANDS = {
     "env": Command(
         "gradus.cli.env:run", "check an environment before you train on it, or begin one"
     ),
-    "check-loss": Command("gradus.cli.check_loss:run", "say whether a loss depends on the layout"),
+    "check-loss": Command(
+        "gradus.cli.check:check_loss_command", "say whether a loss depends on the layout"
+    ),
     "completion": Command(
         "gradus.cli.completion:run", "print what makes a shell complete commands and keys"
     ),
