@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ORCHESTRATOR_FLOORS = (
     *({"traces"}, {"types"}, {"failures"}, {"algorithms"}, {"groups"}, {"play"}, {"records"}),
     *({"resume"}, {"evaluation", "replay"}, {"buffer"}, {"trainer_link"}, {"orchestrator"}),
-    {"build"},
+    *({"live"}, {"build"}),
 )
 """Rooms of the orchestrator from the ground up; each imports only itself and those below."""
 HEAVY = {"torch", "transformers", "verifiers", "vllm", "renderers", "peft", "zmq", "wandb"}

@@ -13,18 +13,23 @@ from gradus.monitor.console import (
     format_step,
 )
 from gradus.monitor.jsonl import JsonlMonitor, read_objects, read_records
+from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 
 __all__ = [
     "BENCH_COLUMNS",
+    "LIVE_SECONDS",
     "RL_COLUMNS",
     "SFT_COLUMNS",
     "Column",
     "ConsoleMonitor",
     "JsonlMonitor",
+    "LiveNumbers",
     "Monitor",
     "MonitorGroup",
     "format_seconds",
     "format_step",
+    "read_live",
     "read_objects",
     "read_records",
+    "write_live",
 ]

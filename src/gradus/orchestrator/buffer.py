@@ -180,8 +180,7 @@ class GroupBuffer:
         group.played.append(played)
         if played.failure is not None:
             self._tell(group, played.id, played.failure)
-        # Counted now, episode by episode: at the end of a step it would stop the loops.
-        _ = played.numbers
+        self.counters.add_ended(group.source, played)
         is_complete = self.slots.end(played.id, played.outcome)
         self.journal.write(
             JournalEvent.EPISODE_ENDED,

@@ -37,6 +37,7 @@ from gradus.orchestrator.groups.batcher import build_batcher
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout
 from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.live import LiveWriter
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.agents import check_agents
 from gradus.orchestrator.play.concurrency import (
@@ -97,6 +98,7 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         watches = [
             asyncio.create_task(guard_event_loop(config.orchestrator.watchdog)),
             asyncio.create_task(beat(run_dir.alive, "orchestrator", orchestrator.silent)),
+            asyncio.create_task(LiveWriter(run_dir.live, orchestrator, term=config.term).run()),
         ]
         try:
             await orchestrator.play()

@@ -27,6 +27,11 @@ class RunDirectory:
         return self.root / "metrics.jsonl"
 
     @property
+    def live(self) -> Path:
+        """The orchestrator's queues and the engine's load at this moment."""
+        return self.root / "live.json"
+
+    @property
     def journal(self) -> Path:
         """Append-only record of every decision and outcome of the orchestrator."""
         return self.root / "journal.jsonl"

@@ -67,6 +67,10 @@ class GroupSlots:
         """Whether a group waits for its algorithm."""
         return any(group.phase is GroupPhase.SCORING for group in self._groups.values())
 
+    def phases(self) -> Counter[GroupPhase]:
+        """How many groups stand where."""
+        return Counter(group.phase for group in self._groups.values())
+
     def phase(self, group_id: str) -> GroupPhase:
         """Where the group stands; GONE once its slot is free and its episodes ended."""
         group = self._groups.get(group_id)

@@ -254,6 +254,11 @@ class EngineWatch:
         self.is_silent = False
         """Whether the engine did not answer the last poll."""
 
+    @property
+    def status(self) -> EngineStatus | None:
+        """The engine's last answer."""
+        return self._record.last
+
     async def run(self) -> None:
         """Poll until cancelled.
 
@@ -354,6 +359,11 @@ class Scheduler:
         A group opens as late as possible, so that it starts on the newest version.
         """
         return not self._planned and self.in_flight < self.max_in_flight
+
+    @property
+    def num_planned(self) -> int:
+        """Episodes of open groups that wait for their start."""
+        return len(self._planned)
 
     def plan(self, group_id: str, episode_ids: Sequence[str]) -> None:
         """Queue the episodes of a new group behind those of older groups."""

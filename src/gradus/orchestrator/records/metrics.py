@@ -13,7 +13,7 @@ import numpy as np
 from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.groups.filters import dropped_by
 from gradus.orchestrator.play.inference_client import AppliedPolicy
-from gradus.orchestrator.types import EpisodeOutcome, Group, Verdict
+from gradus.orchestrator.types import EpisodeOutcome, Group, PlayedEpisode, Verdict
 from gradus.wire.sample import Sample
 from gradus.wire.versions import staleness
 
@@ -175,6 +175,13 @@ class StepCounters:
         self._numbers: dict[str, Mean] = {}
         self._judged = 0
         self._kept = 0
+        self.ended: Counter[tuple[str, EpisodeOutcome]] = Counter()
+        """Episodes of this launch by source and by how they ended; `take` leaves them."""
+
+    def add_ended(self, source: str, played: PlayedEpisode) -> None:
+        """Count an episode as it ends; for all of a step together the loops would stand still."""
+        self.ended[source, played.outcome] += 1
+        _ = played.numbers
 
     def add_group(self, group: Group) -> None:
         """Count the episodes of a final group, and what was dropped of it."""

@@ -51,6 +51,11 @@ class RecordWriter:
         self._check_lease = check_lease
         self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
 
+    @property
+    def num_waiting(self) -> int:
+        """Groups and records that are final and not written."""
+        return self._queue.qsize()
+
     def add_group(self, group: Group, *, step: int) -> None:
         """Queue the episodes of a final group."""
         self._queue.put_nowait(_Episodes(group, step))
