@@ -80,7 +80,7 @@ def summarize(run: SimulatedRun, simulation: Simulation) -> dict[str, Any]:
     """What the run shows about staleness."""
     ages = staleness_of_samples(run.journal)
     events = Counter(line["event"] for line in read_journal(run.journal))
-    stale = sum(r.get(f"sample/dropped/{SOURCE}/stale/sum", 0.0) for r in run.monitor.records)
+    stale = sum(r.get(f"sample/{SOURCE}/dropped/stale/sum", 0.0) for r in run.monitor.records)
     return {
         "settings": dict(simulation.settings),
         "steps": simulation.max_steps,

@@ -47,7 +47,7 @@ class Panel:
     metric: str
 
 
-DEBATER = "episode/debate/{}/metric/{}/mean"
+DEBATER = "episode/debate/agent/{}/metric/{}/mean"
 PANELS: Sequence[Panel] = (
     Panel("alphabet_sort-{seed}/rl", "alphabet-sort: reward", "episode/reward/mean"),
     Panel("wordle-{seed}/rl", "wordle: reward", "episode/reward/mean"),
@@ -69,12 +69,12 @@ PANELS: Sequence[Panel] = (
     Panel(
         "debate-{seed}/opponent",
         "opponent: reward of debater_a",
-        "episode/debate/debater_a/reward/mean",
+        "episode/debate/agent/debater_a/reward/mean",
     ),
     Panel(
         "debate-{seed}/consultancy",
         "consultancy: judge picks the assigned answer",
-        "episode/debate/consultant/reward/mean",
+        "episode/debate/agent/consultant/reward/mean",
     ),
     Panel("debate-{seed}/rlvr", "rlvr: right letters", "episode/reward/mean"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradus.monitor.base import Monitor, MonitorGroup
+from gradus.monitor.catalogue import Description, Kind, describe
 from gradus.monitor.console import (
     BENCH_COLUMNS,
     RL_COLUMNS,
@@ -22,10 +23,13 @@ __all__ = [
     "SFT_COLUMNS",
     "Column",
     "ConsoleMonitor",
+    "Description",
     "JsonlMonitor",
+    "Kind",
     "LiveNumbers",
     "Monitor",
     "MonitorGroup",
+    "describe",
     "format_seconds",
     "format_step",
     "read_live",

@@ -49,7 +49,7 @@ SFT_COLUMNS = (
 BENCH_COLUMNS = (
     Column("trained", ("throughput/trained_tokens_per_second",), "7,.0f", " tok/s"),
     Column("", ("throughput/model_teraflops_per_second",), "7.3f", " TFLOP/s"),
-    Column("mfu", ("throughput/mfu",), "6.2%"),
+    Column("mfu", ("throughput/mfu/share",), "6.2%"),
     Column("memory", ("throughput/peak_memory_gib",), "6.2f", " GiB"),
     Column("padding", ("batch/padding/share",), "5.1%"),
     Column("", ("time/step_seconds",), "6.2f", " s"),

@@ -100,7 +100,7 @@ class Ladder:
             **loss.metrics,
             "optimizer/grad_norm": update.grad_norm,
             "optimizer/lr": update.lr,
-            "optimizer/skipped/sum": float(self.learner.optimizer.num_skipped),
+            "optimizer/skipped/total": float(self.learner.optimizer.num_skipped),
             "throughput/trained_tokens_per_second": watch.trained_tokens_per_second(loss.tokens),
             **watch.metrics(),
         }

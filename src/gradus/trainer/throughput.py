@@ -130,7 +130,7 @@ class WorkMeter:
             "batch/padding/share": totals["padding"] / (totals["padding"] + totals["tokens"]),
         }
         if self.peak_teraflops is not None:
-            metrics["throughput/mfu"] = teraflops / self.peak_teraflops
+            metrics["throughput/mfu/share"] = teraflops / self.peak_teraflops
         return metrics
 
 

@@ -157,7 +157,7 @@ async def test_groups_that_must_end_too_old_are_abandoned_and_counted(build_rig:
     assert rig.environment.calls[0].outcome == "cancelled"
     (abandoned,) = rig.events("group_abandoned")
     assert abandoned["reason"] == "too_old"
-    name = "group/abandoned/words/too_old/sum"
+    name = "group/words/abandoned/too_old/sum"
     assert sum(m.get(name, 0) for _, m in rig.monitor.records) == 1
     assert max(staleness_by_batch(rig)) <= 2
     assert_conserved(rig)
@@ -322,7 +322,7 @@ async def test_a_group_without_gradient_is_replaced_in_the_same_batch(build_rig:
     (dropped,) = rig.events("group_dropped")
     assert dropped["reasons"] == {"zero_advantage": 2}
     assert rig.monitor.records[0][1]["sample/dropped/sum"] == 2.0
-    assert rig.monitor.records[0][1]["sample/dropped/words/zero_advantage/sum"] == 2.0
+    assert rig.monitor.records[0][1]["sample/words/dropped/zero_advantage/sum"] == 2.0
 
 
 async def test_metrics_count_all_episodes_also_those_that_did_not_train(build_rig: Any) -> None:

@@ -34,7 +34,7 @@ def test_a_measured_trainer_leaves_its_medians(tmp_path: Path, tiny_model: Path)
     run(build_config(tmp_path, tiny_model, peak_teraflops=0.5))
     result = json.loads((tmp_path / RESULT_FILE).read_text())
     assert result["throughput/trained_tokens_per_second"] > 0
-    assert 0 < result["throughput/mfu"] < 1
+    assert 0 < result["throughput/mfu/share"] < 1
     assert result["throughput/peak_memory_gib"] > 0.1
     assert 0 <= result["batch/padding/share"] < 1
     assert {"time/forward_backward_seconds", "time/optimize_seconds"} <= result.keys()
@@ -46,7 +46,7 @@ def test_a_measured_trainer_leaves_its_medians(tmp_path: Path, tiny_model: Path)
 
 def test_adapters_are_measured_too(tmp_path: Path, tiny_model: Path) -> None:
     run(build_config(tmp_path, tiny_model, lora={"rank": 2}))
-    assert "throughput/mfu" not in json.loads((tmp_path / RESULT_FILE).read_text())
+    assert "throughput/mfu/share" not in json.loads((tmp_path / RESULT_FILE).read_text())
 
 
 @pytest.mark.parametrize("ragged", [True, False])

@@ -80,13 +80,13 @@ def test_mfu_is_the_needed_work_over_what_the_device_could_do(world: World) -> N
     micro_batch = build_micro_batch([build_sample(6)])
     metrics = build_meter(world, peak=8.0).measure([micro_batch], watch_of(3.0))
     assert metrics["throughput/model_teraflops_per_second"] == pytest.approx(4.0)
-    assert metrics["throughput/mfu"] == pytest.approx(0.5)
+    assert metrics["throughput/mfu/share"] == pytest.approx(0.5)
     assert metrics["throughput/peak_memory_gib"] > 0
 
 
 def test_without_a_known_peak_there_is_no_mfu(world: World) -> None:
     metrics = build_meter(world, peak=None).measure([build_micro_batch()], watch_of(1.0))
-    assert "throughput/mfu" not in metrics
+    assert "throughput/mfu/share" not in metrics
 
 
 def test_padding_counts_blocks_and_dummies(world: World) -> None:

@@ -210,7 +210,7 @@ async def test_metrics_of_a_step_are_complete_and_finite(tmp_path: Path, tiny_mo
         "loss/dropped_tokens/share",
         "optimizer/grad_norm",
         "optimizer/lr",
-        "optimizer/skipped/sum",
+        "optimizer/skipped/total",
         "weights/version",
         "weights/publish_seconds",
         "time/step_seconds",
@@ -312,7 +312,7 @@ async def test_two_ranks_give_the_weights_of_one_and_skip_together(
     sender = await send_batches(tmp_path / "two", num_ranks=2, poisoned=(1,))
     run_two_ranks(build_config(tmp_path / "two", tiny_model, num_processes=2))
     finished = [e for e in await events_of(sender) if isinstance(e, StepFinished)]
-    assert [event.metrics["optimizer/skipped/sum"] for event in finished] == [0, 1, 1, 1]
+    assert [event.metrics["optimizer/skipped/total"] for event in finished] == [0, 1, 1, 1]
     one = load_file(tmp_path / "one" / "model" / "model.safetensors")
     two = load_file(tmp_path / "two" / "model" / "model.safetensors")
     start = load_file(tiny_model / "model.safetensors")

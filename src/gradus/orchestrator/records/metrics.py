@@ -160,7 +160,7 @@ class EpisodeCounts:
             if not (self.is_shared and name.startswith("reward/")):
                 found[f"{prefix}/{name}/mean"] = mean.value
         for name, mean in self.agents.items():
-            found[f"{prefix}/{name}/mean"] = mean.value
+            found[f"{prefix}/agent/{name}/mean"] = mean.value
         if self.num_left_out:
             found[f"{prefix}/names_left_out/sum"] = float(self.num_left_out)
         return found
@@ -196,17 +196,17 @@ class StepCounters:
             self._judged += 1
             self._kept += dropped_by(verdicts) is None
             flagged = [name for name, verdict in verdicts.items() if verdict is Verdict.FLAG]
-            self._counts.update(f"sample/flagged/{group.source}/{name}/sum" for name in flagged)
+            self._counts.update(f"sample/{group.source}/flagged/{name}/sum" for name in flagged)
         for dropped_id, reason in group.dropped.items():
             # Failures are counted as errors of episodes, not as dropped samples.
             if dropped_id in finished or "/" in dropped_id:
                 self._counts["sample/dropped/sum"] += 1
-                self._counts[f"sample/dropped/{group.source}/{reason}/sum"] += 1
+                self._counts[f"sample/{group.source}/dropped/{reason}/sum"] += 1
 
     def add_abandoned(self, source: str, reason: str) -> None:
         """A group was given up while it ran."""
         self._counts["group/abandoned/sum"] += 1
-        self._counts[f"group/abandoned/{source}/{reason}/sum"] += 1
+        self._counts[f"group/{source}/abandoned/{reason}/sum"] += 1
 
     def add_retried(self, source: str, kind: str) -> None:
         """An episode failed with an error that is worth another attempt."""
@@ -216,17 +216,17 @@ class StepCounters:
     def add_given_up(self, source: str) -> None:
         """A task was too slow every time; it is drawn again only when its turn comes."""
         self._counts["task/given_up/sum"] += 1
-        self._counts[f"task/given_up/{source}/sum"] += 1
+        self._counts[f"task/{source}/given_up/sum"] += 1
 
     def add_set_aside(self, source: str, reason: str) -> None:
         """A task cannot be played, and is not drawn again."""
         self._counts["task/set_aside/sum"] += 1
-        self._counts[f"task/set_aside/{source}/{reason}/sum"] += 1
+        self._counts[f"task/{source}/set_aside/{reason}/sum"] += 1
 
     def add_dropped(self, source: str) -> None:
         """A group was played to its end and trains nothing; its samples say why."""
         self._counts["group/dropped/sum"] += 1
-        self._counts[f"group/dropped/{source}/sum"] += 1
+        self._counts[f"group/{source}/dropped/sum"] += 1
 
     def state(self) -> dict[str, Any]:
         """What was counted since the last batch."""

@@ -188,12 +188,12 @@ def _trained_share(groups: Sequence[GroupTime]) -> float:
 
 
 def _distribution(prefix: str, episodes: Sequence[PlayTime]) -> dict[str, float]:
-    """Median and 90 % quantile of latency and length; absent without episodes."""
+    """Median and 95 % quantile of latency and length; absent without episodes."""
     seconds = [episode.seconds for episode in episodes]
     lengths = [float(e.length_tokens) for e in episodes if e.length_tokens is not None]
     found: dict[str, float] = {}
     for name, values in (("seconds", seconds), ("length_tokens", lengths)):
         if values:
             found[f"{prefix}_{name}/p50"] = quantile(values, 0.5)
-            found[f"{prefix}_{name}/p90"] = quantile(values, 0.9)
+            found[f"{prefix}_{name}/p95"] = quantile(values, 0.95)
     return found

@@ -156,7 +156,7 @@ class ConversationBatches:
             "batch/trainable_tokens/sum": float(
                 sum(int(s.arrays.loss_mask.sum()) for s in samples)
             ),
-            "sample/skipped/sum": float(self.stream.num_skipped),
+            "sample/skipped/total": float(self.stream.num_skipped),
         }
         return StepBatch([mine], metrics), self.stream.num_read
 

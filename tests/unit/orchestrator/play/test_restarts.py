@@ -269,7 +269,7 @@ async def test_the_task_that_ends_its_process_is_found_among_others_and_put_asid
     assert environment.num_lost == 2
     asides = rig.events("task_set_aside")
     assert [(line["index"], line["reason"]) for line in asides] == [(killer, "lost")]
-    assert sum(m.get("task/set_aside/words/lost/sum", 0) for _, m in rig.monitor.records) == 1
+    assert sum(m.get("task/words/set_aside/lost/sum", 0) for _, m in rig.monitor.records) == 1
     failed = [line["error"] for line in rig.events("episode_ended") if line["error"]]
     assert set(failed) <= {"EnvironmentLost", "task_set_aside"}
 

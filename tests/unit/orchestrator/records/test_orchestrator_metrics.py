@@ -200,8 +200,8 @@ def test_dropped_samples_are_counted_by_source_and_reason_and_errors_are_not() -
     counters.add_group(group)
     metrics = counters.take()
     assert metrics["sample/dropped/sum"] == 2.0
-    assert metrics["sample/dropped/words/zero_advantage/sum"] == 1.0
-    assert metrics["sample/dropped/words/no_trainable_tokens/sum"] == 1.0
+    assert metrics["sample/words/dropped/zero_advantage/sum"] == 1.0
+    assert metrics["sample/words/dropped/no_trainable_tokens/sum"] == 1.0
 
 
 def test_a_tally_starts_again_after_it_was_taken() -> None:
@@ -210,8 +210,8 @@ def test_a_tally_starts_again_after_it_was_taken() -> None:
     counters.add_abandoned("words", "too_old")
     counters.add_dropped("words")
     metrics = counters.take()
-    assert metrics["group/abandoned/words/too_old/sum"] == 1.0
-    assert metrics["group/dropped/words/sum"] == 1.0
+    assert metrics["group/words/abandoned/too_old/sum"] == 1.0
+    assert metrics["group/words/dropped/sum"] == 1.0
     assert counters.take() == {"sample/dropped/sum": 0.0}
 
 
@@ -279,7 +279,7 @@ def test_verdicts_of_filters_are_counted_and_metrics_count_what_they_drop() -> N
     counters.add_group(group)
     metrics = counters.take()
     assert metrics["sample/trainable/share"] == 0.5
-    assert metrics["sample/flagged/words/repetition/sum"] == 2.0
+    assert metrics["sample/words/flagged/repetition/sum"] == 2.0
     assert metrics["episode/reward/mean"] == 1.0
     assert "sample/trainable/share" not in counters.take()
 
@@ -314,10 +314,10 @@ def test_the_agents_of_a_zero_sum_game_have_rewards_of_their_own() -> None:
     counters.load_state(msgspec.json.decode(msgspec.json.encode(before.state())))
     counters.add_group(game_of(0.5, -0.5))
     metrics = counters.take()
-    assert metrics["episode/poker/white/reward/mean"] == 0.75
-    assert metrics["episode/poker/black/reward/mean"] == -0.75
-    assert metrics["episode/poker/white/reward/chips/mean"] == 0.75
-    assert metrics["episode/poker/black/metric/moves/mean"] == 2.0
+    assert metrics["episode/poker/agent/white/reward/mean"] == 0.75
+    assert metrics["episode/poker/agent/black/reward/mean"] == -0.75
+    assert metrics["episode/poker/agent/white/reward/chips/mean"] == 0.75
+    assert metrics["episode/poker/agent/black/metric/moves/mean"] == 2.0
     for name in ("episode/poker/reward/mean", "episode/reward/mean"):
         assert name not in metrics, "nothing has the mean of a zero-sum game as its aim"
     assert "episode/poker/reward/chips/mean" not in metrics
@@ -328,7 +328,7 @@ def test_where_one_agent_of_two_trains_its_reward_is_that_of_the_source() -> Non
     counters.add_group(game_of(1.0, -1.0, black_trains=False))
     metrics = counters.take()
     assert metrics["episode/poker/reward/mean"] == metrics["episode/reward/mean"] == 1.0
-    assert metrics["episode/poker/black/reward/mean"] == -1.0
+    assert metrics["episode/poker/agent/black/reward/mean"] == -1.0
     assert metrics["episode/poker/metric/moves/mean"] == 3.0
 
 
@@ -338,13 +338,15 @@ def test_a_metric_of_the_whole_episode_counts_on_whichever_trace_it_lies() -> No
     metrics = counters.take()
     assert metrics["episode/poker/metric/episode/length/mean"] == 5.0
     assert metrics["episode/poker/metric/episode/is_tie/mean"] == 1.0
-    assert not [name for name in metrics if name.startswith("episode/poker/black/metric/episode")]
+    assert not [
+        name for name in metrics if name.startswith("episode/poker/agent/black/metric/episode")
+    ]
 
 
 def test_a_single_agent_has_no_mean_beside_that_of_its_source() -> None:
     counters = StepCounters()
     counters.add_group(group_of("words", [1.0, 0.5]))
-    assert "episode/words/agent/reward/mean" not in counters.take()
+    assert [name for name in counters.take() if "/agent/" in name] == []
 
 
 @given(st.lists(st.lists(st.integers(-1000, 1000), min_size=1), min_size=1))

@@ -114,8 +114,8 @@ def test_started_and_trained_distributions_stand_side_by_side() -> None:
     for group in mixed(slow_trained=0, slow_lost=20, quick=60):
         starvation.add("words", group)
     metrics = starvation.metrics()
-    assert metrics["episode/words/started_seconds/p90"] > 9.0
-    assert metrics["episode/words/trained_seconds/p90"] < 2.0
+    assert metrics["episode/words/started_seconds/p95"] > 9.0
+    assert metrics["episode/words/trained_seconds/p95"] < 2.0
     assert metrics["episode/words/started_length_tokens/p50"] == 8.0
     assert metrics["episode/words/slow_bias"] == 1.0
     assert metrics["episode/words/slow_alarm"] == 1.0
@@ -209,5 +209,5 @@ async def test_a_run_with_a_slow_task_shows_its_started_and_trained_times(build_
     await rig.play()
     metrics = rig.monitor.records[-1][1]
     assert metrics["episode/words/started_seconds/p50"] > 0
-    assert metrics["episode/words/trained_length_tokens/p90"] == 4.0
+    assert metrics["episode/words/trained_length_tokens/p95"] == 4.0
     assert metrics["episode/words/slow_alarm"] == 0.0

@@ -1,0 +1,428 @@
+"""The table behind the catalogue: every metric that a run records.
+
+`catalogue.py` says how a pattern is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Maker(StrEnum):
+    """The process that makes a number."""
+
+    ORCHESTRATOR = "orchestrator"
+    TRAINER = "trainer"
+    BATCHER = "orchestrator, or a trainer without one"
+    EVALUATOR = "orchestrator, or the evaluator of a supervised run"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One entry: all names of one pattern."""
+
+    pattern: str
+    unit: str
+    """`1` for a number without one."""
+    meaning: str
+    maker: Maker
+
+
+@dataclass(frozen=True)
+class MetricSection:
+    """Metrics that belong together on the page."""
+
+    title: str
+    introduction: str
+    metrics: tuple[Metric, ...]
+
+
+def _made_by(maker: Maker, *rows: tuple[str, str, str]) -> tuple[Metric, ...]:
+    return tuple(Metric(pattern, unit, meaning, maker) for pattern, unit, meaning in rows)
+
+
+_STAGES = "{boot,setup,agent,finalize,scoring}_seconds/{mean,p50,p95}"
+
+SECTIONS = (
+    MetricSection(
+        "Tasks",
+        "What became of tasks that no episode could train. Absent while it is zero.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            (
+                "task[/<source>]/given_up/sum",
+                "tasks",
+                "Too slow every time; their turn comes again.",
+            ),
+            ("task/set_aside/sum", "tasks", "Cannot be played, and are not drawn again."),
+            ("task/<source>/set_aside/<reason>/sum", "tasks", "The same by reason."),
+        ),
+    ),
+    MetricSection(
+        "Episodes",
+        "Of the episodes whose group became final since the record before. One that ended well is "
+        "*finished*, one with an error *failed*; both have *ended*. A source of which no episode "
+        "ended has only `ended/sum` and what is counted over its last groups.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            (
+                "episode[/<source>]/ended/sum",
+                "episodes",
+                "Ended: the denominator of `error/share`.",
+            ),
+            (
+                "episode[/<source>]/reward/{mean,p5,p50,p95}",
+                "1",
+                "Reward of each trained trace of the finished episodes. Absent where several "
+                "agents train: of a zero-sum game it would always be 0.",
+            ),
+            (
+                "episode/<source>/reward/<part>/mean",
+                "1",
+                "One part of the reward, without its weight. Absent where several agents train.",
+            ),
+            (
+                "episode/<source>/metric/<name>/mean",
+                "1",
+                "What the environment measures (`@vf.metric`); one whose name begins with "
+                "`episode/` is of the whole episode, whichever trace holds it.",
+            ),
+            (
+                "episode/<source>/agent/<agent>/reward/mean",
+                "1",
+                "Reward of one agent, also of one that does not train; where several agents play.",
+            ),
+            (
+                "episode/<source>/agent/<agent>/reward/<part>/mean",
+                "1",
+                "One part of the reward of one agent.",
+            ),
+            (
+                "episode/<source>/agent/<agent>/metric/<name>/mean",
+                "1",
+                "What the environment measures of one agent.",
+            ),
+            (
+                "episode[/<source>]/length_tokens/{mean,p5,p50,p95}",
+                "tokens",
+                "Sampled tokens of a finished episode.",
+            ),
+            ("episode[/<source>]/turns/{mean,p95}", "turns", "Model turns of a finished episode."),
+            (
+                "episode[/<source>]/truncated/share",
+                "1",
+                "Of the finished episodes, those that a limit cut short.",
+            ),
+            (
+                "episode[/<source>]/dropped/share",
+                "1",
+                "Of the finished episodes, those that train nothing: filtered, too old, no tokens.",
+            ),
+            (
+                "episode[/<source>]/flat/share",
+                "1",
+                "Of the finished episodes, those of groups with equal rewards, from which no group "
+                "algorithm learns.",
+            ),
+            ("episode[/<source>]/error/share", "1", "Of the ended episodes, those that failed."),
+            ("episode[/<source>]/error/<error>/share", "1", "The same by type of error."),
+            ("episode[/<source>]/error/<error>/sum", "episodes", "Failed, by type of error."),
+            ("episode[/<source>]/cancelled/sum", "episodes", "Given up while they ran."),
+            ("episode/retried/sum", "episodes", "Attempts that failed and were played again."),
+            ("episode/<source>/retried/<error>/sum", "episodes", "The same by type of error."),
+            (
+                f"episode/<source>/{_STAGES}",
+                "seconds",
+                "One stage of a finished episode, as verifiers measures it.",
+            ),
+            (
+                "episode/<source>/{started,trained}_seconds/{p50,p95}",
+                "seconds",
+                "An episode from its start to its end, with its retries; of all that were started "
+                "and of those that trained, over the last 128 groups.",
+            ),
+            (
+                "episode/<source>/{started,trained}_length_tokens/{p50,p95}",
+                "tokens",
+                "Sampled tokens of the same episodes, where they finished.",
+            ),
+            (
+                "episode/<source>/slow_bias",
+                "1",
+                "1 - (share of the slowest quarter of tasks that trained / share of all), over the "
+                "last 128 groups.",
+            ),
+            (
+                "episode/<source>/slow_alarm",
+                "1",
+                "1 while slow tasks train so rarely that the log warns, else 0.",
+            ),
+            (
+                "episode/<source>/info_cut_bytes/mean",
+                "bytes",
+                "Cut from an `info` that was too large, of the traces of which something was cut.",
+            ),
+            (
+                "episode/<source>/names_left_out/sum",
+                "values",
+                "Left out, because one record takes 200 names of one environment.",
+            ),
+        ),
+    ),
+    MetricSection(
+        "Groups",
+        "Of the groups that became final since the record before.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            (
+                "group[/<source>]/flat/share",
+                "1",
+                "Of the groups with two finished episodes or more, those with equal rewards.",
+            ),
+            ("group/abandoned/sum", "groups", "Given up while they ran."),
+            ("group/<source>/abandoned/<reason>/sum", "groups", "The same by reason."),
+            ("group[/<source>]/dropped/sum", "groups", "Played to their end and trained nothing."),
+            (
+                "group/<source>/<name>/mean",
+                "1",
+                "What the algorithm records of a group, such as a baseline.",
+            ),
+        ),
+    ),
+    MetricSection(
+        "Samples",
+        "Of the samples that became final since the record before; staleness of those that train.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            ("sample/trainable/share", "1", "Of the samples that filters saw, those they kept."),
+            ("sample/dropped/sum", "samples", "Trained nothing; failures are no samples."),
+            ("sample/<source>/dropped/<reason>/sum", "samples", "The same by filter or reason."),
+            (
+                "sample/<source>/dropped/<reason>/share",
+                "1",
+                "The same, of all samples of the source.",
+            ),
+            (
+                "sample/<source>/flagged/<filter>/sum",
+                "samples",
+                "Flagged by a filter, and trained.",
+            ),
+            (
+                "sample/staleness/{mean,p50,p95,max}",
+                "steps",
+                "Trained version - oldest version that sampled.",
+            ),
+        )
+        + _made_by(
+            Maker.TRAINER,
+            (
+                "sample/skipped/total",
+                "conversations",
+                "Of a supervised run: left out, for their length or because nothing is learned.",
+            ),
+        ),
+    ),
+    MetricSection(
+        "Batches",
+        "What one step trains, over all ranks.",
+        _made_by(
+            Maker.BATCHER,
+            ("batch/samples/sum", "samples", "Samples."),
+            ("batch/tokens/sum", "tokens", "Tokens that the model reads."),
+            ("batch/trainable_tokens/sum", "tokens", "Tokens that may enter a loss."),
+        )
+        + _made_by(
+            Maker.TRAINER,
+            ("batch/padding/share", "1", "Of the rows that are computed, those without a token."),
+        ),
+    ),
+    MetricSection(
+        "Losses",
+        "Over the tokens of a component in the whole batch, on all ranks. Of several updates of a "
+        "batch: of means and percentiles the mean, of `/max` the largest, of `/sum` the sum.",
+        _made_by(
+            Maker.TRAINER,
+            ("loss/total/mean", "nats", "What is minimised: the sum of the components."),
+            ("loss/{rl,ce,ref_kl,ce_batch}/mean", "nats", "One component, where it has tokens."),
+            (
+                "loss/{ce,ce_batch}/nll/{mean,max}",
+                "nats",
+                "-logprob of the tokens that are learned by cross-entropy, without weights.",
+            ),
+            ("loss/{ce,ce_batch}/tokens/sum", "tokens", "How many these are."),
+            ("loss/entropy/mean", "nats", "Entropy of the policy, of the main component's tokens."),
+            (
+                "loss/mismatch_kl/{mean,p50,p95,max}",
+                "nats",
+                "Trainer against engine on each rl token: ratio - ln ratio - 1.",
+            ),
+            (
+                "loss/ratio/{p5,p50,p95,max}",
+                "1",
+                "Probability now over probability when it was sampled, of each rl token. The "
+                "largest is the largest weight that a loss without a bound gives.",
+            ),
+            ("loss/dropped_tokens/share", "1", "Rl tokens that the limit of the loss drops."),
+            ("loss/outside_cap_tokens/share", "1", "Rl tokens beyond `importance_cap`."),
+            (
+                "loss/reference_kl/mean",
+                "nats",
+                "Distance from the reference model, squared, halved.",
+            ),
+            ("loss/<name>", "1", "Any other: a metric of a loss of your own."),
+        ),
+    ),
+    MetricSection(
+        "Optimizer",
+        "The update of a step.",
+        _made_by(
+            Maker.TRAINER,
+            ("optimizer/grad_norm", "1", "Over all parameters and ranks, before clipping."),
+            ("optimizer/lr", "1", "Learning rate."),
+            ("optimizer/skipped/total", "updates", "Skipped, because a gradient was not finite."),
+        ),
+    ),
+    MetricSection(
+        "Validation",
+        "Of a supervised run, on conversations that are never learned.",
+        _made_by(
+            Maker.TRAINER,
+            ("validation/loss/mean", "nats", "-logprob of a learned token."),
+            ("validation/tokens/sum", "tokens", "Learned tokens."),
+        ),
+    ),
+    MetricSection(
+        "Evaluations",
+        "In a record of its own, of which `step` is the version. `<k>` of `avg@<k>` is the number "
+        "of episodes per task. Of all environments together there is no mean where in one of them "
+        "every episode failed.",
+        _made_by(
+            Maker.EVALUATOR,
+            ("eval/version", "1", "The version that was measured."),
+            ("eval/seconds", "seconds", "What it took."),
+            ("eval[/<environment>]/avg@<k>", "1", "Mean over tasks of the mean reward of a task."),
+            ("eval/avg", "1", "The same over environments with different numbers of episodes."),
+            ("eval[/<environment>]/pass@<k>", "1", "Chance that one of k episodes is solved."),
+            ("eval[/<environment>]/pass^<k>", "1", "Chance that all of k episodes are solved."),
+            ("eval[/<environment>]/episodes/sum", "episodes", "Ended."),
+            ("eval[/<environment>]/error/share", "1", "Of the ended episodes, those that failed."),
+            ("eval[/<environment>]/error/<error>/sum", "episodes", "Failed, by type of error."),
+            (
+                "eval[/<environment>]/truncated/share",
+                "1",
+                "Of the finished episodes, those that a limit cut short.",
+            ),
+            (
+                "eval[/<environment>]/length_tokens/{mean,p5,p50,p95}",
+                "tokens",
+                "Tokens that the model wrote in a finished episode.",
+            ),
+            ("eval/<environment>/reward/<part>/mean", "1", "One part of the reward."),
+            ("eval/<environment>/metric/<name>/mean", "1", "What the environment measures."),
+            (
+                "eval/<environment>/agent/<agent>/reward/mean",
+                "1",
+                "Reward of one agent of several.",
+            ),
+            (
+                "eval/<environment>/agent/<agent>/reward/<part>/mean",
+                "1",
+                "One part of the reward of one agent.",
+            ),
+            (
+                "eval/<environment>/agent/<agent>/metric/<name>/mean",
+                "1",
+                "What the environment measures of one agent.",
+            ),
+            (f"eval/<environment>/{_STAGES}", "seconds", "One stage of a finished episode."),
+            ("eval/<environment>/info_cut_bytes/mean", "bytes", "Cut from an `info`."),
+            ("eval/<environment>/names_left_out/sum", "values", "Beyond 200 names."),
+        ),
+    ),
+    MetricSection(
+        "Weights",
+        "The version that a step made.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            ("weights/version", "1", "Updates that the served weights contain."),
+            ("weights/apply_seconds", "seconds", "From asking the engine until it serves it."),
+            ("weights/pause_seconds", "seconds", "Of these, how long the engine stood still."),
+        )
+        + _made_by(
+            Maker.TRAINER,
+            ("weights/publish_seconds", "seconds", "From the end of the update to the last byte."),
+        ),
+    ),
+    MetricSection(
+        "Engine",
+        "Polls of the inference server, every two seconds, since the record before; differences "
+        "of its counters.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            ("policy/in_flight/{mean,max}", "episodes", "Being played."),
+            ("policy/in_flight_limit", "episodes", "As many may be played at once."),
+            ("policy/running/{mean,max}", "requests", "Being computed."),
+            ("policy/waiting/{mean,max}", "requests", "In the engine's queue."),
+            ("policy/kv_usage/{mean,max}", "1", "Share of the KV cache in use."),
+            ("policy/preemptions/sum", "requests", "Thrown out of the KV cache, computed again."),
+            ("policy/prompt_tokens/sum", "tokens", "Read as prompts."),
+            ("policy/generated_tokens/sum", "tokens", "Generated."),
+            ("policy/prefix_hit/share", "1", "Of the prompt tokens, those found in the KV cache."),
+            ("policy/status_failed/sum", "polls", "Polls without an answer."),
+        ),
+    ),
+    MetricSection(
+        "Time",
+        "Where the time of a step goes. The roles run at once: their times overlap.",
+        _made_by(
+            Maker.BATCHER,
+            (
+                "time/step_seconds",
+                "seconds",
+                "From the version before being served to this one; of a trainer alone, its step.",
+            ),
+        )
+        + _made_by(
+            Maker.ORCHESTRATOR,
+            ("time/generate_wait_seconds", "seconds", "A batch waited for its last episodes."),
+            ("time/evaluation_hold_seconds", "seconds", "The version waited for an evaluation."),
+        )
+        + _made_by(
+            Maker.TRAINER,
+            ("time/receive_seconds", "seconds", "The trainer waited for a batch."),
+            ("time/forward_backward_seconds", "seconds", "Loss and gradients."),
+            ("time/optimize_seconds", "seconds", "The update."),
+            ("time/publish_seconds", "seconds", "Copying the weights; writing goes on beside it."),
+            ("time/validate_seconds", "seconds", "The loss on what is held out."),
+        ),
+    ),
+    MetricSection(
+        "Throughput",
+        "How well the devices are used.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            (
+                "throughput/generated_tokens_per_second",
+                "tokens/s",
+                "Generated by the engine, over the time of the step.",
+            ),
+        )
+        + _made_by(
+            Maker.TRAINER,
+            (
+                "throughput/trained_tokens_per_second",
+                "tokens/s",
+                "Tokens read in forward and backward, over the time of learning.",
+            ),
+            ("throughput/model_teraflops_per_second", "TFLOP/s", "Of the model, for each device."),
+            ("throughput/mfu/share", "1", "Of the device's peak, where that is known."),
+            ("throughput/peak_memory_gib", "GiB", "Most memory so far, of the fullest rank."),
+        ),
+    ),
+    MetricSection(
+        "Alarms",
+        "Of the health of the rewards; docs/monitoring.md says what to do.",
+        _made_by(Maker.ORCHESTRATOR, ("alarm/<name>", "1", "1 while it sounds, else 0.")),
+    ),
+)
