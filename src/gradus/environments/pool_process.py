@@ -25,8 +25,10 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 from verifiers.v1.serve import pool, serve_env
@@ -34,7 +36,7 @@ from verifiers.v1.serve import pool, serve_env
 from gradus.environments.compat import keep_worker_sockets_in, watch_workers
 from gradus.environments.harness.tool_servers import ToolServerLimits
 from gradus.environments.pool import SILENT_SECONDS
-from gradus.environments.worker import leave_soon, prepare_worker
+from gradus.environments.worker import leave_soon, prepare_worker, run_worker
 from gradus.processes.child import die_with_parent
 
 ASK_SECONDS = 1.0
@@ -88,12 +90,23 @@ class WatchedWorker(dict[str, Any]):
         super().__setitem__(key, value % _BUSY if key == "active" else value)
 
 
+class WorkerProcess(SpawnProcess):
+    """A worker, which imports this package before verifiers, so that imports can wait."""
+
+    def __init__(self, *, target: Callable[..., None], **options: Any) -> None:
+        super().__init__(target=functools.partial(run_worker, target), **options)
+
+
 class WatchedPool(pool.EnvServerPool):
     """The pool with watched workers.
 
     >>> WatchedPool(...).silent_workers()  # doctest: +SKIP
     [4711]
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._mpctx = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=WorkerProcess)
 
     def silent_workers(self) -> list[int]:
         """The pids of the workers that do not answer; may be asked from another thread."""

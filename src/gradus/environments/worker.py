@@ -8,8 +8,9 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.util import Finalize
+from typing import Any
 
 from gradus.environments import compat
 from gradus.environments.harness.tool_servers import ToolServerLimits
@@ -22,6 +23,11 @@ COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 default thresholds spent a fifth of a worker's time on walking the imported modules."""
 LEAVE_SECONDS = 5.0
 """How long threads and children of the environment may keep a process that has served."""
+
+
+def run_worker(serve: Callable[..., None], **settings: Any) -> None:
+    """Run verifiers' server; found by name, which imports this package first."""
+    serve(**settings)
 
 
 def prepare_worker(
