@@ -53,6 +53,34 @@ class TensorBoardConfig(MonitorConfig):
     `tensorboard` in the folder of the run."""
 
 
+class MlflowConfig(MonitorConfig):
+    """MLflow: a server, or a store in the folder of the run."""
+
+    type: Literal["mlflow"] = "mlflow"
+    implementation = "gradus.tracking.mlflow:Mlflow"
+    library = "mlflow"
+    extra = "mlflow"
+    experiment: str = Field("gradus", min_length=1, max_length=500)
+    """The experiment that holds the run; made when it is not there."""
+    tracking_uri: str | None = None
+    """The server as `http://host:port`, or `sqlite:////folder/mlflow.db`. None means
+    MLFLOW_TRACKING_URI, and without that `mlflow/mlflow.db` in the folder of the run."""
+
+
+class TrackioConfig(MonitorConfig):
+    """Trackio: a SQLite file for `trackio show`."""
+
+    type: Literal["trackio"] = "trackio"
+    implementation = "gradus.tracking.trackio:Trackio"
+    library = "trackio"
+    extra = "trackio"
+    project: str = Field("gradus", min_length=1)
+    """The project that holds the run."""
+    folder: str | None = None
+    """Folder of the projects. None means TRACKIO_DIR, and without that `trackio` in the folder of
+    the run."""
+
+
 class OwnMonitorConfig(MonitorConfig):
     """A tracker of your own."""
 
@@ -63,7 +91,10 @@ class OwnMonitorConfig(MonitorConfig):
 
 
 MonitorChoice = Annotated[
-    Annotated[TensorBoardConfig, Tag("tensorboard")] | Annotated[OwnMonitorConfig, Tag(OWN_PLUGIN)],
+    Annotated[TensorBoardConfig, Tag("tensorboard")]
+    | Annotated[MlflowConfig, Tag("mlflow")]
+    | Annotated[TrackioConfig, Tag("trackio")]
+    | Annotated[OwnMonitorConfig, Tag(OWN_PLUGIN)],
     by_type(None),
 ]
 """Every tracker, by its `type`."""
