@@ -53,6 +53,21 @@ class TensorBoardConfig(MonitorConfig):
     `tensorboard` in the folder of the run."""
 
 
+class PrometheusConfig(MonitorConfig):
+    """A page of numbers that Prometheus scrapes while the run goes on. It has no password."""
+
+    type: Literal["prometheus"] = "prometheus"
+    implementation = "gradus.tracking.prometheus.tracker:Prometheus"
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address to listen at. Any but a loopback address shows the numbers to whoever reaches this
+    machine."""
+    port: int = Field(0, ge=0, le=65_535)
+    """Port to listen at. 0 lets the system choose; `ready/prometheus.json` has the address."""
+    last_scrape_seconds: float = Field(20.0, ge=0)
+    """How long the page stays at the end of a run for one more scrape. It goes at once where nobody
+    scraped regularly, and with the next scrape otherwise."""
+
+
 class MlflowConfig(MonitorConfig):
     """MLflow: a server, or a store in the folder of the run."""
 
@@ -92,6 +107,7 @@ class OwnMonitorConfig(MonitorConfig):
 
 MonitorChoice = Annotated[
     Annotated[TensorBoardConfig, Tag("tensorboard")]
+    | Annotated[PrometheusConfig, Tag("prometheus")]
     | Annotated[MlflowConfig, Tag("mlflow")]
     | Annotated[TrackioConfig, Tag("trackio")]
     | Annotated[OwnMonitorConfig, Tag(OWN_PLUGIN)],
