@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -71,12 +71,13 @@ class ConsoleProgress:
 
     def evaluation(self, record: Record) -> None:
         """A version was evaluated."""
-        shown = {
-            name.removeprefix("eval/"): value
-            for name, value in record.metrics.items()
-            if "@" in name or "^" in name or name.endswith("error/share")
-        }
-        numbers = "  ".join(f"{name} {value:.3f}" for name, value in shown.items() if "/" in name)
+        names = [name.removeprefix("eval/") for name in record.metrics]
+        averaged = {name.partition("/avg")[0] for name in names if "/avg@" in name}
+        numbers = "  ".join(
+            f"{name.removesuffix('/mean')} {record.metrics[f'eval/{name}']:.3f}"
+            for name in names
+            if "/" in name and _is_headline(name, averaged)
+        )
         self.line(f"evaluation of version {record.step}  {numbers}")
 
     def step(self, record: Record) -> None:
@@ -137,6 +138,16 @@ class ConsoleProgress:
             shown = line or f"{name:<17} starting … {seconds:.0f} s"
             self._stream.write(f"{_CLEAR_LINE}{shown}\n")
         self._stream.flush()
+
+
+def _is_headline(name: str, averaged: Collection[str]) -> bool:
+    """Whether a number of an evaluation, without `eval/`, belongs into its line.
+
+    An agent's reward does where the environment has no average, as in a game of several agents.
+    """
+    if "/agent/" in name:
+        return name.endswith("/reward/mean") and name.partition("/")[0] not in averaged
+    return "@" in name or "^" in name or name.endswith("error/share")
 
 
 class View(ABC):

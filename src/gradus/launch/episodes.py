@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -161,7 +162,8 @@ Row = Mapping[str, Any]
 
 
 def table(progress: Mapping[str, Any]) -> list[str]:
-    """One line per environment, with a last one over all when there are several.
+    """One line per environment, with a last one over all when there are several. Where several
+    agents are measured at once, one for each of them too.
 
     >>> table(progress)[0].split()[:3]  # doctest: +SKIP
     ['environment', 'episodes', 'avg@4']
@@ -172,7 +174,7 @@ def table(progress: Mapping[str, Any]) -> list[str]:
     ks = sorted({int(k) for row in rows for k in row["pass_at"]})
     head = ["environment", "episodes", "avg", *(f"pass@{k}" for k in ks)]
     head += [*(f"pass^{k}" for k in ks if k > 1), "errors", "truncated", "length"]
-    lines = [head, *(_cells(row, ks) for row in rows)]
+    lines = [head, *(line for row in rows for line in (_cells(row, ks), *_agents(row, len(head))))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return [
         "  ".join(
@@ -268,6 +270,13 @@ def _cells(row: Row, ks: list[int]) -> list[str]:
         _number(row["truncated_share"]),
         "-" if length is None else f"{length:.0f}",
     ]
+
+
+def _agents(row: Row, num_cells: int) -> Iterator[list[str]]:
+    """The mean reward of each agent, where the mean of all says nothing."""
+    for name, reward in row["values"].items() if row["is_shared"] else ():
+        if found := re.fullmatch("agent/([^/]+)/reward", name):
+            yield [f"  {found[1]}", "", _number(reward), *[""] * (num_cells - 3)]
 
 
 def _number(value: float | None) -> str:

@@ -4,8 +4,10 @@ what went wrong."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TextIO
+
+from gradus.monitor.catalogue import describe
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,41 @@ class Column:
     suffix: str = ""
     is_note: bool = False
     """Shown only when it is there and not zero."""
+    instead: Callable[[Mapping[str, float]], str] = field(default=lambda _: _MISSING)
+    """Shown when none of the keys is there."""
+
+
+_MISSING = "-"
+_MAX_AGENTS = 3
+
+
+def agents_rewards(metrics: Mapping[str, float]) -> str:
+    """The mean reward of each agent that trains; of more than a few, the lowest and the highest.
+
+    >>> agents_rewards({"episode/go/agent/black/reward/mean": 0.25,
+    ...                 "episode/go/agent/black/trained/share": 1.0})
+    'black 0.250'
+    """
+    found: dict[str, float] = {}
+    for name, reward in metrics.items():
+        about = describe(name) if "/agent/" in name else None
+        if about is None or about.family != "episode/source/agent/agent/reward/mean":
+            continue
+        source, agent = about.labels["source"], about.labels["agent"]
+        if metrics.get(f"episode/{source}/agent/{agent}/trained/share"):
+            found[f"{source}/{agent}"] = reward
+    agents = [name.partition("/")[2] for name in found]
+    is_plain = len(set(agents)) == len(agents)
+    if not found:
+        return _MISSING
+    if len(found) > _MAX_AGENTS:
+        return f"{min(found.values()):.3f} to {max(found.values()):.3f}"
+    named = zip(agents if is_plain else found, found.values(), strict=True)
+    return " ".join(f"{name} {reward:.3f}" for name, reward in named)
 
 
 RL_COLUMNS = (
-    Column("reward", ("episode/reward/mean",), "6.3f"),
+    Column("reward", ("episode/reward/mean",), "6.3f", instead=agents_rewards),
     Column("kl", ("loss/mismatch_kl/mean",), ".1e"),
     Column("entropy", ("loss/entropy/mean",), "5.3f"),
     Column("length", ("episode/length_tokens/mean",), "6.1f"),
@@ -126,5 +159,6 @@ def _value(column: Column, metrics: Mapping[str, float]) -> float | None:
 
 def _cell(column: Column, metrics: Mapping[str, float]) -> str:
     value = _value(column, metrics)
-    shown = "-" if value is None else f"{value:{column.format}}{column.suffix}"
+    number = None if value is None else f"{value:{column.format}}{column.suffix}"
+    shown = number or column.instead(metrics)
     return f"{column.label} {shown}" if column.label else shown

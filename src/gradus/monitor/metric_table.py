@@ -104,6 +104,11 @@ SECTIONS = (
                 "What the environment measures of one agent.",
             ),
             (
+                "episode/<source>/agent/<agent>/trained/share",
+                "1",
+                "Of the finished episodes in which the agent played, those in which it trains.",
+            ),
+            (
                 "episode[/<source>]/length_tokens/{mean,p5,p50,p95}",
                 "tokens",
                 "Sampled tokens of a finished episode.",
@@ -301,7 +306,12 @@ SECTIONS = (
             Maker.EVALUATOR,
             ("eval/version", "1", "The version that was measured."),
             ("eval/seconds", "seconds", "What it took."),
-            ("eval[/<environment>]/avg@<k>", "1", "Mean over tasks of the mean reward of a task."),
+            (
+                "eval[/<environment>]/avg@<k>",
+                "1",
+                "Mean over tasks of the mean reward of a task. Absent, as `pass` is, where several "
+                "agents are measured.",
+            ),
             ("eval/avg", "1", "The same over environments with different numbers of episodes."),
             ("eval[/<environment>]/pass@<k>", "1", "Chance that one of k episodes is solved."),
             ("eval[/<environment>]/pass^<k>", "1", "Chance that all of k episodes are solved."),
@@ -314,10 +324,11 @@ SECTIONS = (
                 "Of the finished episodes, those that a limit cut short.",
             ),
             (
-                "eval[/<environment>]/length_tokens/{mean,p5,p50,p95}",
+                "eval[/<environment>]/length_tokens/mean",
                 "tokens",
                 "Tokens that the model wrote in a finished episode.",
             ),
+            ("eval/<environment>/length_tokens/{p5,p50,p95}", "tokens", "The same."),
             ("eval/<environment>/reward/<part>/mean", "1", "One part of the reward."),
             ("eval/<environment>/metric/<name>/mean", "1", "What the environment measures."),
             (

@@ -216,7 +216,7 @@ class GroupBuffer:
         self.slots.ship(batch.group_ids, step=batch.step)
         for group_id in batch.group_ids:
             self._close(self.groups[group_id], batch.step)
-        metrics = self.counters.take() | self.starvation.metrics()
+        metrics = self.counters.take(self.sources) | self.starvation.metrics()
         share = metrics.get(TRAINABLE_SHARE, 1.0)
         if share <= LEAST_TRAINABLE_SHARE:
             log.warning(

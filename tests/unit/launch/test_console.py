@@ -106,3 +106,15 @@ def test_an_evaluated_version_is_a_line_of_its_own() -> None:
     progress.evaluation(Record(2, {**found, "eval/avg@4": 0.5, "eval/seconds": 9.0}))
     expected = "evaluation of version 2  words/avg@4 0.500  words/pass@4 0.750\n"
     assert stream.getvalue() == expected
+
+
+def test_an_evaluation_of_a_game_shows_the_reward_of_each_agent() -> None:
+    stream = io.StringIO()
+    agents = {f"eval/go/agent/{it}/reward/mean": 0.25 for it in ("black", "white")}
+    parts = {"eval/go/agent/black/reward/chips/mean": 1.0, "eval/words/agent/x/reward/mean": 1.0}
+    found = {"eval/version": 2.0, "eval/words/avg@4": 0.5, **agents, **parts}
+    ConsoleProgress(stream, max_steps=3).evaluation(Record(2, found))
+    assert stream.getvalue() == (
+        "evaluation of version 2  words/avg@4 0.500  go/agent/black/reward 0.250  "
+        "go/agent/white/reward 0.250\n"
+    )

@@ -29,6 +29,8 @@ ROW: dict[str, Any] = {
     "errors": {"ProviderError": 1},
     "truncated_share": 0.25,
     "mean_length_tokens": 12.4,
+    "values": {"agent/first/reward": 0.25, "agent/first/reward/chips": 2.0},
+    "is_shared": False,
 }
 PROGRESS = {
     "environments": [ROW],
@@ -56,6 +58,15 @@ def test_several_environments_have_a_line_over_all() -> None:
 def test_an_average_over_different_group_sizes_shows_no_k() -> None:
     _, row = table({"environments": [ROW | {"group_size": None}]})
     assert row.split()[2:4] == ["0.500", "0.500"]
+
+
+def test_the_agents_of_a_game_have_a_line_each() -> None:
+    _, game, agent, words = table(
+        {"environments": [ROW | {"is_shared": True, "avg": None}, ROW], "overall": ROW}
+    )[:4]
+    assert game.split()[2] == "-"
+    assert agent.split() == ["first", "0.250"]
+    assert words.split()[0] == "words"
 
 
 def test_errors_are_counted_by_kind_and_cannot_move_the_cursor() -> None:

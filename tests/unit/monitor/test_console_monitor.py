@@ -63,3 +63,28 @@ def test_the_monitor_writes_and_flushes_one_line_per_record() -> None:
     monitor.close()
     assert [line[:8] for line in stream.getvalue().splitlines()] == ["step 1/2", "step 2/2"]
     assert not stream.closed
+
+
+def game(source: str, **rewards: float) -> dict[str, float]:
+    found = {f"episode/{source}/agent/{a}/reward/mean": value for a, value in rewards.items()}
+    trained = {f"episode/{source}/agent/{a}/trained/share": a != "judge" for a in rewards}
+    return found | {name: float(share) for name, share in trained.items()}
+
+
+def test_where_several_agents_train_each_has_its_reward_in_the_line() -> None:
+    metrics = game("debate", pro=0.25, con=-0.25, judge=9.0)
+    assert "  reward pro 0.250 con -0.250  kl" in format_step(metrics, step=0)
+    both = metrics | game("rematch", pro=0.5)
+    assert "  reward debate/pro 0.250 debate/con -0.250 rematch/pro 0.500  kl" in format_step(
+        both, step=0
+    )
+
+
+def test_the_rewards_of_many_agents_are_a_range() -> None:
+    metrics = game("poker", a=0.5, b=-0.5, c=0.125, d=-1.0)
+    assert "  reward -1.000 to 0.500  kl" in format_step(metrics, step=0)
+
+
+def test_a_source_with_a_reward_of_its_own_is_shown_before_any_agent() -> None:
+    metrics = game("debate", pro=0.25, con=-0.25) | {"episode/reward/mean": 0.5}
+    assert "  reward  0.500  kl" in format_step(metrics, step=0)

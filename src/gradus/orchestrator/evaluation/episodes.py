@@ -31,6 +31,7 @@ from gradus.orchestrator.traces import (
     trainable_traces,
 )
 from gradus.orchestrator.types import (
+    EpisodeNumbers,
     Failure,
     Group,
     PlayedEpisode,
@@ -206,7 +207,8 @@ class EvaluatedEpisode:
             reward=sum(numbers.rewards) / len(numbers.rewards),
             length_tokens=numbers.length_tokens,
             is_truncated=numbers.is_truncated,
-            values={name: sum(of) / len(of) for name, of in numbers.values.items()},
+            values={name: sum(of) / len(of) for name, of in _named(numbers).items()},
+            is_shared=len(set(numbers.agents)) > 1,
         )
 
     def tell(self, failures: FirstFailures) -> None:
@@ -236,8 +238,20 @@ class EvaluatedEpisode:
             "length_tokens": score.length_tokens,
             "is_truncated": score.is_truncated,
             "values": dict(score.values),
+            "is_shared": score.is_shared,
             "error": {"type": failure.kind, "message": failure.message} if failure else None,
         }
+
+
+def _named(numbers: EpisodeNumbers) -> dict[str, tuple[float, ...]]:
+    """Rewards of agents come first: only so many names are kept."""
+    of_agents = {
+        f"agent/{agent}/{name}": of
+        for agent, named in numbers.of_agents.items()
+        for name, of in named.items()
+    }
+    rewards = {name: of for name, of in of_agents.items() if name.endswith("/reward")}
+    return {**rewards, **numbers.values, **of_agents}
 
 
 async def play_episodes(

@@ -36,6 +36,7 @@ class _SavedScore(msgspec.Struct):
     is_truncated: bool
     error: _Error | None
     values: dict[str, float | None] = {}
+    is_shared: bool = False
 
     @property
     def key(self) -> EpisodeKey:
@@ -46,7 +47,12 @@ class _SavedScore(msgspec.Struct):
         # A value that no float holds was written as null.
         values = {name: value for name, value in self.values.items() if value is not None}
         return EpisodeScore(
-            self.task.index, self.reward, None, self.length_tokens, self.is_truncated, values
+            task=self.task.index,
+            reward=self.reward,
+            length_tokens=self.length_tokens,
+            is_truncated=self.is_truncated,
+            values=values,
+            is_shared=self.is_shared,
         )
 
 

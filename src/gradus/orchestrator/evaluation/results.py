@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import comb, fsum, isfinite
 
 from gradus.orchestrator.algorithms.credit import are_equal
-from gradus.orchestrator.records.metrics import MAX_NAMES
+from gradus.orchestrator.records.numbers import MAX_NAMES, percentiles
 
 _Estimate = Callable[[int, int, int], float]
 
@@ -39,7 +39,10 @@ class EpisodeScore:
     is_truncated: bool = False
     """Whether a limit cut the episode short."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """What its environment measured, by name; a mean over its traces."""
+    """What its environment measured, by name, also as `agent/<agent>/<name>` where several agents
+    played; a mean over the traces."""
+    is_shared: bool = False
+    """Whether the reward is a mean over several agents: that of a zero-sum game says nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class EnvironmentResult:
     """Episodes per task that were asked for: the k of avg@k. None for environments together that
     differ in it."""
     avg: float | None
-    """Mean over tasks of the mean reward of a task."""
+    """Mean over tasks of the mean reward of a task. None also where `is_shared`."""
     pass_at: Mapping[int, float] = field(default_factory=dict)
     """k → pass@k; empty unless every reward is 0 or 1."""
     pass_all: Mapping[int, float] = field(default_factory=dict)
@@ -72,6 +75,12 @@ class EnvironmentResult:
     values: Mapping[str, float] = field(default_factory=dict)
     """What the environment measured, by name: means over the episodes that have it. Empty for
     environments together."""
+    percentiles: Mapping[str, float] = field(default_factory=dict)
+    """Of the lengths and of the seconds of each stage, as `<name>/p95`. Empty as `values`."""
+    num_left_out: int = 0
+    """Names of values beyond MAX_NAMES."""
+    is_shared: bool = False
+    """Whether several agents are measured at once: then rewards are told by agent."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -122,13 +131,16 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
             rewards[score.task].append(score.reward)
     finished = [score for score in ended if score.reward is not None]
     errors = Counter(score.error or "unknown" for score in ended if score.reward is None)
+    is_shared = any(score.is_shared for score in finished)
     is_binary = all(_is_zero_or_one(score.reward) for score in finished)
-    groups = list(rewards.values()) if is_binary else []
+    groups = list(rewards.values()) if is_binary and not is_shared else []
+    values = _gathered(score.values for score in finished)
+    kept = dict(list(values.items())[:MAX_NAMES])
     return EnvironmentResult(
         num_episodes=len(ended),
         num_tasks=len(rewards),
         group_size=group_size,
-        avg=_mean([fsum(group) / len(group) for group in rewards.values()]),
+        avg=None if is_shared else _mean([fsum(it) / len(it) for it in rewards.values()]),
         pass_at=_by_k(groups, group_size, pass_at_k),
         pass_all=_by_k(groups, group_size, pass_all_k),
         is_binary=is_binary,
@@ -136,7 +148,13 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
         error_share=_mean([score.reward is None for score in ended]),
         truncated_share=_mean([score.is_truncated for score in finished]),
         mean_length_tokens=_mean([score.length_tokens for score in finished]),
-        values=_means(score.values for score in finished),
+        values=_means(kept, is_shared=is_shared),
+        percentiles={
+            **percentiles("length_tokens", [score.length_tokens for score in finished]),
+            **_percentiles_of_stages(kept),
+        },
+        num_left_out=len(values) - len(kept),
+        is_shared=is_shared,
     )
 
 
@@ -144,9 +162,10 @@ def combine(results: Sequence[EnvironmentResult]) -> EnvironmentResult:
     """All environments as one: avg, pass@k and pass^k are means over environments, each counting
     the same however many tasks it has; the other numbers are over all episodes.
 
-    An environment in which every episode failed has no mean, so that all together have none.
+    An environment in which every episode failed has no mean, so that all together have none. One
+    that measures several agents at once has none of its own, and counts in the other numbers.
     """
-    begun = [result for result in results if result.num_episodes]
+    begun = [result for result in results if result.num_episodes and not result.is_shared]
     known = [] if any(result.avg is None for result in begun) else begun
     errors: Counter[str] = Counter()
     for result in results:
@@ -184,6 +203,8 @@ def metrics(result: EnvironmentResult, prefix: str) -> dict[str, float]:
         "episodes/sum": float(result.num_episodes),
         **{f"error/{kind}/sum": float(count) for kind, count in result.errors.items()},
         **{f"{name}/mean": value for name, value in result.values.items()},
+        **result.percentiles,
+        "names_left_out/sum": float(result.num_left_out) or None,
     }
     return {f"{prefix}/{name}": value for name, value in named.items() if value is not None}
 
@@ -219,15 +240,30 @@ def _common(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {k: fsum(table[k] for table in tables) / len(tables) for k in sorted(ks)}
 
 
-def _means(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Per name, at most MAX_NAMES of them."""
+def _gathered(found: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     for named in found:
         for name, value in named.items():
-            if name in values or len(values) < MAX_NAMES:
-                values.setdefault(name, []).append(value)
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def _means(values: Mapping[str, Sequence[float]], *, is_shared: bool) -> dict[str, float]:
+    """Finite ones; a part of the reward is told by agent alone where several are measured."""
     means = {name: sum(listed) / len(listed) for name, listed in values.items()}
-    return {name: mean for name, mean in means.items() if isfinite(mean)}
+    return {
+        name: it
+        for name, it in means.items()
+        if isfinite(it) and not (is_shared and name.startswith("reward/"))
+    }
+
+
+def _percentiles_of_stages(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, seconds in values.items():
+        if name.endswith("_seconds") and "/" not in name:
+            found |= percentiles(name, seconds, (50, 95))
+    return found
 
 
 def _num_finished(result: EnvironmentResult) -> int:

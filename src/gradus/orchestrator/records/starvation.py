@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from gradus.log import get_logger
+from gradus.orchestrator.records.numbers import percentiles
 from gradus.orchestrator.types import ABANDONED, STALE, Group, GroupOutcome
 
 WINDOW_GROUPS = 128
@@ -98,16 +99,6 @@ def is_alarming(groups: Sequence[GroupTime]) -> bool:
     counted = [group for group in groups if group.outcome is not GroupOutcome.OTHER]
     lost = sum(group.outcome is GroupOutcome.TOO_SLOW for group in _slowest(counted))
     return lost >= LEAST_LOST and slow_bias(counted) >= ALARM_BIAS
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed.
-
-    >>> quantile([3.0, 1.0, 2.0, 4.0], 0.5)
-    2.0
-    """
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 class Starvation:
@@ -193,7 +184,5 @@ def _distribution(prefix: str, episodes: Sequence[PlayTime]) -> dict[str, float]
     lengths = [float(e.length_tokens) for e in episodes if e.length_tokens is not None]
     found: dict[str, float] = {}
     for name, values in (("seconds", seconds), ("length_tokens", lengths)):
-        if values:
-            found[f"{prefix}_{name}/p50"] = quantile(values, 0.5)
-            found[f"{prefix}_{name}/p95"] = quantile(values, 0.95)
+        found |= percentiles(f"{prefix}_{name}", values, (50, 95))
     return found

@@ -21,9 +21,10 @@ from gradus.orchestrator.evaluation.episodes import (
     play_episodes,
 )
 from gradus.orchestrator.evaluation.evaluator import Measurement, warn_of_graded_rewards
-from gradus.orchestrator.evaluation.results import EpisodeScore, result_metrics
+from gradus.orchestrator.evaluation.results import EpisodeScore, evaluate, result_metrics
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.records.numbers import MAX_NAMES
 from gradus.orchestrator.types import EpisodeFailed, Failure, PlayedEpisode
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.testing.scripted_run import ScriptedEnvironment
@@ -281,3 +282,35 @@ async def test_a_learner_seat_that_nobody_has_is_an_error_of_the_episode() -> No
     environment = ScriptedEnvironment(play=lambda _: build_match(learner_seat="third"))
     ended = await play(environment, unmeasured_agents=["judge"])
     assert {e.score().error for e in ended} == {"invalid_learner_seat"}
+
+
+async def test_the_agents_of_a_game_have_numbers_of_their_own_and_no_common_average() -> None:
+    game = await play(
+        ScriptedEnvironment(play=lambda _: build_match()), unmeasured_agents=["judge"]
+    )
+    words = await play(ScriptedEnvironment())
+    found = result_metrics(
+        {
+            "poker": evaluate([it.score() for it in game], group_size=1),
+            "words": evaluate([it.score() for it in words], group_size=1),
+        }
+    )
+    assert found["eval/poker/agent/first/reward/mean"] == 1.0
+    assert found["eval/poker/agent/second/reward/mean"] == -1.0
+    assert not [name for name in found if "poker" in name and ("@" in name or "^" in name)]
+    assert found["eval/avg@1"] == found["eval/words/avg@1"], "a game has no part in the average"
+
+
+def test_names_beyond_the_limit_are_counted() -> None:
+    many = EpisodeScore(0, 1.0, values={f"metric/task_{n}": 1.0 for n in range(300)})
+    found = result_metrics({"words": evaluate([many], group_size=1)})
+    assert len([name for name in found if "/metric/" in name]) == MAX_NAMES
+    assert found["eval/words/names_left_out/sum"] == 300 - MAX_NAMES
+
+
+def test_the_stages_of_an_evaluation_have_percentiles() -> None:
+    scores = [EpisodeScore(n, 1.0, values={"setup_seconds": float(n)}) for n in range(20)]
+    found = result_metrics({"words": evaluate(scores, group_size=1)})
+    assert found["eval/words/setup_seconds/p50"] == 9.0
+    assert found["eval/words/setup_seconds/p95"] == 18.0
+    assert found["eval/words/length_tokens/p95"] == 0.0

@@ -10,14 +10,9 @@ from verifiers.v1.trace import Reward, TimeSpan
 
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import AppliedPolicy
-from gradus.orchestrator.records.metrics import (
-    MAX_NAMES,
-    Mean,
-    PendingStepMetrics,
-    StepCounters,
-    batch_metrics,
-    is_flat,
-)
+from gradus.orchestrator.records.counts import is_flat
+from gradus.orchestrator.records.metrics import PendingStepMetrics, StepCounters, batch_metrics
+from gradus.orchestrator.records.numbers import MAX_NAMES, Mean, percentiles
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
 from gradus.testing.builders import build_sample
 from gradus.testing.episodes import FailureProfile, build_episode, build_trace
@@ -212,7 +207,7 @@ def test_a_tally_starts_again_after_it_was_taken() -> None:
     metrics = counters.take()
     assert metrics["group/words/abandoned/too_old/sum"] == 1.0
     assert metrics["group/words/dropped/sum"] == 1.0
-    assert counters.take() == {"sample/dropped/sum": 0.0}
+    assert counters.take() == {"episode/ended/sum": 0.0, "sample/dropped/sum": 0.0}
 
 
 def test_batch_metrics_say_size_and_age() -> None:
@@ -223,6 +218,8 @@ def test_batch_metrics_say_size_and_age() -> None:
     assert batch_metrics(samples, step=3) == {
         "sample/staleness/max": 2.0,
         "sample/staleness/mean": 1.0,
+        "sample/staleness/p50": 0.0,
+        "sample/staleness/p95": 2.0,
         "batch/samples/sum": 2.0,
         "batch/tokens/sum": 10.0,
         "batch/trainable_tokens/sum": 7.0,
@@ -356,3 +353,66 @@ def test_a_mean_of_parts_is_the_mean_of_the_whole(parts: list[list[int]]) -> Non
     for part in reversed(parts):
         merged = merged.merge(Mean(sum(part), len(part)))
     assert merged.value == pytest.approx(sum(whole) / len(whole))
+
+
+@pytest.mark.parametrize(("percent", "value"), [(0, 1), (5, 1), (50, 5), (90, 9), (91, 10)])
+def test_a_percentile_is_one_of_the_values(percent: int, value: float) -> None:
+    found = percentiles("x", [float(n) for n in range(10, 0, -1)], (percent,))
+    assert found == {f"x/p{percent}": value}
+
+
+def test_a_median_tells_what_a_mean_of_rewards_hides() -> None:
+    counters = StepCounters()
+    counters.add_group(group_of("words", [0.0, 0.0, 0.0, 0.0, 10.0]))
+    metrics = counters.take()
+    assert metrics["episode/words/reward/mean"] == metrics["episode/reward/mean"] == 2.0
+    assert metrics["episode/words/reward/p50"] == metrics["episode/reward/p50"] == 0.0
+    assert metrics["episode/words/reward/p95"] == 10.0
+
+
+def test_the_seconds_of_a_stage_keep_their_tail_over_a_resume() -> None:
+    before, counters = StepCounters(), StepCounters()
+    for tally, seconds in ((before, 1.0), (before, 1.0), (counters, 9.0)):
+        if tally is counters:
+            counters.load_state(msgspec.json.decode(msgspec.json.encode(before.state())))
+        group = group_of("words", [1.0])
+        group.finished[0][1].traces[0].timing.setup = TimeSpan(start=10.0, end=10.0 + seconds)
+        tally.add_group(group)
+    metrics = counters.take()
+    assert metrics["episode/words/setup_seconds/p50"] == 1.0
+    assert metrics["episode/words/setup_seconds/p95"] == 9.0
+
+
+def test_failures_by_type_and_drops_by_reason_are_shares_of_their_source() -> None:
+    group = group_of("words", [1.0, 1.0, 1.0], failures=1)
+    group.samples = [msgspec.structs.replace(build_sample(), id="g0.0/0/0", episode_id="g0.0")]
+    group.dropped = {"g0.1/0/0": "stale", "g0.2": "no_trainable_tokens", "g0.f0": "error:X"}
+    counters = StepCounters()
+    counters.add_group(group)
+    counters.add_group(group_of("sums", [1.0, 0.0]))
+    metrics = counters.take()
+    assert metrics["episode/words/error/ProviderError/share"] == 0.25
+    assert metrics["sample/words/dropped/stale/share"] == pytest.approx(1 / 3)
+    assert metrics["group/words/flat/share"] == 1.0
+    assert metrics["group/sums/flat/share"] == 0.0
+    assert metrics["group/flat/share"] == 0.5
+
+
+def test_a_source_of_which_nothing_ended_says_so_and_nothing_else() -> None:
+    counters = StepCounters()
+    counters.add_group(group_of("words", [1.0]))
+    metrics = counters.take(["words", "sums"])
+    assert metrics["episode/words/ended/sum"] == 1.0
+    assert {name: value for name, value in metrics.items() if "/sums/" in name} == {
+        "episode/sums/ended/sum": 0.0
+    }
+    assert "episode/words/reward/mean" not in counters.take(["words", "sums"])
+
+
+def test_agents_that_never_train_are_told_from_those_that_do() -> None:
+    counters = StepCounters()
+    counters.add_group(game_of(1.0, -1.0, black_trains=False))
+    counters.add_group(game_of(1.0, -1.0))
+    metrics = counters.take()
+    assert metrics["episode/poker/agent/white/trained/share"] == 1.0
+    assert metrics["episode/poker/agent/black/trained/share"] == 0.5

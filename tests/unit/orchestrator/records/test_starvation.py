@@ -17,7 +17,6 @@ from gradus.orchestrator.records.starvation import (
     Starvation,
     group_time,
     is_alarming,
-    quantile,
     slow_bias,
 )
 from gradus.orchestrator.types import (
@@ -97,11 +96,6 @@ def test_a_few_groups_raise_no_alarm() -> None:
 def test_the_bias_is_at_most_one(groups: list[tuple[GroupOutcome, float]]) -> None:
     times = [GroupTime(outcome, (PlayTime(seconds, None, False),)) for outcome, seconds in groups]
     assert slow_bias(times) <= 1.0
-
-
-@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 5), (0.9, 9), (0.91, 10), (1.0, 10)])
-def test_a_quantile_is_one_of_the_values(share: float, value: float) -> None:
-    assert quantile([float(n) for n in range(10, 0, -1)], share) == value
 
 
 def test_a_group_is_as_slow_as_its_slowest_episode() -> None:
