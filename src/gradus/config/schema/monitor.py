@@ -68,6 +68,22 @@ class PrometheusConfig(MonitorConfig):
     scraped regularly, and with the next scrape otherwise."""
 
 
+class WandbConfig(MonitorConfig):
+    """Weights & Biases."""
+
+    type: Literal["wandb"] = "wandb"
+    implementation = "gradus.tracking.wandb:Wandb"
+    library = "wandb"
+    extra = "wandb"
+    project: str = Field("gradus", pattern=r"^[^/\\#?%:]{1,128}$")
+    """The project that holds the run."""
+    entity: str | None = Field(None, min_length=1)
+    """Account or team. None means the default one of the key."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline` writes into the folder of the run only; `gradus track` uploads it later. None means
+    WANDB_MODE, and without that `online`."""
+
+
 class MlflowConfig(MonitorConfig):
     """MLflow: a server, or a store in the folder of the run."""
 
@@ -108,6 +124,7 @@ class OwnMonitorConfig(MonitorConfig):
 MonitorChoice = Annotated[
     Annotated[TensorBoardConfig, Tag("tensorboard")]
     | Annotated[PrometheusConfig, Tag("prometheus")]
+    | Annotated[WandbConfig, Tag("wandb")]
     | Annotated[MlflowConfig, Tag("mlflow")]
     | Annotated[TrackioConfig, Tag("trackio")]
     | Annotated[OwnMonitorConfig, Tag(OWN_PLUGIN)],
