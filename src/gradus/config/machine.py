@@ -38,6 +38,8 @@ from gradus.processes.placement import Placement, place
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
 _DATA_SUFFIXES = (".json", ".jsonl")
+_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""With it, vLLM takes a context that is longer than the model's own."""
 
 
 def machine_problems(
@@ -50,6 +52,7 @@ def machine_problems(
         problems += _model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
             problems += _port_problems(config.inference)
+            problems += _length_problems(config.model, config.inference)
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
@@ -146,6 +149,28 @@ def _model_problems(model: ModelConfig) -> Iterator[Problem]:
             yield Problem(path, f"{model.name!r} has no *.safetensors file; save the model as such")
     if model.tokenizer is not None:
         yield from _place_problems(("model", "tokenizer"), model.tokenizer)
+
+
+def _length_problems(model: ModelConfig, inference: InferenceConfig) -> Iterator[Problem]:
+    """A context beyond the model's positions, which vLLM refuses when it has started.
+
+    Left to vLLM where the user overrides its config, and where scaled positions reach further than
+    the number in the file.
+    """
+    folder = folder_of(model.name)
+    is_overridden = _LONGER in inference.env_vars or "hf_overrides" in inference.extra_args
+    if folder is None or is_overridden:
+        return
+    config = _text_config(folder / "config.json")
+    limit = config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    # Some models have a table for each kind of layer.
+    is_plain = isinstance(rope, dict) and not any(isinstance(v, dict) for v in rope.values())
+    if not is_plain or rope.get("rope_type", rope.get("type", "default")) != "default":
+        return
+    if isinstance(limit, int) and model.max_length_tokens > limit:
+        text = f"{model.max_length_tokens} is more than the {limit} positions of {model.name!r}"
+        yield Problem(("model", "max_length_tokens"), f"{text}; lower it")
 
 
 def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
@@ -300,22 +325,25 @@ def parallel_machine_problems(
         yield Problem((*path, "compile"), problem)
     if parallel.context_parallel_size == 1:
         return
-    heads = _heads(Path(model.name) / "config.json")
+    heads = _heads(_text_config(Path(model.name) / "config.json"))
     if heads is None:
         return
     if problem := head_problem(*heads, parallel.context_parallel_size):
         yield Problem((*path, "context_parallel_size"), f"{problem}; choose another size")
 
 
-def _heads(config_file: Path) -> tuple[int, int] | None:
-    """Attention heads and key heads; None when the file does not say."""
+def _text_config(config_file: Path) -> dict[str, Any]:
+    """What a model's config.json says of the part that reads text; nothing where it is none."""
     try:
         config: Any = json.loads(config_file.read_bytes())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(config, dict):
-        return None
-    config = config.get("text_config", config)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    text = config.get("text_config", config) if isinstance(config, dict) else None
+    return text if isinstance(text, dict) else {}
+
+
+def _heads(config: dict[str, Any]) -> tuple[int, int] | None:
+    """Attention heads and key heads; None when the config does not say."""
     heads = config.get("num_attention_heads")
     key_heads = config.get("num_key_value_heads") or heads
     if not isinstance(heads, int) or not isinstance(key_heads, int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -55,6 +56,45 @@ def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str)
     assert "has no *.safetensors file" in problems({"model": {"name": name}})[0]
     (folder / "model.safetensors").touch()
     assert problems({"model": {"name": name}}) == []
+
+
+def positions(folder: Path, inference: dict[str, Any] | None = None, **config: Any) -> list[str]:
+    """The problems of 4,096 tokens with a model whose config.json says so."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").touch()
+    model = {"name": "./model", "max_length_tokens": 4096}
+    return problems({"model": model, "inference": inference or {}})
+
+
+def test_a_context_beyond_the_models_positions_is_refused(working_directory: Path) -> None:
+    folder = working_directory / "model"
+    folder.mkdir()
+    (problem,) = positions(folder, max_position_embeddings=2048)
+    assert problem == (
+        "model.max_length_tokens: 4096 is more than the 2048 positions of './model'; lower it"
+    )
+    assert positions(folder, text_config={"max_position_embeddings": 2048}) == [problem]
+    assert positions(folder, max_position_embeddings=4096) == []
+
+
+@pytest.mark.parametrize(
+    ("inference", "rope"),
+    [
+        ({}, {"rope_type": "yarn", "factor": 4.0}),
+        ({}, {"type": "linear", "factor": 4.0}),
+        ({}, {"full_attention": {"rope_type": "default"}}),
+        ({}, ["no table"]),
+        ({"extra_args": {"hf_overrides": {"max_position_embeddings": 4096}}}, {}),
+        ({"env_vars": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}, {}),
+    ],
+)
+def test_positions_that_may_reach_further_are_left_to_the_engine(
+    working_directory: Path, inference: dict[str, Any], rope: Any
+) -> None:
+    folder = working_directory / "model"
+    folder.mkdir()
+    found = positions(folder, inference, max_position_embeddings=2048, rope_parameters=rope)
+    assert found == []
 
 
 def test_a_file_is_no_model_folder(working_directory: Path) -> None:
