@@ -195,8 +195,9 @@ def _notes(source: TrainSource, is_loaded: bool) -> Iterator[str]:
         )
     if complete.algo.compares_agents and len(given.agents) < 2:
         yield (
-            f"source {name!r}: {kind} needs an environment with several agents, and the "
-            f"config names none or one. The start refuses {kind} where there is only one; use grpo"
+            f"source {name!r}: {kind} compares agents. Whether this environment has several is "
+            "seen when it is loaded, by gradus check without --fast or by the start, which refuses "
+            "one that has a single agent"
         )
 
 
@@ -218,7 +219,9 @@ def _engine(inference: InferenceConfig) -> str:
 def _environment(source: EnvironmentConfig) -> str:
     found = installed_id(source.id)
     first = f", first runs {shlex.join(source.prepare)!r}" if source.prepare else ""
-    return f"{found}, harness {source.harness.id}, {_pool(source.pool)}{first}"
+    # What an author pinned is known when the environment is loaded.
+    own = "" if "harness" in source.model_fields_set else " unless its author set another"
+    return f"{found}, harness {source.harness.id}{own}, {_pool(source.pool)}{first}"
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:

@@ -72,6 +72,9 @@ def describe(seen: Mapping[str, Any]) -> list[Checked]:
         prompt = prompt[-1].get("content") if prompt else None
     shown = f"the first begins {shortened(prompt, 100)!r}" if prompt else "the environment opens"
     lines.append(ok("tasks", f"{number}; {shown}", {"num_tasks": seen["num_tasks"]}))
+    if problems := [problem for problem in seen.get("headers", ()) if problem]:
+        advice = "Give each task a table of headers, or null, in the field of headers_from"
+        lines.append(broken("headers", f"headers_from does not fit a task: {problems[0]}", advice))
     changed = _difference([task["task_data"] for task in seen["tasks"]], seen["again"])
     if changed:
         lines.append(

@@ -18,8 +18,10 @@ import verifiers.v1 as vf
 
 from gradus.config import EnvironmentProcessConfig
 from gradus.conformance.probes import GOLD_HOOK
+from gradus.environments.patches.task_headers import headers_of
+from gradus.environments.process import prepare_source
 from gradus.environments.roles import complete_roles
-from gradus.environments.tasks import load_tasks
+from gradus.environments.tasks import chosen_tasks, load_tasks
 from gradus.errors import GradusError
 from gradus.files import read_json, write_json
 from gradus.log import configure_logging
@@ -31,14 +33,15 @@ NUM_TASKS = 8
 
 def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
     """Everything that can be seen of an environment without playing it."""
+    prepare_source(config)
     started = time.perf_counter()
     settings = complete_roles(config.name, config.verifiers)
-    tasks = load_tasks(config.name, settings, is_rendered=True)
+    tasks = load_tasks(config.name, settings, is_rendered=True, selection=config.tasks)
     loaded = time.perf_counter() - started
     number = NUM_TASKS if tasks.num_tasks is None else min(NUM_TASKS, tasks.num_tasks)
     # From now on only what the environment answers twice in one process may differ.
     environment = vf.load_environment(vf.resolve_env_config(dict(settings)))
-    again = list(itertools.islice(iter(environment.taskset), number))
+    again = list(itertools.islice(chosen_tasks(environment.taskset, config.tasks), number))
 
     async def first() -> list[dict[str, Any]]:
         return [await tasks.task(index) for index in range(number)]
@@ -53,7 +56,19 @@ def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
         "tasks": asyncio.run(first()),
         "again": [task.data.model_dump(mode="json", serialize_as_any=True) for task in again],
         "gold": [_gold(task) for task in again],
+        "headers": [_headers_problem(task, config.headers_from) for task in again],
     }
+
+
+def _headers_problem(task: vf.Task[Any, Any, Any], field: str | None) -> str | None:
+    """Why a task does not carry the headers that the source asks for; None when it does."""
+    if field is None:
+        return None
+    try:
+        headers_of(task.data, field)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _gold(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:

@@ -96,9 +96,11 @@ class Reading:
     """Owns the child that loads the environment and says what it saw."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:
+        process = subject.process
+        self._seconds = LOAD_SECONDS + (process.prepare_seconds if process.prepare else 0)
         self._result = folder / "seen.json"
         request = folder / "request.json"
-        values = subject.process.model_dump(mode="json")
+        values = process.model_dump(mode="json")
         write_json(request, {**values, "run_dir": str(folder)})
         self._started = time.monotonic()
         self._child = ChildModule(
@@ -111,14 +113,14 @@ class Reading:
     def result(self) -> dict[str, Any]:
         """What it saw; {"refused": ...} when the environment cannot be loaded."""
         try:
-            code = self._child.wait(max(LOAD_SECONDS - (time.monotonic() - self._started), 0.1))
+            code = self._child.wait(max(self._seconds - (time.monotonic() - self._started), 0.1))
         finally:
             self.close()
         if self._result.exists():
             seen: dict[str, Any] = read_json(self._result)
             return seen
         if code is None:
-            return {"refused": f"it was not loaded within {LOAD_SECONDS:g} s"}
+            return {"refused": f"it was not loaded within {self._seconds:g} s"}
         return {"refused": f"its code ended the process, {self._child.said()}"}
 
     def close(self) -> None:

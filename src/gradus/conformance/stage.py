@@ -117,6 +117,8 @@ class Stage:
         update = {
             "run_dir": str(self._run.root),
             "verifiers": _marked(seen["settings"], self.agents),
+            # The reader ran it.
+            "prepare": [],
         }
         self._config = subject.process.model_copy(update=update)
         self._probe = Probe("nothing", [""])

@@ -59,12 +59,8 @@ class TaskIndex:
         """Modules that its code imports while it plays, and that are not installed."""
         self._taskset = taskset
         self._selection = selection or TaskSelectionConfig()
-        is_finite = taskset.bounded or self._selection.limit is not None
-        self._all = (
-            selected(taskset, self._selection, is_endless=not taskset.bounded)
-            if is_finite
-            else None
-        )
+        chosen = chosen_tasks(taskset, self._selection)
+        self._all = chosen if isinstance(chosen, list) else None
         self._iterator: Iterator[vf.Task[Any, Any, Any]] = iter(())
         self._window: deque[vf.Task[Any, Any, Any]] = deque(maxlen=ENDLESS_WINDOW)
         self._next_index = 0
@@ -125,6 +121,18 @@ class TaskIndex:
 def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
     task_data = task.data.model_dump(mode="json", serialize_as_any=True)
     return {"task_data": task_data, "key": task.key}
+
+
+def chosen_tasks(
+    taskset: vf.Taskset[Any, Any], selection: TaskSelectionConfig
+) -> list[AnyTask] | Iterator[AnyTask]:
+    """The tasks of a source in their order: a list where they end, an iterator where they do not.
+
+    ConfigError when the selection leaves none.
+    """
+    if taskset.bounded or selection.limit is not None:
+        return selected(taskset, selection, is_endless=not taskset.bounded)
+    return streamed(taskset, selection)
 
 
 def selected(

@@ -296,3 +296,11 @@ def test_the_episodes_folder_of_a_run_is_data_and_another_folder_is_not(
     [problem] = check(build_sft_config(wrong))
     assert problem.path == ("validation", "path")
     assert "episodes folder" in problem.message
+
+
+def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
+    (line,) = [it for it in describe(build_run_config(with_env(id="program"))) if "env_" in it]
+    assert "harness chat unless its author set another, " in line
+    written = with_env(id="program", harness={"id": "chat"})
+    (line,) = [it for it in describe(build_run_config(written)) if "env_" in it]
+    assert "harness chat, " in line
