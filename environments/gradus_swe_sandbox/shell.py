@@ -7,6 +7,7 @@ from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import Field
+from verifiers.v1.errors import SandboxError
 
 from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig, ChatSession
 from gradus.errors import EnvironmentFailure
@@ -16,6 +17,23 @@ _SCRIPT = (
     'if [ "$code" = 124 ]; then echo "[stopped after $1 s]"; else echo "[exit code $code]"; fi; } '
     '| head -c "$3"'
 )
+
+
+RUINED = "error: the container can run no command any more"
+_NOT_STARTED = (126, 127)
+"""What engines answer when the container runs and the command cannot be started in it."""
+
+
+async def is_there(runtime: vf.Runtime) -> bool:
+    """Whether the engine still has the container, be it in ruins.
+
+    What an agent wrecks is its own work; an engine that lost the container is not.
+    """
+    try:
+        done = await runtime.run(["true"], {})
+    except SandboxError:
+        return False
+    return done.exit_code in (0, *_NOT_STARTED)
 
 
 class ShellHarnessConfig(ChatHarnessConfig):
@@ -62,7 +80,9 @@ class Shell:
         bounds = (f"{config.command_seconds:g}", command, str(config.max_output_bytes))
         done = await self._runtime.run(["sh", "-c", _SCRIPT, "sh", *bounds], {})
         if done.exit_code != 0 and not done.stdout and not await self._runtime.alive():
-            raise EnvironmentFailure(f"the container is gone: {done.stderr.strip()[:300]}")
+            if not await is_there(self._runtime):
+                raise EnvironmentFailure(f"the container is gone: {done.stderr.strip()[:300]}")
+            return RUINED
         text: str = done.stdout or done.stderr
         if len(text.encode("utf-8", "replace")) >= config.max_output_bytes:
             text += f"\n[ended after {config.max_output_bytes} bytes of output]"

@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
+from verifiers.v1.errors import SandboxError
 
 from gradus.errors import EnvironmentFailure
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
 from gradus_swe_sandbox.rows import HubTests, hub_repairs
+from gradus_swe_sandbox.shell import is_there
 
 LOCAL_IMAGE = "localhost/gradus-sandbox:1"
 FOLDER = "/app/ledger"
@@ -109,8 +111,17 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
 
     @vf.reward
     async def repaired(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
-        """1 when everything does what it should; with `partial`, the share that does."""
-        passed, total = await self._judge(runtime)
+        """1 when everything does what it should; with `partial`, the share that does.
+
+        A container that its agent wrecked earns 0: a failed episode would be played again.
+        """
+        try:
+            passed, total = await self._judge(runtime)
+        except (SandboxError, EnvironmentFailure) as error:
+            if not await is_there(runtime):
+                raise
+            passed, total = 0, 1
+            trace.info["ruined"] = str(error)[:300]
         trace.record_metric("checks_passed", passed / total)
         trace.info["repair"] = {"passed": passed, "total": total}
         return passed / total if self.config.partial else float(passed == total)

@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from verifiers.v1.runtimes import provision_runtime
+from verifiers.v1.errors import SandboxError
+from verifiers.v1.runtimes import ProgramResult, provision_runtime
 from verifiers.v1.runtimes.docker import PodmanConfig
 
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_general_agent.jobs import jobs
 from gradus_general_agent.taskset import ANSWER, GeneralAgentConfig, GeneralAgentTaskset
 from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
 from gradus_swe_sandbox.rows import r2e_repair, read_statuses, swe_repair
-from gradus_swe_sandbox.shell import Shell, ShellHarnessConfig
+from gradus_swe_sandbox.shell import RUINED, Shell, ShellHarnessConfig
 from gradus_swe_sandbox.taskset import LOCAL_IMAGE, SweSandboxConfig, SweSandboxTaskset
 
 ANSWERING = Path(__file__).parents[3] / "environments" / "gradus_swe_sandbox" / "answering.py"
@@ -177,6 +178,43 @@ async def test_a_repair_pays_and_a_container_in_ruins_does_not(container: vf.Run
     assert "[exit code" in await sh("echo '\ud800' $(")
     await sh("rm -rf /app/ledger; printf '#!/bin/sh\\nyes 1' > /usr/bin/python3")
     assert await task.repaired(trace, container) == 0.0
+    assert trace.info.keys() == {"repair"}
+
+    await sh("mv /usr/bin /gone")
+    assert await sh("ls") == RUINED
+    assert await task.repaired(trace, container) == 0.0
+    assert trace.info["ruined"]
+
+
+class LostRuntime:
+    """A container that the engine does not know any more, or that it never answers for."""
+
+    def __init__(self, answer: ProgramResult | None) -> None:
+        self._answer = answer
+
+    async def run(self, *_: Any) -> ProgramResult:
+        if self._answer is None:
+            raise SandboxError("no engine")
+        return self._answer
+
+    async def write(self, *_: Any) -> None:
+        raise SandboxError("no such container")
+
+    async def alive(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("answer", [None, ProgramResult(125, "", "no such container")])
+async def test_a_container_that_the_engine_lost_fails_the_episode(
+    answer: ProgramResult | None,
+) -> None:
+    runtime: Any = LostRuntime(answer)
+    task = next(iter(SweSandboxTaskset(SweSandboxConfig(id="gradus-swe-sandbox"))))
+    trace: Any = FakeTrace()
+    with pytest.raises(SandboxError):
+        await task.repaired(trace, runtime)
+    with pytest.raises((EnvironmentFailure, SandboxError)):
+        await Shell(runtime, ShellHarnessConfig()).call("shell", {"command": "ls"})
 
 
 @pytest.mark.slow
