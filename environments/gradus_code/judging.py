@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,6 +42,12 @@ class Verdict:
         """Of the tests, between 0 and 1."""
         return self.passed / self.total if self.total else 0.0
 
+    def beyond(self, constant_share: float) -> float:
+        """The share beyond what a program passes that says the same to every call, from 0 to 1."""
+        if self.is_right or constant_share >= 1:
+            return float(self.is_right)
+        return max(0.0, (self.share - constant_share) / (1 - constant_share))
+
     @property
     def is_right(self) -> bool:
         """All tests passed."""
@@ -52,6 +60,7 @@ class Judge:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._calls: dict[str, str] = {}
+        self._constant_shares: dict[str, float] = {}
 
     async def judge(self, problem: Problem, reply: str, limits: Limits) -> Verdict:
         """What a reply is worth; never an exception for anything that a model can write."""
@@ -62,6 +71,29 @@ class Judge:
                 0, 1, program, info={"reason": "no program" if not program else "syntax"}
             )
         calls = await self._calls_of(problem)
+        ended, answers = await self._answers(problem, source, calls, limits)
+        passed, total = await self._count(problem, calls, answers)
+        return Verdict(passed, total, program, ended, ended.info())
+
+    async def constant_share(self, problem: Problem, limits: Limits) -> float:
+        """The share of the calls that the most frequent right answer is right for.
+
+        0 where nothing says what is right: checks in Python without a known solution.
+        """
+        if problem.name not in self._constant_shares:
+            right: Sequence[str] = problem.expected
+            if problem.kind == "checks" and problem.solution:
+                calls = await self._calls_of(problem)
+                source = assemble(problem, problem.solution)
+                _, right = await self._answers(problem, source, calls, limits)
+            most = max(Counter(right).values(), default=0)
+            self._constant_shares[problem.name] = most / len(right) if right else 0.0
+        return self._constant_shares[problem.name]
+
+    async def _answers(
+        self, problem: Problem, source: str, calls: str, limits: Limits
+    ) -> tuple[Ended, list[str]]:
+        """How the run of a program ended, and its answer to each call up to there."""
         total = calls.count("\n")
         option = problem.function
         if problem.kind == "program":
@@ -70,9 +102,7 @@ class Judge:
         kind = "program" if problem.kind == "program" else "function"
         command = ("python", "-I", "answering.py", kind, option)
         ended = await self._sandbox.run(UntrustedProgram(command, files), limits)
-        answers = ended.stdout.split("\n")[:total]
-        passed, total = await self._count(problem, calls, answers)
-        return Verdict(passed, total, program, ended, ended.info())
+        return ended, ended.stdout.split("\n")[:total]
 
     async def _count(self, problem: Problem, calls: str, answers: list[str]) -> tuple[int, int]:
         if problem.kind == "checks":

@@ -49,7 +49,8 @@ class CodeRewardConfig(ProgramConfig):
     """How a program is run, and what it is worth."""
 
     partial: bool = False
-    """Pay the share of passed tests; otherwise 1 for all and 0 for less."""
+    """Pay the share of passed tests beyond what a program passes that always says the same;
+    otherwise 1 for all and 0 for less."""
 
 
 class CodeKeys(vf.TasksetConfig, HoldoutKeys):
@@ -123,11 +124,15 @@ class CodeTask(vf.Task[CodeData, vf.State, CodeRewardConfig]):
 
     @vf.reward
     async def passed(self, trace: vf.Trace) -> float:
-        """1 when every test passes; with `partial`, the share of them."""
+        """1 when every test passes; with `partial`, the share of them beyond a constant's."""
         verdict = await run_reply(self.data, self.config, trace)
         trace.record_metric("tests_passed", verdict.share)
         trace.record_metric("has_program", float(bool(verdict.program)))
-        return verdict.share if self.config.partial else float(verdict.is_right)
+        if not self.config.partial or verdict.passed in (0, verdict.total):
+            return float(verdict.is_right)
+        judge = judge_here(self.config.require)
+        problem = Problem(**self.data.problem)
+        return verdict.beyond(await judge.constant_share(problem, self.config.limits))
 
 
 class CodeTaskset(vf.Taskset[CodeTask, CodeConfig]):

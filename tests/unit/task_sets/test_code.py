@@ -172,6 +172,35 @@ async def test_a_program_answers_each_input_in_a_process_of_its_own(judge: Judge
     assert flood.passed == 0
 
 
+EVEN = Problem(
+    name="even",
+    question="Is it even?",
+    kind="function",
+    function="even",
+    inputs=("(1,)", "(2,)", "(3,)", "(5,)", "(7,)"),
+    expected=("false", "true", "false", "false", "false"),
+)
+
+
+@pytest.mark.slow
+async def test_a_part_of_the_tests_pays_what_a_constant_does_not_reach(judge: Judge) -> None:
+    async def paid(problem: Problem, program: str) -> float:
+        verdict = await judge.judge(problem, program, LIMITS)
+        return verdict.beyond(await judge.constant_share(problem, LIMITS))
+
+    assert await judge.constant_share(EVEN, LIMITS) == 0.8
+    assert await paid(EVEN, "def even(n): return False") == 0.0
+    assert await paid(EVEN, "def even(n): return n < 4") == 0.0
+    assert await paid(EVEN, "def even(n): return n % 2 == 0") == 1.0
+    assert await judge.constant_share(TWICE, LIMITS) == 0.5
+    assert await paid(TWICE, "def twice(n): return 4") == 0.0
+    unknown = dataclasses.replace(TWICE, name="unknown", solution="")
+    assert await paid(unknown, "def twice(n): return 4") == 0.5
+    always = dataclasses.replace(EVEN, name="always", expected=("true",) * 5)
+    assert await paid(always, "def even(n): return n > 1") == 0.0
+    assert await paid(always, "def even(n): return True") == 1.0
+
+
 class FakeTrace(SimpleNamespace):
     """A trace that ends with one reply."""
 
