@@ -120,7 +120,7 @@ def _by_stage() -> dict[str, list[tuple[Metric, re.Pattern[str]]]]:
 
 
 _WORD = re.compile(r"<(\w+)>|\[(.*?)\]|\{(.*?)\}")
-_ONE_PART = ("source", "environment", "k", "agent")
+_ONE_PART = ("source", "environment", "k", "agent", "alarm")
 """Labels that hold no slash. Others come from the code of an environment and may hold anything."""
 
 

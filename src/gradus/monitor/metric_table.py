@@ -83,6 +83,14 @@ SECTIONS = (
                 "One part of the reward, without its weight. Absent where several agents train.",
             ),
             (
+                "episode/<source>/reward/<part>/variance_share",
+                "1",
+                "Its covariance with the reward inside groups over the reward's variance there, "
+                "weights included: the shares of all parts add up to 1, and that of a part that "
+                "works against the reward is negative. Absent with one part, and where all groups "
+                "are flat or several agents train.",
+            ),
+            (
                 "episode/<source>/metric/<name>/mean",
                 "1",
                 "What the environment measures (`@vf.metric`); one whose name begins with "
@@ -130,6 +138,12 @@ SECTIONS = (
                 "Of the finished episodes, those of groups with equal rewards, from which no group "
                 "algorithm learns.",
             ),
+            (
+                "episode[/<source>]/quarantined/share",
+                "1",
+                "Of the model turns of the finished episodes, those that the environment could not "
+                "read and that do not train (`info.quarantined_turns`).",
+            ),
             ("episode[/<source>]/error/share", "1", "Of the ended episodes, those that failed."),
             ("episode[/<source>]/error/<error>/share", "1", "The same by type of error."),
             ("episode[/<source>]/error/<error>/sum", "episodes", "Failed, by type of error."),
@@ -156,12 +170,7 @@ SECTIONS = (
                 "episode/<source>/slow_bias",
                 "1",
                 "1 - (share of the slowest quarter of tasks that trained / share of all), over the "
-                "last 128 groups.",
-            ),
-            (
-                "episode/<source>/slow_alarm",
-                "1",
-                "1 while slow tasks train so rarely that the log warns, else 0.",
+                "last 128 groups; at most 0 while fewer than three slow tasks are lost.",
             ),
             (
                 "episode/<source>/info_cut_bytes/mean",
@@ -433,8 +442,13 @@ SECTIONS = (
     ),
     MetricSection(
         "Alarms",
-        "Of the health of the rewards; docs/monitoring.md says what to do.",
-        _made_by(Maker.ORCHESTRATOR, ("alarm/<name>", "1", "1 while it sounds, else 0.")),
+        "What they measure and what to do is in [monitoring](monitoring.md#alarms). An alarm "
+        "stands in each record from the step on at which its number is known.",
+        _made_by(
+            Maker.ORCHESTRATOR,
+            ("alarm[/<source>]/<alarm>/value", "1", "The number that is compared."),
+            ("alarm[/<source>]/<alarm>", "1", "1 while it is on, else 0."),
+        ),
     ),
     MetricSection(
         "Live",

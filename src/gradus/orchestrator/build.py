@@ -32,7 +32,7 @@ from gradus.orchestrator.algorithms.teacher import (
 from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
-from gradus.orchestrator.failures import FirstFailures, ListedErrors, run_loops
+from gradus.orchestrator.failures import FirstFailures, ListedErrors, notify, run_loops
 from gradus.orchestrator.groups.batcher import build_batcher
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout
@@ -59,6 +59,7 @@ from gradus.orchestrator.play.restarts import Blame, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
+from gradus.orchestrator.records.health import Alarms
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import PendingStepMetrics
 from gradus.orchestrator.records.recording import EpisodeRecording, open_recording
@@ -384,6 +385,11 @@ def _build_link(
     first_step: int,
 ) -> TrainerLink:
     now = components.clock()
+    alarms = Alarms(
+        config.orchestrator.health.model_dump(),
+        sources=list(components.sources),
+        tell=partial(notify, RunDirectory(Path(config.run_dir))),
+    )
     return TrainerLink(
         sender=components.sender,
         policy=components.policy,
@@ -398,7 +404,7 @@ def _build_link(
         max_steps=config.max_steps,
         first_step=first_step,
         timeout_seconds=config.orchestrator.trainer_timeout_seconds,
-        step_metrics=PendingStepMetrics(now=now),
+        step_metrics=PendingStepMetrics(now=now, alarms=alarms),
         served_at=now,
     )
 

@@ -57,10 +57,15 @@ class FirstFailures:
         where = f"{place}; log: {path}" if path.exists() else place
         cause = _first_line(failure.message)
         line = f"first {failure.kind} in {self._purpose} environment {source!r}: {cause} ({where})"
-        log.warning("%s", line)
-        # What cannot be written is in the log at least.
-        with contextlib.suppress(OSError), self._run_dir.notices.open("a") as file:
-            file.write(f"{line}\n")
+        notify(self._run_dir, line)
+
+
+def notify(run_dir: RunDirectory, line: str) -> None:
+    """Show a line to the user: on the console, in `notices.log` and in the log."""
+    log.warning("%s", line)
+    # What cannot be written is in the log at least.
+    with contextlib.suppress(OSError), run_dir.notices.open("a") as file:
+        file.write(f"{line}\n")
 
 
 def _first_line(message: str) -> str:

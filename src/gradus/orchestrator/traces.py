@@ -41,6 +41,18 @@ def is_truncated(trace: WireTrace) -> bool:
     return bool(trace.is_truncated) or trace.stop_condition == CONTEXT_FULL
 
 
+def num_quarantined(trace: WireTrace) -> int:
+    """Sampled turns that the environment could not read, so that they do not train."""
+    return len(trace.info.get(QUARANTINED_TURNS, ()))
+
+
+def weighted_parts(trace: WireTrace) -> dict[str, float]:
+    """What each part of the reward adds to it; empty when one is missing or not finite."""
+    parts = {name: None if r is None else r.score * r.weight for name, r in trace.rewards.items()}
+    known = {n: float(v) for n, v in parts.items() if v is not None and math.isfinite(v)}
+    return known if len(known) == len(parts) else {}
+
+
 def cut_bytes(info: Mapping[str, Any]) -> float | None:
     """What `bound_info` cut; None for nothing, and for a note that is not ours."""
     note = info.get(CUT)

@@ -84,6 +84,14 @@ WRONG_TYPES = [
     bad(
         "a number in a list of text", env("state_columns = [1]"), "state_columns.0: 1 must be text"
     ),
+    bad("an alarm nobody has", "[orchestrator.health]\nnone = 1", "one of: reward_part, length_"),
+    bad(
+        "a share above 1", "[orchestrator.health]\ntruncated = 2", "2 must be a number above 0 and"
+    ),
+    bad("no threshold", "[orchestrator.health]\nlength_drift = 'of'", 'above 1, or "off"'),
+    bad(
+        "a bool as threshold", "[orchestrator.health]\nmismatch_kl = true", "True must be a number"
+    ),
     bad("one value too few", "[trainer.optimizer]\nbetas = [0.9]", "run.toml:2", "one more value"),
     bad("one value too many", "[trainer.optimizer]\nbetas = [0.9, 0.9, 0.9]", "too many entries"),
     bad(

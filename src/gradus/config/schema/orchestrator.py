@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from gradus.config.schema.algorithms import AlgorithmChoice, GrpoConfig
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
@@ -20,6 +22,49 @@ class WatchdogConfig(StrictConfig):
     action: Literal["warn", "end"] = "end"
     """`end` ends the run with exit code 75 and the chain of waits as its cause; `warn` reports and
     goes on, and reports again after the same time."""
+
+
+def _threshold(*, above: float, most: float = math.inf) -> BeforeValidator:
+    """Refuses with one message what pydantic refuses with one for each type of the union."""
+    limit = f"above {above:g}" + (f" and at most {most:g}" if most < math.inf else "")
+
+    def check(value: Any) -> Any:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value == "off" or (is_number and above < value <= most and value < math.inf):
+            return value
+        raise PydanticCustomError("threshold", f'must be a number {limit}, or "off"')
+
+    return BeforeValidator(check)
+
+
+Share = Annotated[float | Literal["off"], _threshold(above=0, most=1)]
+"""Threshold of an alarm on a share."""
+
+
+class HealthConfig(StrictConfig):
+    """Thresholds of the alarms, each a number or "off"; docs/monitoring.md says what they measure
+    and what to do."""
+
+    reward_part: Share = 0.9
+    """Share of one part of the reward in its variance, while another part falls."""
+    length_drift: Annotated[float | Literal["off"], _threshold(above=1)] = 4.0
+    """Factor by which episodes became longer or shorter than in the first steps."""
+    entropy_collapse: Share = 0.1
+    """Entropy over that of the first steps; the alarm is on below it."""
+    judge_flips: Share = 0.3
+    """Share of judgements that change with the order of the sides."""
+    unreadable: Share = 0.3
+    """Share of turns that the environment could not read or quarantined."""
+    mismatch_kl: Annotated[float | Literal["off"], _threshold(above=0)] = 0.1
+    """KL between engine and trainer on the same tokens, nats per token."""
+    flat_groups: Share = 0.95
+    """Share of the episodes in groups with equal rewards."""
+    failing_episodes: Share = 0.5
+    """Share of the episodes that end with an error."""
+    truncated: Share = 0.5
+    """Share of the episodes that a limit cut short."""
+    slow_tasks: Share = 0.25
+    """How much less often slow tasks train than all; 1 means never."""
 
 
 class TrainSourcesConfig(StrictConfig):
@@ -133,5 +178,7 @@ class OrchestratorConfig(StrictConfig):
     repeat the run."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """What happens when the run stands still."""
+    health: HealthConfig = HealthConfig()
+    """Alarms on a run that goes on and goes wrong."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the orchestrator process."""

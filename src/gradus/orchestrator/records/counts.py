@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from verifiers.v1.trace import WireTrace
+
 from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.records.numbers import (
     MAX_NAMES,
@@ -16,10 +18,13 @@ from gradus.orchestrator.records.numbers import (
     percentiles,
     saved_means,
 )
+from gradus.orchestrator.traces import num_quarantined, trainable_traces, weighted_parts
 from gradus.orchestrator.types import EpisodeNumbers, EpisodeOutcome, Group
 
 _COUNTERS = ("errors", "dropped_samples", "agents_played", "agents_trained")
-_MEANS = ("values", "agents")
+_MEANS = ("values", "agents", "covariances")
+LEAST_VARIANCE = 1e-12
+"""Below it, equal rewards differ by rounding."""
 
 
 @dataclass
@@ -52,6 +57,10 @@ class EpisodeCounts:
     """Failed episodes by kind."""
     values: dict[str, Mean] = field(default_factory=dict)
     """Parts of the reward and metrics of the environment, by name."""
+    covariances: dict[str, Mean] = field(default_factory=dict)
+    """Of each part of the reward with the whole, inside groups, of all traces that have parts."""
+    num_quarantined: int = 0
+    """Model turns that the environment could not read."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
     """Of each stage of every finished episode, by name."""
     num_left_out: int = 0
@@ -74,6 +83,10 @@ class EpisodeCounts:
         self.num_groups += len(group.finished) > 1
         self.num_flat_groups += is_equal
         self._add_samples(group)
+        traces = trainable_traces(group.finished_episodes)
+        self.num_quarantined += sum(map(num_quarantined, traces))
+        for name, covariance in part_covariances(traces).items():
+            self._add_values(self.covariances, name, (covariance,))
         for played in group.played:
             self.num_cancelled += played.outcome is EpisodeOutcome.CANCELLED
             if played.failure is not None:
@@ -140,7 +153,7 @@ class EpisodeCounts:
         self.dropped_samples += other.dropped_samples
         for name in (
             *("num_truncated", "num_cancelled", "num_dropped", "num_flat"),
-            *("num_groups", "num_flat_groups", "num_kept_samples"),
+            *("num_groups", "num_flat_groups", "num_kept_samples", "num_quarantined"),
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -173,6 +186,8 @@ class EpisodeCounts:
             found[f"{prefix}/truncated/share"] = self.num_truncated / num_finished
             found[f"{prefix}/dropped/share"] = self.num_dropped / num_finished
             found[f"{prefix}/flat/share"] = self.num_flat / num_finished
+        if num_turns := sum(self.turns):
+            found[f"{prefix}/quarantined/share"] = self.num_quarantined / num_turns
         if num_ended:
             found[f"{prefix}/error/share"] = self.errors.total() / num_ended
         if self.num_cancelled:
@@ -200,6 +215,10 @@ class EpisodeCounts:
         for name, it in self.values.items():
             if not (self.is_shared and name.startswith("reward/")):
                 found[f"{prefix}/{name}/mean"] = it.value
+        variance = sum(it.total for it in self.covariances.values())
+        if variance > LEAST_VARIANCE and not self.is_shared:
+            for name, it in self.covariances.items():
+                found[f"{prefix}/reward/{name}/variance_share"] = it.total / variance
         for stage, seconds in self.seconds.items():
             found[f"{prefix}/{stage}/mean"] = mean(seconds)
             found |= percentiles(f"{prefix}/{stage}", seconds, (50, 95))
@@ -222,6 +241,22 @@ def is_flat(group: Group) -> bool:
     if len(rewards) < 2 or len({len(of_traces) for of_traces in rewards}) > 1:
         return False
     return all(are_equal(of_agent) for of_agent in zip(*rewards, strict=True))
+
+
+def part_covariances(traces: Sequence[WireTrace]) -> dict[str, float]:
+    """By part, the sum over a group's traces of its distance from its mean times that of the
+    reward; empty where the reward has one part, or several agents have it.
+    """
+    rows = [row for row in map(weighted_parts, traces) if row]
+    names = dict.fromkeys(name for row in rows for name in row)
+    if len(rows) < 2 or len(names) < 2 or len({trace.agent.name for trace in traces}) > 1:
+        return {}
+    rewards = [sum(row.values()) for row in rows]
+    middle = mean(rewards)
+    return {
+        name: sum(row.get(name, 0.0) * (r - middle) for row, r in zip(rows, rewards, strict=True))
+        for name in names
+    }
 
 
 def untrained_episodes(group: Group) -> int:

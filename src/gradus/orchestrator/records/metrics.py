@@ -11,6 +11,7 @@ import numpy as np
 from gradus.orchestrator.groups.filters import dropped_by
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.records.counts import EpisodeCounts
+from gradus.orchestrator.records.health import Alarms
 from gradus.orchestrator.records.numbers import (
     Mean,
     load_means,
@@ -148,7 +149,11 @@ class PendingStepMetrics:
     order the trainer says so.
     """
 
-    def __init__(self, *, now: float, generated_tokens: int = 0) -> None:
+    def __init__(
+        self, *, now: float, generated_tokens: int = 0, alarms: Alarms | None = None
+    ) -> None:
+        """`alarms` look at every complete record, and stand in it."""
+        self.alarms = alarms
         self._open: dict[int, Metrics] = {}
         self._finished: set[int] = set()
         self._applied: set[int] = set()
@@ -197,6 +202,7 @@ class PendingStepMetrics:
             },
             "finished": sorted(self._finished & self._open.keys()),
             "applied": sorted(self._applied & self._open.keys()),
+            "alarms": {} if self.alarms is None else self.alarms.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -207,6 +213,8 @@ class PendingStepMetrics:
         }
         self._finished = set(state["finished"])
         self._applied = set(state["applied"])
+        if self.alarms is not None:
+            self.alarms.load_state(state["alarms"])
 
     def applied_again(self, policy: AppliedPolicy, *, now: float) -> Metrics | None:
         """A resumed run serves the version of its checkpoint: that may complete a record."""
@@ -221,4 +229,5 @@ class PendingStepMetrics:
             return None
         self._finished.discard(step)
         self._applied.discard(step)
-        return self._open.pop(step)
+        metrics = self._open.pop(step)
+        return metrics if self.alarms is None else metrics | self.alarms.add(metrics, step=step)

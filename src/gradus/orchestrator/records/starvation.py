@@ -21,20 +21,16 @@ from typing import Any
 
 import msgspec
 
-from gradus.log import get_logger
 from gradus.orchestrator.records.numbers import percentiles
 from gradus.orchestrator.types import ABANDONED, STALE, Group, GroupOutcome
 
 WINDOW_GROUPS = 128
-"""Groups of a source that count; also the least distance between two warnings."""
+"""Groups of a source that count."""
 LEAST_GROUPS = 20
 """With fewer groups, chance decides."""
 LEAST_LOST = 3
-"""Slow tasks that must be lost before it warns."""
-ALARM_BIAS = 0.25
+"""With fewer slow tasks lost, chance decides too."""
 SLOW_SHARE = 0.25
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,8 @@ def group_time(group: Group) -> GroupTime:
 
 
 def slow_bias(groups: Sequence[GroupTime]) -> float:
-    """1 - share of the slowest quarter that trained / share of all; 0 with too few groups.
+    """1 - share of the slowest quarter that trained / share of all; 0 with too few groups, and
+    at most 0 while fewer slow ones are lost than chance may take.
 
     >>> quick = [GroupTime(GroupOutcome.TRAINED, (PlayTime(1.0, 8, True),))] * 15
     >>> slow = [GroupTime(GroupOutcome.TOO_SLOW, (PlayTime(9.0, None, False),))] * 5
@@ -90,15 +87,12 @@ def slow_bias(groups: Sequence[GroupTime]) -> float:
     counted = [group for group in groups if group.outcome is not GroupOutcome.OTHER]
     if len(counted) < LEAST_GROUPS:
         return 0.0
-    share = _trained_share(counted)
-    return 1 - _trained_share(_slowest(counted)) / share if share else 0.0
-
-
-def is_alarming(groups: Sequence[GroupTime]) -> bool:
-    """Whether slow tasks are under-trained enough for a warning."""
-    counted = [group for group in groups if group.outcome is not GroupOutcome.OTHER]
-    lost = sum(group.outcome is GroupOutcome.TOO_SLOW for group in _slowest(counted))
-    return lost >= LEAST_LOST and slow_bias(counted) >= ALARM_BIAS
+    slowest, share = _slowest(counted), _trained_share(counted)
+    lost = sum(group.outcome is GroupOutcome.TOO_SLOW for group in slowest)
+    if not share:
+        return 0.0
+    bias = 1 - _trained_share(slowest) / share
+    return min(bias, 0.0) if lost < LEAST_LOST else bias
 
 
 class Starvation:
@@ -110,19 +104,11 @@ class Starvation:
 
     def __init__(self) -> None:
         self._windows: dict[str, deque[GroupTime]] = {}
-        self._since_warning: dict[str, int] = {}
 
     def add(self, source: str, group: GroupTime) -> None:
         """A group with at least one started episode is final."""
-        if not group.episodes:
-            return
-        window = self._windows.setdefault(source, deque(maxlen=WINDOW_GROUPS))
-        window.append(group)
-        quiet = self._since_warning.get(source, WINDOW_GROUPS) + 1
-        self._since_warning[source] = quiet
-        if group.outcome is GroupOutcome.TOO_SLOW and quiet > WINDOW_GROUPS and is_alarming(window):
-            self._since_warning[source] = 0
-            self._warn(source, window)
+        if group.episodes:
+            self._windows.setdefault(source, deque(maxlen=WINDOW_GROUPS)).append(group)
 
     def state(self) -> dict[str, Any]:
         """The last groups of every source."""
@@ -130,19 +116,17 @@ class Starvation:
             "windows": {
                 name: [asdict(g) for g in window] for name, window in self._windows.items()
             },
-            "since_warning": dict(self._since_warning),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state()`."""
-        self._since_warning = dict(state["since_warning"])
         self._windows = {
             name: deque(msgspec.convert(groups, list[GroupTime]), maxlen=WINDOW_GROUPS)
             for name, groups in state["windows"].items()
         }
 
     def metrics(self) -> dict[str, float]:
-        """Per source: quantiles of started and trained episodes, bias and alarm."""
+        """Per source: quantiles of started and trained episodes, and the bias."""
         found: dict[str, float] = {}
         for source, window in self._windows.items():
             prefix = f"episode/{source}"
@@ -151,21 +135,7 @@ class Starvation:
             found |= _distribution(f"{prefix}/started", episodes)
             found |= _distribution(f"{prefix}/trained", trained)
             found[f"{prefix}/slow_bias"] = slow_bias(window)
-            found[f"{prefix}/slow_alarm"] = float(is_alarming(window))
         return found
-
-    def _warn(self, source: str, window: Sequence[GroupTime]) -> None:
-        counted = [group for group in window if group.outcome is not GroupOutcome.OTHER]
-        slow = _slowest(counted)
-        log.warning(
-            "source %r: slow tasks are under-trained: of the slowest quarter (from %.1f s on) %.0f "
-            "%% trained, of all %.0f %%. Raise orchestrator.max_staleness, lower max_lag, or "
-            "shorten the episodes",
-            source,
-            slow[0].seconds,
-            100 * _trained_share(slow),
-            100 * _trained_share(counted),
-        )
 
 
 def _slowest(groups: Sequence[GroupTime]) -> list[GroupTime]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -416,3 +418,65 @@ def test_agents_that_never_train_are_told_from_those_that_do() -> None:
     metrics = counters.take()
     assert metrics["episode/poker/agent/white/trained/share"] == 1.0
     assert metrics["episode/poker/agent/black/trained/share"] == 0.5
+
+
+def parted_group(parts: list[dict[str, tuple[float, float]]], agents: str = "a") -> Group:
+    """One episode for each entry: score and weight of every part of its reward."""
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, 0))
+    for number, scores in enumerate(parts):
+        traces = [build_trace(agent=agent) for agent in agents]
+        for trace in traces:
+            trace.rewards = {n: Reward(score=s, weight=w) for n, (s, w) in scores.items()}
+        played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), build_episode(traces))
+        group.played.append(played)
+    return group
+
+
+def variance_shares(*groups: Group) -> dict[str, float]:
+    counters = StepCounters()
+    for group in groups:
+        counters.add_group(group)
+    found = counters.take()
+    return {
+        name.split("/")[3]: value
+        for name, value in found.items()
+        if name.endswith("/variance_share")
+    }
+
+
+def test_the_share_of_a_part_in_the_variance_counts_its_weight_and_only_groups() -> None:
+    """Between the groups `goal` differs by 8, which teaches nothing."""
+    first = parted_group([{"goal": (8.0, 1.0), "form": (f, 0.5)} for f in (0.0, 2.0)])
+    second = parted_group([{"goal": (g, 1.0), "form": (1.0, 0.5)} for g in (0.0, 3.0)])
+    assert variance_shares(first, second) == pytest.approx({"goal": 0.9, "form": 0.1})
+
+
+def test_a_part_that_works_against_the_reward_has_a_negative_share() -> None:
+    group = parted_group([{"goal": (g, 2.0), "cost": (-g, 1.0)} for g in (0.0, 1.0)])
+    assert variance_shares(group) == pytest.approx({"goal": 2.0, "cost": -1.0})
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        parted_group([{"goal": (1.0, 1.0), "form": (0.5, 1.0)}]),
+        parted_group([{"goal": (1.0, 1.0), "form": (0.5, 1.0)}] * 3),
+        parted_group([{"goal": (g, 1.0)} for g in (0.0, 1.0)]),
+        parted_group([{"goal": (g, 1.0), "form": (0.5, 1.0)} for g in (1.0, math.nan)]),
+        parted_group([{"goal": (g, 1.0), "form": (0.5, 1.0)} for g in (0.0, 1.0)], agents="ab"),
+    ],
+    ids=["one episode", "equal rewards", "one part", "not finite", "several agents"],
+)
+def test_where_parts_cannot_be_compared_there_is_no_share(group: Group) -> None:
+    assert variance_shares(group) == {}
+
+
+def test_quarantined_turns_are_counted_of_all_turns() -> None:
+    group = group_of("words", [1.0, 0.5], turns=2)
+    assert group.played[0].episode is not None
+    group.played[0].episode.traces[0].info["quarantined_turns"] = [1]
+    counters = StepCounters()
+    counters.add_group(group)
+    metrics = counters.take()
+    assert metrics["episode/words/quarantined/share"] == 0.25
+    assert metrics["episode/quarantined/share"] == 0.25

@@ -31,6 +31,7 @@ from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
+from gradus.orchestrator.records.health import Alarms
 from gradus.orchestrator.records.journal import (
     Journal,
     JournalEvent,
@@ -310,6 +311,7 @@ def assert_one_run(lives: Lives) -> None:
     assert_counters(lives, found)
     assert_verdicts(lives)
     assert_records(lives)
+    assert_alarms(lives)
 
 
 def assert_task_order(lives: Lives) -> None:
@@ -362,6 +364,19 @@ def assert_records(lives: Lives) -> None:
     ]
     ended = [r["episode"] for r in surviving(lives.journal) if r["event"] == "episode_ended"]
     assert sorted(recorded) == sorted(ended)
+
+
+def assert_alarms(lives: Lives) -> None:
+    """They depend on the records alone: those that count, each once, in their order."""
+    config = lives.config.orchestrator.health.model_dump()
+    again = Alarms(config, sources=lives.sources, tell=lambda _: None)
+    for record in map(json.loads, lives.run_dir.metrics.read_bytes().splitlines()):
+        measured = {name: float(v) for name, v in record.items() if isinstance(v, float | int)}
+        alarms = again.add(measured, step=record["step"])
+        assert alarms == {name: v for name, v in record.items() if name.startswith("alarm/")}
+    kept = lives.orchestrators[-1].trainer.step_metrics.alarms
+    assert kept is not None
+    assert again.state() == kept.state()
 
 
 class Listener(Uniform):

@@ -1,0 +1,407 @@
+"""Alarms: numbers of a run that say that it goes wrong although it goes on.
+
+Each alarm measures one number from the records of the steps, per source or of the whole run, and
+is on from the step at which the number crosses its threshold until it is well back. A number that
+is missing or not finite in a record says nothing: the alarm stays as it is. Everything depends on
+the records alone, so a resumed run goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Threshold = float | Literal["off"]
+Record = Mapping[str, float]
+Reader = Callable[[Record, str], float | None]
+"""One step's number from its record; the second argument is `episode/<source>`, or empty."""
+
+BEGINNING_STEPS = 10
+"""The first steps with a number: what a drift is measured against."""
+RELEASE = 0.8
+"""An alarm is over when its number is this far on the good side of the threshold, as a factor."""
+MAX_PARTS = 32
+"""Parts of a source's reward that are watched, the first by name."""
+PART_FALL = 0.25
+"""Share of its mean at the beginning by which another part must have fallen, so that the part that
+makes the differences is worth an alarm: alone, it may just be the goal."""
+LEAST_FALL = 0.02
+"""The same as a share of all parts together: a part this small is noise."""
+_TINY = 1e-9
+
+
+class Gauge(Protocol):
+    """Turns the records of one source into the number that an alarm compares."""
+
+    def add(self, record: Record, prefix: str) -> float | None:
+        """The number after this record; None until there is one."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON values."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        ...
+
+
+class Level:
+    """The mean of the last steps, once there are enough.
+
+    >>> gauge = Level(lambda record, prefix: record.get("x"), window=2)
+    >>> [gauge.add({"x": x}, "") for x in (1.0, 2.0, 4.0)]
+    [None, 1.5, 3.0]
+    """
+
+    def __init__(self, read: Reader, *, window: int) -> None:
+        self._read = read
+        self._last: deque[float] = deque(maxlen=window)
+
+    def add(self, record: Record, prefix: str) -> float | None:
+        """The mean of a full window."""
+        value = self._read(record, prefix)
+        if value is not None and math.isfinite(value):
+            self._last.append(value)
+        return _mean(self._last) if len(self._last) == self._last.maxlen else None
+
+    def state(self) -> dict[str, Any]:
+        """The window."""
+        return {"last": list(self._last)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._last.extend(map(float, state["last"]))
+
+
+class Drift:
+    """The mean of the last steps over the mean of the first ones; absent when that is 0.
+
+    >>> gauge = Drift(lambda record, prefix: record.get("x"), window=1)
+    >>> [gauge.add({"x": x}, "") for x in [2.0] * BEGINNING_STEPS + [3.0]][-2:]
+    [None, 1.5]
+    """
+
+    def __init__(self, read: Reader, *, window: int, is_two_sided: bool = False) -> None:
+        """`is_two_sided`: a third counts as three times."""
+        self._read = read
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=window)
+        self._is_two_sided = is_two_sided
+
+    def add(self, record: Record, prefix: str) -> float | None:
+        """The ratio, from a full window after the beginning on."""
+        value = self._read(record, prefix)
+        if value is not None and math.isfinite(value):
+            chosen = self._first if len(self._first) < BEGINNING_STEPS else self._last
+            chosen.append(value)
+        if len(self._last) < (self._last.maxlen or 0):
+            return None
+        first = _mean(self._first)
+        if first <= _TINY:
+            return None
+        ratio = _mean(self._last) / first
+        return max(ratio, 1 / max(ratio, 1e-3)) if self._is_two_sided else ratio
+
+    def state(self) -> dict[str, Any]:
+        """The beginning and the window."""
+        return {"first": list(self._first), "last": list(self._last)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._first = [float(value) for value in state["first"]]
+        self._last.extend(map(float, state["last"]))
+
+
+class DominantPart:
+    """The largest share that one part of the reward has in its variance, while another part falls.
+
+    0 while none falls: one part may well make all differences, because it is the goal, or because
+    the others are learned.
+    """
+
+    def __init__(self, *, window: int) -> None:
+        self._window = window
+        self._first: dict[str, list[float]] = {}
+        self._last: dict[str, deque[float]] = {}
+        self._shares: dict[str, deque[float]] = {}
+
+    def add(self, record: Record, prefix: str) -> float | None:
+        """The share of the dominant part; None until two parts have a beginning and a window."""
+        head = f"{prefix}/reward/"
+        for name in sorted(name for name in record if name.startswith(head)):
+            part, _, kind = name.removeprefix(head).rpartition("/")
+            if part and math.isfinite(record[name]):
+                self._note(part, kind, record[name])
+        shares = {p: _mean(s) for p, s in self._shares.items() if len(s) == self._window}
+        if len(shares) < 2:
+            return None
+        dominant = max(shares, key=lambda part: (shares[part], part))
+        return shares[dominant] if self._falls(set(shares) - {dominant}) else 0.0
+
+    def _note(self, part: str, kind: str, value: float) -> None:
+        if kind == "variance_share" and (part in self._shares or len(self._shares) < MAX_PARTS):
+            self._shares.setdefault(part, deque(maxlen=self._window)).append(value)
+        if kind == "mean" and (part in self._first or len(self._first) < MAX_PARTS):
+            first = self._first.setdefault(part, [])
+            last = self._last.setdefault(part, deque(maxlen=self._window))
+            (first if len(first) < BEGINNING_STEPS else last).append(value)
+
+    def _falls(self, parts: Iterable[str]) -> bool:
+        together = sum(abs(_mean(first)) for first in self._first.values())
+        for part in parts:
+            if len(self._last.get(part, ())) < self._window:
+                continue
+            before = _mean(self._first[part])
+            fall = before - _mean(self._last[part])
+            if fall >= max(PART_FALL * abs(before), LEAST_FALL * together, _TINY):
+                return True
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """Beginning and windows of every part."""
+        return {
+            "first": {part: list(values) for part, values in self._first.items()},
+            "last": {part: list(values) for part, values in self._last.items()},
+            "shares": {part: list(values) for part, values in self._shares.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._first = {part: [float(v) for v in values] for part, values in state["first"].items()}
+        self._last, self._shares = (
+            {part: deque(map(float, values), maxlen=self._window) for part, values in found.items()}
+            for found in (state["last"], state["shares"])
+        )
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What an alarm measures, and what to do when it is on."""
+
+    name: str
+    """Its key in `orchestrator.health`."""
+    measures: str
+    """Its number in words."""
+    advice: str
+    """What to do, in one sentence."""
+    gauge: Callable[[], Gauge]
+    is_per_source: bool = True
+    is_on_below: bool = False
+    """Whether a small number is the bad one."""
+
+    def is_on(self, value: float, threshold: float, *, was_on: bool) -> bool:
+        """Whether the number is beyond the threshold, or not yet well back."""
+        if self.is_on_below:
+            return value <= (threshold / RELEASE if was_on else threshold)
+        return value >= (threshold * RELEASE if was_on else threshold)
+
+
+def named(name: str) -> Reader:
+    """Reads `<prefix>/<name>`."""
+    return lambda record, prefix: record.get(f"{prefix}/{name}" if prefix else name)
+
+
+def unreadable_share(record: Record, prefix: str) -> float | None:
+    """Replies per turn that could not be read, by whichever name the environment counts them."""
+    turns = record.get(f"{prefix}/turns/mean")
+    own_turns = record.get(f"{prefix}/metric/turns/mean")
+    found = (
+        record.get(f"{prefix}/quarantined/share"),
+        _ratio(record.get(f"{prefix}/metric/parse_errors/mean"), own_turns),
+        _ratio(record.get(f"{prefix}/metric/unreadable/mean"), turns),
+        _ratio(record.get(f"{prefix}/metric/unreadable_turns/mean"), turns),
+    )
+    known = [share for share in found if share is not None and math.isfinite(share)]
+    return max(known) if known else None
+
+
+ALARMS: tuple[Alarm, ...] = (
+    Alarm(
+        "reward_part",
+        "largest share of one part of the reward in its variance inside groups, mean of 10 steps; "
+        "0 while no other part has fallen by a quarter since the first 10 steps",
+        "Read episodes with a high reward: if they earn the part and miss the goal, lower its "
+        "weight or make it count only where the goal is reached.",
+        lambda: DominantPart(window=10),
+    ),
+    Alarm(
+        "length_drift",
+        "sampled tokens per episode, mean of 10 steps against the first 10 steps, as a factor "
+        "in either direction",
+        "Read the longest and shortest episodes: if length is not what the task asks for, look "
+        "for a reward that pays for it, and at `truncated`.",
+        lambda: Drift(named("length_tokens/mean"), window=10, is_two_sided=True),
+    ),
+    Alarm(
+        "entropy_collapse",
+        "entropy per token, mean of 10 steps over that of the first 10 steps",
+        "Lower the learning rate, sample at temperature 1, or give harder tasks; a policy "
+        "without entropy explores nothing.",
+        lambda: Drift(named("loss/entropy/mean"), window=10),
+        is_per_source=False,
+        is_on_below=True,
+    ),
+    Alarm(
+        "judge_flips",
+        "share of judgements that change when the sides stand in the other order, mean of 20 steps "
+        "that measured it",
+        "Do not trust the reward: take a stronger judge, or ask it for reasons before its verdict.",
+        lambda: Level(named("metric/episode/judge_flipped/mean"), window=20),
+    ),
+    Alarm(
+        "unreadable",
+        "share of the model's turns that the environment could not read or quarantined, mean of "
+        "20 steps",
+        "Read such replies in the episodes: show the format in the prompt, or warm the model up "
+        "on it; quarantined turns do not train.",
+        lambda: Level(unreadable_share, window=20),
+    ),
+    Alarm(
+        "mismatch_kl",
+        "KL between the engine's and the trainer's probabilities of the same tokens, nats per "
+        "token, mean of 10 steps",
+        "Lower `max_lag` or the learning rate; if it stays with `max_lag = 0`, engine and trainer "
+        "compute different models: compare them in float32.",
+        lambda: Level(named("loss/mismatch_kl/mean"), window=10),
+        is_per_source=False,
+    ),
+    Alarm(
+        "flat_groups",
+        "share of the episodes in groups with equal rewards, mean of 20 steps",
+        "Give tasks of another difficulty, or larger groups: no group algorithm learns from equal "
+        "rewards.",
+        lambda: Level(named("flat/share"), window=20),
+    ),
+    Alarm(
+        "failing_episodes",
+        "share of the episodes that end with an error and train nothing, mean of 10 steps",
+        "Read the first failure of each kind in `notices.log` and the environment's log: what "
+        "fails is missing from training, and mostly it is the same kind of task.",
+        lambda: Level(named("error/share"), window=10),
+    ),
+    Alarm(
+        "truncated",
+        "share of the episodes that a limit cut short, mean of 20 steps",
+        "Raise `sampling.max_completion_tokens` or `model.max_length_tokens`, or reward shorter "
+        "replies.",
+        lambda: Level(named("truncated/share"), window=20),
+    ),
+    Alarm(
+        "slow_tasks",
+        "1 - share trained of the slowest quarter of tasks / share trained of all, over the last "
+        "128 groups",
+        "Raise `orchestrator.max_staleness`, lower `max_lag`, or shorten the episodes: slow tasks "
+        "are started and rarely trained.",
+        lambda: Level(named("slow_bias"), window=1),
+    ),
+)
+"""Every alarm, in the order of `orchestrator.health`."""
+
+
+@dataclass
+class _Watched:
+    """One alarm of one source."""
+
+    alarm: Alarm
+    threshold: float
+    source: str | None
+    gauge: Gauge
+    value: float | None = None
+    is_on: bool = False
+
+    @property
+    def metric(self) -> str:
+        source = "" if self.source is None else f"{self.source}/"
+        return f"alarm/{source}{self.alarm.name}"
+
+    @property
+    def title(self) -> str:
+        of_source = "" if self.source is None else f" of source {self.source!r}"
+        return f"alarm {self.alarm.name}{of_source}"
+
+
+class Alarms:
+    """Owns every alarm of a run.
+
+    >>> alarms = Alarms({"mismatch_kl": 0.1}, sources=["words"], tell=print)
+    >>> sick = [alarms.add({"loss/mismatch_kl/mean": 0.5}, step=step) for step in range(10)][-1]
+    ... # doctest: +ELLIPSIS
+    alarm mismatch_kl at step 10: 0.5, threshold 0.1 (KL between ...
+    >>> sick
+    {'alarm/mismatch_kl': 1.0, 'alarm/mismatch_kl/value': 0.5}
+    """
+
+    def __init__(
+        self,
+        thresholds: Mapping[str, Threshold],
+        *,
+        sources: Sequence[str],
+        tell: Callable[[str], None],
+    ) -> None:
+        """`tell` shows a line to the user."""
+        self._tell = tell
+        self._watched: list[_Watched] = []
+        for alarm in ALARMS:
+            threshold = thresholds.get(alarm.name, "off")
+            if threshold == "off":
+                continue
+            for source in sources if alarm.is_per_source else [None]:
+                self._watched.append(_Watched(alarm, threshold, source, alarm.gauge()))
+
+    def add(self, record: Record, *, step: int) -> dict[str, float]:
+        """The alarms after a step, as metrics; tells when one begins and when it is over."""
+        found: dict[str, float] = {}
+        for watched in self._watched:
+            prefix = "" if watched.source is None else f"episode/{watched.source}"
+            value = watched.gauge.add(record, prefix)
+            if value is not None:
+                self._compare(watched, value, step)
+            if watched.value is not None:
+                found[watched.metric] = float(watched.is_on)
+                found[f"{watched.metric}/value"] = watched.value
+        return found
+
+    def _compare(self, watched: _Watched, value: float, step: int) -> None:
+        alarm, was_on = watched.alarm, watched.is_on
+        watched.value = value
+        watched.is_on = alarm.is_on(value, watched.threshold, was_on=was_on)
+        # The terminal counts steps from 1.
+        place = f"{watched.title} at step {step + 1}"
+        if watched.is_on and not was_on:
+            limit = f"{value:.3g}, threshold {watched.threshold:g}"
+            self._tell(f"{place}: {limit} ({alarm.measures}). {alarm.advice}")
+        if was_on and not watched.is_on:
+            self._tell(f"{place} is over: {value:.3g}")
+
+    def state(self) -> dict[str, Any]:
+        """Every gauge, and which alarms are on."""
+        return {
+            watched.metric: {
+                "gauge": watched.gauge.state(),
+                "value": watched.value,
+                "is_on": watched.is_on,
+            }
+            for watched in self._watched
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; an alarm that was off until now begins here."""
+        for watched in self._watched:
+            saved = state.get(watched.metric)
+            if saved is not None:
+                watched.gauge.load_state(saved["gauge"])
+                watched.value = saved["value"]
+                watched.is_on = saved["is_on"]
+
+
+def _mean(values: Iterable[float]) -> float:
+    chosen = list(values)
+    return math.fsum(chosen) / len(chosen)
+
+
+def _ratio(count: float | None, turns: float | None) -> float | None:
+    return None if count is None or not turns else count / turns

@@ -1,0 +1,284 @@
+"""Alarms begin on sick numbers, stay silent on healthy ones, and outlive a restart."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config.schema.orchestrator import HealthConfig
+from gradus.monitor.catalogue import describe
+from gradus.orchestrator.records.health import ALARMS, BEGINNING_STEPS, Alarms
+from gradus.run.paths import RunDirectory
+from gradus.testing.episodes import build_episode
+from gradus.testing.scripted_run import ScriptedEnvironment
+
+ROOT = Path(__file__).resolve().parents[4]
+Record = dict[str, float]
+NUM_STEPS = 60
+DEFAULTS = HealthConfig().model_dump()
+
+
+def healthy(step: int) -> Record:
+    """A run that learns: the reward rises, entropy halves, episodes grow by half."""
+    noise = random.Random(step).uniform(-1, 1)
+    progress = min(1.0, step / NUM_STEPS)
+    return {
+        "loss/entropy/mean": 0.3 * (1 - 0.5 * progress) + 0.02 * noise,
+        "loss/mismatch_kl/mean": 0.002 + 0.001 * noise,
+        "episode/words/reward/mean": 0.2 + 0.6 * progress,
+        "episode/words/reward/goal/mean": 0.1 + 0.6 * progress + 0.02 * noise,
+        "episode/words/reward/format/mean": 0.1,
+        "episode/words/reward/goal/variance_share": 0.97,
+        "episode/words/reward/format/variance_share": 0.03,
+        "episode/words/length_tokens/mean": 100 * (1 + 0.5 * progress) + 10 * noise,
+        "episode/words/turns/mean": 2.0,
+        "episode/words/quarantined/share": 0.01,
+        "episode/words/metric/turns/mean": 2.0,
+        "episode/words/metric/parse_errors/mean": 0.05,
+        "episode/words/metric/episode/judge_flipped/mean": 0.1 + 0.1 * noise,
+        "episode/words/flat/share": 0.4 + 0.3 * noise,
+        "episode/words/error/share": 0.02,
+        "episode/words/truncated/share": 0.1 + 0.1 * noise,
+        "episode/words/slow_bias": 0.05,
+    }
+
+
+def late(step: int, value: float, before: float) -> float:
+    """`value` from the step on at which the beginning is over."""
+    return value if step >= BEGINNING_STEPS else before
+
+
+SICK: dict[str, Callable[[int], Record]] = {
+    "reward_part": lambda step: {
+        "episode/words/reward/goal/mean": late(step, 0.1, 0.4),
+        "episode/words/reward/format/variance_share": 0.95,
+        "episode/words/reward/goal/variance_share": 0.05,
+    },
+    "length_drift": lambda step: {"episode/words/length_tokens/mean": late(step, 900.0, 100.0)},
+    "entropy_collapse": lambda step: {"loss/entropy/mean": late(step, 0.01, 0.4)},
+    "judge_flips": lambda _: {"episode/words/metric/episode/judge_flipped/mean": 0.5},
+    "unreadable": lambda _: {"episode/words/metric/parse_errors/mean": 1.2},
+    "mismatch_kl": lambda _: {"loss/mismatch_kl/mean": 0.4},
+    "flat_groups": lambda _: {"episode/words/flat/share": 1.0},
+    "failing_episodes": lambda _: {"episode/words/error/share": 0.8},
+    "truncated": lambda _: {"episode/words/truncated/share": 0.9},
+    "slow_tasks": lambda _: {"episode/words/slow_bias": 0.6},
+}
+"""By alarm, what is different in a run in which it must begin."""
+OF_THE_RUN = {alarm.name for alarm in ALARMS if not alarm.is_per_source}
+
+
+def name_of(alarm: str, source: str = "words") -> str:
+    return f"alarm/{alarm}" if alarm in OF_THE_RUN else f"alarm/{source}/{alarm}"
+
+
+def watch(
+    records: Iterable[Record], *, thresholds: Any = DEFAULTS, sources: Iterable[str] = ("words",)
+) -> tuple[list[Record], list[str]]:
+    """What the alarms say after each record, and every line that was told."""
+    lines: list[str] = []
+    alarms = Alarms(thresholds, sources=list(sources), tell=lines.append)
+    return [alarms.add(record, step=step) for step, record in enumerate(records)], lines
+
+
+def sick(alarm: str, num_steps: int = NUM_STEPS) -> Iterator[Record]:
+    return (healthy(step) | SICK[alarm](step) for step in range(num_steps))
+
+
+def test_every_alarm_has_a_threshold_in_the_config_and_a_sick_run_here() -> None:
+    names = [alarm.name for alarm in ALARMS]
+    assert names == list(HealthConfig.model_fields)
+    assert set(names) == set(SICK)
+
+
+def test_the_table_in_the_docs_is_that_of_the_code() -> None:
+    rows = [f"| `{a.name}` | {a.measures} | {DEFAULTS[a.name]:g} | {a.advice} |" for a in ALARMS]
+    assert "\n".join(rows) in (ROOT / "docs" / "monitoring.md").read_text()
+
+
+def test_the_catalogue_knows_what_is_recorded() -> None:
+    names = set().union(*watch(map(healthy, range(NUM_STEPS)))[0])
+    found = {name: describe(name) for name in names}
+    assert all(found.values())
+    assert {it.labels["alarm"] for it in found.values() if it is not None} == set(SICK)
+
+
+@pytest.mark.parametrize("alarm", sorted(SICK))
+def test_it_begins_on_a_sick_run_and_is_told_once(alarm: str) -> None:
+    found, lines = watch(sick(alarm))
+    assert found[-1][name_of(alarm)] == 1.0
+    assert len(lines) == 1
+    assert lines[0].startswith(f"alarm {alarm} ")
+    assert ("words" in lines[0]) == (alarm not in OF_THE_RUN)
+    advice = next(a.advice for a in ALARMS if a.name == alarm)
+    assert lines[0].endswith(advice)
+
+
+@pytest.mark.parametrize("alarm", sorted(SICK))
+def test_nothing_else_begins_on_a_sick_run(alarm: str) -> None:
+    on = {name for record in watch(sick(alarm))[0] for name, value in record.items() if value == 1}
+    assert {name for name in on if not name.endswith("/value")} == {name_of(alarm)}
+
+
+@pytest.mark.parametrize("alarm", sorted(SICK))
+def test_it_is_over_when_the_run_is_well_again(alarm: str) -> None:
+    records = [*sick(alarm), *map(healthy, range(NUM_STEPS))]
+    found, lines = watch(records)
+    assert found[-1][name_of(alarm)] == 0.0
+    assert [line.split(" is over")[0] != line for line in lines] == [False, True]
+
+
+@pytest.mark.parametrize("alarm", sorted(SICK))
+def test_off_measures_nothing(alarm: str) -> None:
+    found, lines = watch(sick(alarm), thresholds=DEFAULTS | {alarm: "off"})
+    assert lines == []
+    assert not any(name.startswith(name_of(alarm)) for record in found for name in record)
+
+
+def test_a_healthy_run_has_every_alarm_in_its_records_and_no_line() -> None:
+    found, lines = watch(map(healthy, range(NUM_STEPS)))
+    assert lines == []
+    assert {name_of(alarm): 0.0 for alarm in SICK}.items() <= found[-1].items()
+    assert all(f"{name_of(alarm)}/value" in found[-1] for alarm in SICK)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_say_nothing(value: float) -> None:
+    found, lines = watch(dict.fromkeys(healthy(step), value) for step in range(NUM_STEPS))
+    assert (found[-1], lines) == ({}, [])
+
+
+@pytest.mark.parametrize("alarm", sorted(SICK))
+def test_gaps_and_nan_between_sick_steps_change_nothing(alarm: str) -> None:
+    def torn() -> Iterator[Record]:
+        for record in sick(alarm):
+            yield record
+            yield {}
+            yield dict.fromkeys(record, math.nan)
+
+    found, lines = watch(torn())
+    assert len(lines) == 1
+    assert found[-1] == watch(sick(alarm))[0][-1]
+
+
+def test_records_without_any_metric_are_silent() -> None:
+    assert watch({} for _ in range(NUM_STEPS)) == ([{}] * NUM_STEPS, [])
+
+
+def test_constant_numbers_are_silent() -> None:
+    record = healthy(0) | {"episode/words/reward/goal/mean": 0.0}
+    del record["episode/words/reward/goal/variance_share"]
+    del record["episode/words/reward/format/variance_share"]
+    assert watch([record] * NUM_STEPS)[1] == []
+
+
+def test_numbers_that_are_always_zero_are_silent() -> None:
+    assert watch(dict.fromkeys(healthy(step), 0.0) for step in range(NUM_STEPS))[1] == []
+
+
+def test_one_healthy_episode_per_step_is_silent() -> None:
+    """Every share is 0 or 1, and lengths jump."""
+
+    def single(step: int) -> Record:
+        draw = random.Random(f"one/{step}")
+        shares = {
+            name: float(draw.random() < 0.05)
+            for name in healthy(step)
+            if name.endswith(("share", "judge_flipped/mean")) and "variance" not in name
+        }
+        length = {"episode/words/length_tokens/mean": draw.choice([20.0, 80.0, 200.0])}
+        return healthy(step) | shares | length
+
+    assert watch(single(step) for step in range(1_000))[1] == []
+
+
+def test_a_source_that_appears_late_is_measured_against_its_own_beginning() -> None:
+    def second(step: int) -> Record:
+        if step < 30:
+            return {}
+        named = {name.replace("/words/", "/sums/"): v for name, v in healthy(step).items()}
+        return named | {"episode/sums/length_tokens/mean": 5_000.0}
+
+    records = [healthy(step) | second(step) for step in range(NUM_STEPS)]
+    found, lines = watch(records, sources=("words", "sums"))
+    assert lines == []
+    assert "alarm/sums/length_drift" not in found[45]
+    assert found[-1]["alarm/sums/length_drift/value"] == pytest.approx(1.0)
+
+
+def test_the_sick_one_of_two_sources_is_named() -> None:
+    records = [
+        {name.replace("/words/", "/sums/"): v for name, v in healthy(step).items()}
+        | healthy(step)
+        | SICK["truncated"](step)
+        for step in range(NUM_STEPS)
+    ]
+    found, lines = watch(records, sources=("sums", "words"))
+    assert (found[-1]["alarm/sums/truncated"], found[-1]["alarm/words/truncated"]) == (0.0, 1.0)
+    assert [line.split(" at ")[0] for line in lines] == ["alarm truncated of source 'words'"]
+
+
+def test_episodes_that_shrink_are_a_drift_too() -> None:
+    shrunk = [{"episode/words/length_tokens/mean": late(step, 10.0, 100.0)} for step in range(20)]
+    assert watch(shrunk)[0][-1]["alarm/words/length_drift/value"] == pytest.approx(10.0)
+
+
+def test_a_goal_that_makes_all_differences_is_no_alarm_while_no_other_part_falls() -> None:
+    records = (healthy(s) | {"episode/words/reward/goal/variance_share": 1.2} for s in range(60))
+    assert watch(records)[0][-1]["alarm/words/reward_part/value"] == 0.0
+
+
+def test_an_alarm_at_its_threshold_does_not_flicker() -> None:
+    shares = [0.3 if step % 2 else 0.26 for step in range(NUM_STEPS)]
+    found, lines = watch({"episode/words/slow_bias": share - 0.02} for share in shares)
+    assert len(lines) == 1
+    assert [record["alarm/words/slow_tasks"] for record in found] == [0.0] + [1.0] * 59
+
+
+def test_a_step_is_named_as_the_terminal_counts_it() -> None:
+    lines = watch([{"episode/words/slow_bias": 0.5}])[1]
+    assert lines[0].startswith("alarm slow_tasks of source 'words' at step 1: 0.5, threshold 0.25 ")
+
+
+@pytest.mark.parametrize("alarm", sorted(SICK))
+def test_a_restart_at_any_step_changes_nothing(alarm: str) -> None:
+    records = [*sick(alarm, 40), *map(healthy, range(40))]
+    straight, told = watch(records)
+    for cut in range(0, len(records), 3):
+        lines: list[str] = []
+        first = Alarms(DEFAULTS, sources=["words"], tell=lines.append)
+        before = [first.add(record, step=step) for step, record in enumerate(records[:cut])]
+        second = Alarms(DEFAULTS, sources=["words"], tell=lines.append)
+        second.load_state(json.loads(json.dumps(first.state(), allow_nan=False)))
+        after = [second.add(record, step=cut + n) for n, record in enumerate(records[cut:])]
+        assert (before + after, lines) == (straight, told)
+
+
+def test_an_alarm_that_was_off_before_a_restart_begins_there() -> None:
+    before = Alarms(DEFAULTS | {"truncated": "off"}, sources=["words"], tell=print)
+    after = Alarms(DEFAULTS | {"flat_groups": "off"}, sources=["words"], tell=print)
+    after.load_state(before.state())
+    assert {name.rpartition("/")[2] for name in after.state()} == set(SICK) - {"flat_groups"}
+
+
+def test_a_state_stays_small_however_many_parts_a_reward_has() -> None:
+    names = [f"episode/words/reward/part{number}" for number in range(200)]
+    record = {f"{name}/{kind}": 0.5 for name in names for kind in ("mean", "variance_share")}
+    alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
+    for step in range(100):
+        alarms.add(record, step=step)
+    assert len(json.dumps(alarms.state())) < 20_000
+
+
+async def test_alarms_of_a_run_stand_in_its_records_and_in_its_notices(build_rig: Any) -> None:
+    half_flat = ScriptedEnvironment(play=lambda n: build_episode(reward=float(n % 4 == 1)))
+    rig = build_rig(max_steps=25, health={"flat_groups": 0.3}, environment=half_flat)
+    await rig.play()
+    assert rig.monitor.records[-1][1]["alarm/words/flat_groups"] == 1.0
+    assert "alarm flat_groups of source 'words'" in RunDirectory(rig.root).notices.read_text()
