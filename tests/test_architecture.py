@@ -37,6 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transport": {"wire", "config"},
     "weights": {"wire", "config"},
     "monitor": {"wire", "config"},
+    # Reads the folder of a run, finished or not, and writes nothing into it.
+    "report": {"config", "monitor"},
     # The process that gives what a run wrote to trackers.
     "tracking": {"config", "monitor"},
     "sandbox": {"wire"},
@@ -56,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # `gradus init` writes the tiny model that the tests build.
     "cli": {
         *("wire", "config", "transport", "weights", "monitor", "environments", "launch"),
-        *("testing", "conformance", "tracking", *ROLES),
+        *("report", "testing", "conformance", "tracking", *ROLES),
     },
 }
 ORCHESTRATOR_FLOORS = (
@@ -85,6 +87,7 @@ BANNED_ATTRIBUTES = {("torch", "load"), ("yaml", "load"), ("os", "system")}
 FULL_FOLDERS = {}
 """Folders with more than twelve files, and the most that each may hold."""
 SHORT_WITH_ONE_IMPORTER = {
+    "gradus.cli.results": "a command is imported only when it runs",
     "gradus.cli.export": "a command is imported only when it runs",
     "gradus.environments.worker": "runs in the workers, its importer in the broker",
     "gradus.inference.compat": "what vLLM is made to do; goes when vLLM can",

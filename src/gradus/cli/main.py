@@ -49,6 +49,7 @@ COMMANDS = {
         "gradus.cli.serve:run", "serve a model or what a run has trained to any client"
     ),
     "export": Command("gradus.cli.export:run", "write a checkpoint as a Hugging Face model"),
+    "report": Command("gradus.cli.results:report", "write one page about a run"),
     "check": Command(
         "gradus.cli.check:run", "say whether a config works here, and what it would run"
     ),

