@@ -1,34 +1,197 @@
-"""Logs: one line per event, control characters escaped, to stderr (which the launcher files)."""
+"""Logs: one record per event, in one format and by one clock in every process of a run.
+
+A process that the launcher started writes each record to stderr as one marked line of JSON. The
+launcher's log writer (`gradus.processes.log_writer`) reads it, makes the line of the file, and
+tells it from everything else that comes out of the process, which it files as level OUTPUT. A
+process that a person started writes the line itself.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import logging
 import os
+import select
 import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+LOG_VARIABLE = "GRADUS_LOG"
+"""What the launcher tells a process of its logs: the JSON of its `LogSettings`."""
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+OUTPUT = "OUTPUT"
+"""Level of a line that no logger wrote: of a library, a crash, a program below."""
+CONTINUED = "  | "
+"""Begins each further line of a record of several lines, which so looks like no record."""
+MAX_CHARACTERS = 32_768
+"""Of a message, and of its traceback; the middle of longer ones is left out."""
+
+_STDERR = 2
+_WRITE_SECONDS = 10.0
+_QUIET = ("httpx", "httpcore", "openai", "aiohttp.access")
+_QUIET_WHEN_DEBUGGING = ("asyncio", "filelock", "fsspec", "h11", "numba", "urllib3")
 
 
-class _SafeFormatter(logging.Formatter):
-    """Escapes control characters, so that model output cannot drive a terminal."""
+@dataclass(frozen=True)
+class LogSettings:
+    """How the processes of a run log, and what the writer of their logs keeps."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if text.isprintable():
-            return text
-        return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    run: str = ""
+    """Name of the run; empty outside of one."""
+    level: LogLevel = "info"
+    """Least level that is written."""
+    format: LogFormat = "text"
+    mark: str = ""
+    """Secret word that begins each record on stderr, so that no text can pass for one. Empty
+    where nothing reads stderr but a person."""
+    max_bytes: int = 32 << 20
+    """Size at which a log is renamed to `<log>.1` and begins anew."""
+    keep: int = 4
+    """Full files kept beside a log, to `<log>.<keep>`."""
+
+    @classmethod
+    def current(cls) -> LogSettings:
+        """What the launcher told this process; the defaults when there is no launcher."""
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return cls(**json.loads(os.environ[LOG_VARIABLE]))
+        return cls()
+
+    def as_text(self) -> str:
+        """For LOG_VARIABLE."""
+        return json.dumps(asdict(self))
 
 
-def configure_logging(process: str, *, level: int = logging.INFO) -> None:
-    """Send this process's log lines to stderr as `time level process logger: message`."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _SafeFormatter(f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s")
-    )
+class RecordHandler(logging.Handler):
+    """Writes each record in one piece to stderr; owns the step that this process is at."""
+
+    def __init__(
+        self, process: str, settings: LogSettings, *, names_children: bool = False
+    ) -> None:
+        """`names_children` adds the name that multiprocessing gave to a process below."""
+        super().__init__()
+        self._process = process
+        self._settings = settings
+        self._names_children = names_children
+        self.step: int | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record; a stderr that is closed or full takes nothing and stops nobody."""
+        try:
+            values = self._values(record)
+        except Exception:  # a mistake such as "%d" % "x" must not end the process that logs
+            self.handleError(record)
+            return
+        if self._settings.mark:
+            line = f"{self._settings.mark}{as_json(values)}\n"
+            with contextlib.suppress(OSError):
+                _write_all(_STDERR, line.encode())
+            return
+        text = as_json(values) if self._settings.format == "json" else as_text(values)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def _values(self, record: logging.LogRecord) -> dict[str, Any]:
+        process, child = self._process, record.processName
+        if self._names_children and child not in {None, "MainProcess"}:
+            process = f"{process}/{child}"
+        values: dict[str, Any] = {
+            "time": stamp(record.created),
+            "level": record.levelname,
+            "run": self._settings.run,
+            "process": process,
+            "pid": record.process,
+            "step": self.step,
+            "logger": record.name,
+            "message": _bounded(record.getMessage()),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            told = "".join(traceback.format_exception(*record.exc_info))
+            values["exception"] = _bounded(told.rstrip())
+        return values
+
+
+def configure_logging(
+    process: str, settings: LogSettings | None = None, *, names_children: bool = False
+) -> RecordHandler:
+    """Send this process's records to stderr, as the launcher of the run wants them."""
+    chosen = settings or LogSettings.current()
+    handler = RecordHandler(process, chosen, names_children=names_children)
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    level = logging.getLevelNamesMapping()[chosen.level.upper()]
     root.setLevel(level)
-    for noisy in ("httpx", "httpcore", "openai", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    for names, least in ((_QUIET, logging.WARNING), (_QUIET_WHEN_DEBUGGING, logging.INFO)):
+        for name in names:
+            logging.getLogger(name).setLevel(max(level, least))
+    return handler
+
+
+def engine_handler() -> RecordHandler:
+    """The handler of each process of vLLM, which names it in `inference/engine/logging.json`."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, RecordHandler):
+            return handler
+    return configure_logging("inference", names_children=True)
+
+
+def note_step(step: int) -> None:
+    """Let each further record of this process name a step.
+
+    Of the trainer the step that it trains; of the orchestrator the one whose batch is filled; of
+    others the policy version that they serve or play.
+    """
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, RecordHandler):
+            handler.step = step
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """One line of JSON in which nothing can drive a terminal.
+
+    >>> as_json({"message": "\x1b[2J\u202e"})
+    '{"message": "\\\\u001b[2J\\\\u202e"}'
+    """
+    text = json.dumps(values, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def as_text(values: Mapping[str, Any]) -> str:
+    """The lines of a record for a person, of which only the first looks like a record.
+
+    >>> record = {"time": "2026-11-22T14:15:52.123Z", "level": "INFO", "run": "demo"}
+    >>> as_text(record | {"process": "trainer", "step": 3, "logger": "gradus.x", "message": "a"})
+    '2026-11-22T14:15:52.123Z INFO demo trainer step=3 gradus.x: a'
+    """
+    step = values.get("step")
+    words = [
+        *(values["time"], values["level"], values.get("run") or "", values["process"]),
+        *("" if step is None else f"step={step}", values.get("logger") or ""),
+    ]
+    head = " ".join(_printable(word) for word in words if word)
+    first, *more = str(values["message"]).split("\n")
+    more += values["exception"].split("\n") if values.get("exception") else []
+    lines = [f"{head}: {_printable(first)}", *(f"{CONTINUED}{_printable(line)}" for line in more)]
+    return "\n".join(lines)
+
+
+def stamp(seconds: float) -> str:
+    """A time as every line of every log has it: UTC, to the millisecond.
+
+    >>> stamp(0.0625)
+    '1970-01-01T00:00:00.062Z'
+    """
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
 
 
 def end_quietly() -> None:
@@ -41,9 +204,32 @@ def end_quietly() -> None:
 
 def _close_stderr() -> None:
     sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
 
 
 def get_logger(name: str) -> logging.Logger:
     """The logger of one module; pass `__name__`."""
     return logging.getLogger(name)
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    half = MAX_CHARACTERS // 2
+    return f"{text[:half]} [… {len(text) - 2 * half} characters …] {text[-half:]}"
+
+
+def _write_all(descriptor: int, line: bytes) -> None:
+    """Write a line; a program that shares the descriptor may have made it non-blocking."""
+    while line:
+        try:
+            line = line[os.write(descriptor, line) :]
+        except BlockingIOError:
+            if not select.select((), (descriptor,), (), _WRITE_SECONDS)[1]:
+                return

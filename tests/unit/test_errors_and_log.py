@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import logging
 import subprocess
 import sys
@@ -11,7 +14,7 @@ import pytest
 
 from gradus import errors
 from gradus.errors import ExitCode, GradusError
-from gradus.log import configure_logging, get_logger
+from gradus.log import LogFormat, LogSettings, configure_logging, get_logger, note_step
 
 
 @pytest.fixture
@@ -47,6 +50,41 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     assert "\x1b" not in printed
     assert "\\x1b[2Jboom\\x07" in printed
     assert "WARNING trainer gradus.test" in printed
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "a\u202eb", "\u2028", "\x85", "\ud800", "a\r\nb"])
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_message_can_forge_a_line_or_drive_a_terminal(
+    text: str, log_format: LogFormat, root_logger: logging.Logger
+) -> None:
+    written = io.StringIO()
+    configure_logging("trainer", LogSettings("demo", format=log_format))
+    with contextlib.redirect_stderr(written):
+        root_logger.error("%s", text)
+        root_logger.error("next")
+    lines = [line for line in written.getvalue().split("\n") if not line.startswith("  | ")]
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+    if log_format == "json":
+        assert json.loads(lines[0])["message"] == text
+
+
+def test_a_record_names_the_step_that_was_noted(root_logger: logging.Logger) -> None:
+    written = io.StringIO()
+    configure_logging("trainer", LogSettings("demo"))
+    with contextlib.redirect_stderr(written):
+        note_step(4)
+        root_logger.error("a")
+    assert "Z ERROR demo trainer step=4 root: a\n" in written.getvalue()
+
+
+def test_a_mistake_in_a_call_of_a_logger_ends_nothing(root_logger: logging.Logger) -> None:
+    written = io.StringIO()
+    configure_logging("trainer", LogSettings("demo"))
+    with contextlib.redirect_stderr(written):
+        root_logger.error("%d", "x")
+        root_logger.error("next")
+    assert "next" in written.getvalue()
 
 
 @pytest.mark.usefixtures("root_logger")

@@ -104,6 +104,7 @@ OWNED_ENGINE_ARGS = {
 _PLACED = "the keys trainer.gpus and inference.gpus (gpus in a supervised run) choose the GPUs"
 RESERVED_EVERYWHERE: Mapping[str, str] = {
     "GRADUS_DEATH_PIPE": "it tells a process that its launcher is gone",
+    "GRADUS_LOG": "it tells a process how to log; use the keys of [log]",
     "GRADUS_INFERENCE_TOKEN": "each process reads the run's token from the run directory",
 }
 RESERVED: Mapping[str, Mapping[str, str]] = {
@@ -120,6 +121,7 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
         "TOKENIZERS_PARALLELISM": "tokenizers that fork would wait for each other for ever",
         "VLLM_API_KEY": "every route is guarded by the run's own tokens",
         "VLLM_CONFIGURE_LOGGING": "logs of all processes have one form",
+        "VLLM_LOGGING_CONFIG_PATH": "logs of all processes have one form",
         "VLLM_CPU_KVCACHE_SPACE": "use inference.kv_cache_gib",
         "VLLM_NO_USAGE_STATS": "no process of a run reports its use",
         "VLLM_PLUGINS": "gradus chooses the plug-ins that it can serve with",

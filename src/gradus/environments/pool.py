@@ -16,7 +16,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import zmq.asyncio
 
 from gradus.config import PASSED_TO_EVERY_PROCESS, ElasticPoolConfig, StaticPoolConfig
 from gradus.errors import DeadlineError, EnvironmentFailure
-from gradus.log import get_logger
+from gradus.log import LogSettings, get_logger
 from gradus.processes.child import LAUNCH_VARIABLE
 
 SILENT_SECONDS = 10.0
@@ -159,6 +159,7 @@ class Pool:
         settings = {
             "name": name,
             "secrets": dict(secrets),
+            "logs": asdict(LogSettings.current()),
             "headers_from": headers_from,
             "tool_servers": size.tool_servers(data),
             "address": address,

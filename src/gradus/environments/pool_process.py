@@ -37,6 +37,7 @@ from gradus.environments.compat import keep_worker_sockets_in, watch_workers
 from gradus.environments.harness.tool_servers import ToolServerLimits
 from gradus.environments.pool import SILENT_SECONDS
 from gradus.environments.worker import leave_soon, prepare_worker, run_worker
+from gradus.log import LogSettings
 from gradus.processes.child import die_with_parent
 
 ASK_SECONDS = 1.0
@@ -201,7 +202,8 @@ def main(death_fd: str, report_fd: str, folder: str) -> None:
         limits = ToolServerLimits(**settings.pop("tool_servers"))
         secrets = settings.pop("secrets")
         name, headers_from = settings.pop("name"), settings.pop("headers_from")
-        prepare = functools.partial(prepare_worker, name, limits, secrets, headers_from)
+        logs = LogSettings(**settings.pop("logs"))
+        prepare = functools.partial(prepare_worker, name, limits, secrets, headers_from, logs)
         if settings["max_workers"] == 1:
             # No broker: this process runs the environment itself.
             die_with_parent()

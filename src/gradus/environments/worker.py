@@ -15,7 +15,7 @@ from typing import Any
 from gradus.environments import compat
 from gradus.environments.harness.tool_servers import ToolServerLimits
 from gradus.environments.pool import hide_variables
-from gradus.log import configure_logging, end_quietly
+from gradus.log import LogSettings, configure_logging, end_quietly
 from gradus.processes.child import die_with_parent
 
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
@@ -35,10 +35,12 @@ def prepare_worker(
     tool_servers: ToolServerLimits,
     secrets: Mapping[str, str],
     headers_from: str | None = None,
+    logs: LogSettings | None = None,
 ) -> None:
     """Set up logs, collector and patches of one pool process; a worker dies with its broker.
 
-    Log lines go to stderr, marked with the source and the pid.
+    Log records name the source and the pid; `logs` came on stdin, since what a worker starts
+    inherits its variables.
     """
     end_quietly()
     hide_variables(secrets)
@@ -46,7 +48,7 @@ def prepare_worker(
         die_with_parent()
         # Runs before the interpreter waits for children and threads.
         Finalize(None, leave_soon, exitpriority=1)
-    configure_logging(f"env_{name}[{os.getpid()}]")
+    configure_logging(f"env_{name}[{os.getpid()}]", logs)
     # Two lines per episode, which say less than its record.
     logging.getLogger("verifiers.v1.rollout").setLevel(logging.WARNING)
     # The interpreter's last collection walks every imported module and would take a second.

@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from gradus.inference.weights_check import ADAPTER_CONFIG
+from gradus.log import note_step
 from gradus.weights.meeting import Backend
 from gradus.wire.inference import EngineStatus
 
@@ -155,6 +156,7 @@ class VllmControl:
         """Stored in the engine's process, with the weights."""
         await self._engine.update_weight_version(str(version))
         self._engine.served_version = version
+        note_step(version)
 
     async def get_version(self) -> int:
         """Asked from the engine's process."""

@@ -21,6 +21,9 @@ MAX_CPU_KV_CACHE_GIB = 2.0
 CPU_KV_CACHE_SHARE = 1 / 8
 CPU_BLOCK_TOKENS = 32
 
+LOGGING_CONFIG = Path(__file__).parent / "engine" / "logging.json"
+"""What makes each process of vLLM log as ours do; vLLM reads it while it is imported."""
+
 OWNED_ARGUMENTS = frozenset(
     {
         "api_key",
@@ -176,7 +179,8 @@ def process_environment(
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_CONFIGURE_LOGGING": "1",
+        "VLLM_LOGGING_CONFIG_PATH": str(LOGGING_CONFIG),
         "VLLM_PLUGINS": "",
         "VLLM_SERVER_DEV_MODE": "0",
         "TOKENIZERS_PARALLELISM": "false",

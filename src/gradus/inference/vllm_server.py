@@ -59,7 +59,7 @@ from gradus.inference.policy_engine import (
 from gradus.inference.settings import ServedModel, engine_settings, serving_settings
 from gradus.inference.token_route import TokenRoute
 from gradus.inference.weights_check import build_check, find_initial_weights
-from gradus.log import get_logger
+from gradus.log import get_logger, note_step
 from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ServedPolicy
 from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, TokenConnection
@@ -107,6 +107,7 @@ async def _serve_policy(
         await warm_up(base_url, token, timeout_seconds=max(left, 1.0))
         ready = {"base_url": base_url, "pid": os.getpid(), "term": config.term, "version": 0}
         write_json(run_dir.ready_file("inference"), ready)
+        note_step(0)
         logger.info("serves %s at %s", config.model.name, base_url)
 
     async with _running(engine) as stop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar, cast
@@ -28,6 +28,7 @@ from gradus.launch.episodes import Episodes
 from gradus.launch.plan import LaunchPlan, Machine, config_file, plan_config, plan_processes
 from gradus.launch.resume import Entry, ResumePoint
 from gradus.launch.steps import Steps
+from gradus.log import LogSettings
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
 from gradus.processes.hardware import Hardware
 from gradus.run.lease import RunKind, RunLease, run_path
@@ -76,6 +77,8 @@ class Job:
     """Time that evaluations at the end may take."""
     notes: tuple[str, ...] = ()
     """What a person must know before it starts."""
+    logs: LogSettings = field(default_factory=LogSettings)
+    """How its processes log, but for the name of the run."""
 
 
 def job_of(
@@ -95,6 +98,7 @@ def job_of(
         name=run_name(config, secrets.token_hex(4)),
         output_dir=Path(config.output_dir),
         launch=config.launch,
+        logs=config.log.settings(),
         plan=partial(plan_config, config, machine),
         check=partial(check_external_models, config, os.environ),
         notes=notes,
@@ -140,6 +144,7 @@ def bench_job(config: RunConfig) -> Job:
         output_dir=Path(config.output_dir),
         kind="bench",
         launch=config.launch,
+        logs=config.log.settings(),
         plan=planned,
         work=Steps("bench", num_steps, BENCH_COLUMNS),
     )

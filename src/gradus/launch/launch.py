@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, TextIO
 
@@ -19,6 +19,7 @@ from gradus.launch.job import Job
 from gradus.launch.plan import LaunchPlan, config_file, describe
 from gradus.launch.records import PhaseSeconds
 from gradus.processes.liveness import SilenceWatch, Watched
+from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
@@ -134,6 +135,7 @@ class _Launch:
             lease.run_dir.processes,
             stop_timeout_seconds=job.launch.stop_timeout_seconds,
             on_restart=view.line,
+            logs=LogWriter(replace(job.logs, run=job.name)),
         )
 
     def run(self) -> int:

@@ -65,6 +65,7 @@ def replay_job(config: ReplayConfig, folder: Path) -> Job:
         output_dir=folder.parent,
         kind="replay",
         launch=config.run.launch,
+        logs=config.run.log.settings(),
         plan=partial(plan_config, config, machine),
         work=Steps("replay", config.num_steps, SFT_COLUMNS),
     )

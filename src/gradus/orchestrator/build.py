@@ -18,7 +18,7 @@ from gradus.config import (
 )
 from gradus.errors import ProtocolError
 from gradus.files import write_atomically
-from gradus.log import get_logger
+from gradus.log import get_logger, note_step
 from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
 from gradus.orchestrator.algorithms import (
     needs_reference,
@@ -272,6 +272,7 @@ def build_orchestrator(
     """
     settings = config.orchestrator
     first_step = saved.state.step if saved else 0
+    note_step(first_step)
     records = RecordWriter(components.monitor, components.episodes, components.check_lease)
     board = WaitBoard(clock=components.clock)
     controller = build_controller(config, components.policy.kv_capacity_tokens)

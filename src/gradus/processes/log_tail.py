@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
-_TAIL_BYTES = 256 << 10
+from gradus.log import CONTINUED, OUTPUT
+
+_TAIL_BYTES = 512 << 10
+_BEFORE_BYTES = 64
 _MAX_LINE = 400
 _OWN_WORD = re.compile(r"gradus [a-z-]+: (.*)")
 _TRACEBACK = re.compile(r"(?P<prefix>.*?)Traceback \(most recent call last\):$")
@@ -26,19 +34,37 @@ _REPORT_OF_TORCHRUN = re.compile(
     r"\s*(\[\d+\]:|Failures:|Root Cause|time\s*:|host\s*:|rank\s*:|exitcode\s*:|error_file\s*:"
     r"|traceback\s*:|\S+ FAILED$|<NO_OTHER_FAILURES>)"
 )
-_STORY = re.compile(r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO) |(\(.*\) )?(DEBUG|INFO)\b")
+_STORY = re.compile(r"(\(.*\) )?(DEBUG|INFO)\b")
+_LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT[\d:.]+Z (?P<level>[A-Z]+) (\S+ )??\S+( step=\d+)?"
+    r"(?P<logger> [^\s:]+)?: (?P<message>.*)"
+)
+"""A line that `gradus.log` made for a person."""
 
 
-def last_lines(log: Path, count: int = 12, *, since: int = 0) -> list[str]:
+@dataclass(frozen=True)
+class LogPlace:
+    """A place in a log, found again by what stands before it when the file has another name."""
+
+    size: int
+    before: bytes
+
+    def is_in(self, file: BinaryIO) -> bool:
+        """Whether this file has the place."""
+        file.seek(max(0, self.size - len(self.before)))
+        return file.read(len(self.before)) == self.before
+
+
+def last_lines(log: Path, count: int = 12, *, since: LogPlace | None = None) -> list[str]:
     """The last lines that say something, without control characters; [] when there is no log.
 
-    `since` is the byte at which the process began to write; earlier launches wrote before it.
+    `since` is where the process began to write; earlier launches wrote before it.
     """
     lines = _read(log, since)
     return [line for line in lines if not _LEAKS.match(line)][-count:]
 
 
-def find_cause(log: Path, *, since: int = 0) -> str:
+def find_cause(log: Path, *, since: LogPlace | None = None) -> str:
     """Why a process ended, as one line: the first line of its error; "" when it names none.
 
     Asked in this order: its own `gradus <role>: ...`, where the first one is the cause of those
@@ -56,29 +82,68 @@ def cause_in(lines: Sequence[str]) -> str:
     return word or ["", *_exceptions(lines)][-1] or _last_word(lines)
 
 
-def find_crash(log: Path, *, since: int = 0) -> str:
+def find_crash(log: Path, *, since: LogPlace | None = None) -> str:
     """What the interpreter or the C library said when a signal ended the process; "" if nothing."""
     found = [match[0] for line in _read(log, since) if (match := _CRASH.match(line))]
     return found[-1] if found else ""
 
 
-def last_rank_exit_code(log: Path, *, since: int = 0) -> int | None:
+def last_rank_exit_code(log: Path, *, since: LogPlace | None = None) -> int | None:
     """Exit code of the rank that torchrun blames; None when its report does not end the log."""
     lines = last_lines(log, since=since)
     codes = [match[1] for line in lines if (match := _RANK_EXIT_CODE.match(line))]
     return int(codes[-1]) if codes else None
 
 
-def _read(log: Path, since: int) -> list[str]:
-    """The lines that are not empty, from the end of a long log."""
-    try:
-        with log.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, since, file.tell() - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [_printable(line) for line in text.splitlines() if line.strip()]
+def log_end(log: Path) -> LogPlace | None:
+    """The present end of a log; None when there is nothing in it."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _BEFORE_BYTES))
+        return LogPlace(size, file.read(_BEFORE_BYTES)) if size else None
+    return None
+
+
+def _read(log: Path, since: LogPlace | None) -> list[str]:
+    """What was said, from the end of a long log; its full files come before it."""
+    text, number, is_complete = b"", 0, False
+    while not is_complete and len(text) < _TAIL_BYTES:
+        path = log.with_name(f"{log.name}.{number}") if number else log
+        try:
+            with path.open("rb") as file:
+                is_complete = since is not None and since.is_in(file)
+                start = since.size if since is not None and is_complete else 0
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(start, size - _TAIL_BYTES + len(text)))
+                text = file.read() + text
+        except OSError:
+            break
+        number += 1
+    lines = text.decode(errors="replace").splitlines()
+    return [_printable(said) for line in lines for said in _said(line) if said.strip()]
+
+
+def _said(line: str) -> Iterator[str]:
+    """What a line of a log says, as its process would have printed it."""
+    values = _record(line)
+    if values is None:
+        yield line.removeprefix(CONTINUED)
+        return
+    first, *more = str(values["message"]).split("\n")
+    level, logger = values["level"], (values.get("logger") or "").strip()
+    yield first if level == OUTPUT else f"{level} {logger}: {first}"
+    yield from more
+    yield from str(values.get("exception") or "").split("\n")
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """The record that a line is, in either format; None for any other line."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            values = json.loads(line)
+            return values if {"level", "message"} <= values.keys() else None
+    found = _LINE.match(line)
+    return None if found is None else found.groupdict()
 
 
 def _own_word(lines: Sequence[str]) -> str:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus.errors import DeadlineError, ExitCode, ProcessError
-from gradus.processes.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
+from gradus.processes.log_tail import (
+    LogPlace,
+    find_cause,
+    find_crash,
+    last_lines,
+    last_rank_exit_code,
+)
 
 _ROLE = re.compile(r"^gradus [a-z-]+: ")
 SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -51,8 +57,8 @@ class Child:
     """Monotonic seconds."""
     death_pipe: int
     """Our end of the child's death pipe."""
-    log_start: int = 0
-    """Size of its log when it started; before it lies what earlier launches wrote."""
+    log_start: LogPlace | None = None
+    """End of its log when it started; before it lies what earlier launches wrote."""
 
     @property
     def pid(self) -> int:

@@ -23,6 +23,8 @@ from typing import Any
 from gradus.errors import CorruptStateError, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
+from gradus.processes.log_tail import log_end
+from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import (
     ProcessEntry,
@@ -71,9 +73,14 @@ class Supervisor:
         *,
         stop_timeout_seconds: float,
         on_restart: Callable[[str], None] = lambda _: None,
+        logs: LogWriter | None = None,
     ) -> None:
-        """`on_restart` gets one line for a person about each planned restart."""
+        """`on_restart` gets one line for a person about each planned restart.
+
+        `logs`, closed by `stop`, writes what the children say; without it they do so themselves.
+        """
         self._registry = registry
+        self._logs = logs
         self._stop_timeout_seconds = stop_timeout_seconds
         self._mark = _own_mark()
         self._strangers = {(e.pid, e.start_time) for e in _children_in_other_sessions()}
@@ -98,10 +105,11 @@ class Supervisor:
             **self._temporary_variables(spec),
             DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
             LAUNCH_VARIABLE: self._mark,
+            **({} if self._logs is None else self._logs.variables()),
         }
-        log_start = _size_of(spec.log)
+        log_start = log_end(spec.log)
         try:
-            process = _spawn(spec, env, read_end)
+            process = _spawn(spec, env, read_end, self._logs)
         except BaseException:
             os.close(write_end)
             raise
@@ -138,6 +146,7 @@ class Supervisor:
             self.check(not_ready=waiting)
             for child in waiting:
                 if child.seconds() > timeout_seconds:
+                    self._sync_logs()
                     raise ChildNotReady(child, timeout_seconds)
             on_wait()
             if waiting:
@@ -156,6 +165,7 @@ class Supervisor:
         # The death of one often ends others within milliseconds; look again for an earlier one.
         self.pause()
         child, code = self._failed(not_ready) or failed
+        self._sync_logs()
         error = ChildFailed(child, code)
         if child in not_ready or self._num_restarts(child.spec.name) >= child.spec.restarts:
             raise error
@@ -164,6 +174,13 @@ class Supervisor:
     def pause(self) -> None:
         """Let a moment pass between two looks."""
         time.sleep(_POLL_SECONDS)
+        if self._logs is not None:
+            self._logs.look()
+
+    def _sync_logs(self) -> None:
+        """What a child said must stand in its log before that is read."""
+        if self._logs is not None:
+            self._logs.sync()
 
     def stop(self, *, is_urgent: Callable[[], bool] = lambda: False) -> None:
         """End every child and everything below it: TERM to all, then KILL to what is left.
@@ -172,6 +189,7 @@ class Supervisor:
         `is_urgent` is asked often; once true, the time to end by themselves is over.
         """
         if not self.children:
+            self._close_logs()
             return
         for entry in self._to_terminate():
             signal_process(entry.pid, signal.SIGTERM)
@@ -186,7 +204,13 @@ class Supervisor:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
+        self._close_logs()
         self._write_registry([])
+
+    def _close_logs(self) -> None:
+        if self._logs is not None:
+            self._logs.close()
+            self._logs = None
 
     def owned(self) -> list[ProcessEntry]:
         """Every living process that descends from a child, also when it was orphaned."""
@@ -199,12 +223,17 @@ class Supervisor:
         Each child has its own session, so what comes from below it is never in ours, where
         whatever else this process started is.
         """
-        own = {child.pid for child in self.children}
+        own = self._own_pids()
         return [
             entry
             for entry in _children_in_other_sessions()
             if entry.pid not in own and (entry.pid, entry.start_time) not in self._strangers
         ]
+
+    def _own_pids(self) -> set[int]:
+        """The children, and the process that writes their logs."""
+        pids = {child.pid for child in self.children}
+        return pids if self._logs is None else {*pids, self._logs.pid}
 
     def _temporary_variables(self, spec: ProcessSpec) -> dict[str, str]:
         if not spec.has_own_temporary_folder:
@@ -216,7 +245,7 @@ class Supervisor:
 
     def reap_orphans(self) -> None:
         """Reap dead orphans that the kernel gave to us; see `become_subreaper`."""
-        own = {child.pid for child in self.children}
+        own = self._own_pids()
         for entry in zombie_children(os.getpid()):
             if entry.pid not in own:
                 with contextlib.suppress(ChildProcessError):
@@ -386,10 +415,16 @@ def _belonging_to(roots: set[int], mark: str) -> list[ProcessEntry]:
     ]
 
 
-def _spawn(spec: ProcessSpec, env: Mapping[str, str], pipe: int) -> subprocess.Popen[bytes]:
+def _spawn(
+    spec: ProcessSpec, env: Mapping[str, str], pipe: int, logs: LogWriter | None
+) -> subprocess.Popen[bytes]:
     try:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
+        if logs is not None:
+            output = logs.open(spec.log, spec.name)
+        else:
+            output = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(output, "wb") as log:
             return subprocess.Popen(
                 spec.argv,
                 env=env,
@@ -413,10 +448,3 @@ def _ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:
     except FileNotFoundError:
         return None
     return content if isinstance(content, dict) else {}
-
-
-def _size_of(log: Path) -> int:
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0

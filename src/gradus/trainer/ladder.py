@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from gradus.log import get_logger
+from gradus.log import get_logger, note_step
 from gradus.monitor import Column, ConsoleMonitor, JsonlMonitor, MonitorGroup
 from gradus.processes.ready import write_ready
 from gradus.run.paths import RunDirectory
@@ -73,6 +73,7 @@ class Ladder:
 
     def train_step(self, step: int) -> None:
         """Train version `step` on batch `step`, which makes version `step + 1`."""
+        note_step(step)
         watch, version, published = Stopwatch(device=self.learner.world.device), step + 1, None
         with watch.measure("receive"):
             batch = self.batches.receive(step)

@@ -34,7 +34,7 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import DurableFiles, write_atomically
-from gradus.log import get_logger
+from gradus.log import get_logger, note_step
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.sealed import (
@@ -192,6 +192,7 @@ class SpoolSender:
             check_term(self._run_dir, self._ledger.term)
             await self._write_when_there_is_room(label, parts, entries)
             self._ledger.note_sent(batch.step, digest)
+            note_step(batch.step + 1)
 
     async def _write_when_there_is_room(
         self, label: BatchLabel, parts: Mapping[str, bytes], entries: Entries

@@ -131,6 +131,9 @@ OUT_OF_RANGE = [
 ]
 
 WRONG_CHOICES = [
+    bad("log level", "[log]\nlevel = 'verbose'", "log.level: 'verbose' is not one of 'debug', "),
+    bad("log size", "[log]\nmax_mib = 0.0", "log.max_mib: 0.0 is out of range"),
+    bad("log files", "[log]\nkeep = 0", "log.keep: 0 is out of range"),
     bad("schedule", "[trainer.optimizer]\nschedule = 'cosin'", "is not one of", "mean 'cosine'?"),
     bad("precision", "[trainer]\ncompute_dtype = 'fp16'", "'auto', 'bfloat16' or 'float32'"),
     bad("optimizer", "[trainer.optimizer]\ntype = 'adam'", "did you mean 'adamw'?"),

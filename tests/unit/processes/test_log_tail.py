@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gradus.processes.log_tail import find_cause, find_crash, last_lines, last_rank_exit_code
+from gradus.processes.log_tail import (
+    find_cause,
+    find_crash,
+    last_lines,
+    last_rank_exit_code,
+    log_end,
+)
 
 
 def write(path: Path, text: str) -> Path:
@@ -71,7 +77,7 @@ Traceback (most recent call last):
   File "run.py", line 3, in <module>
     raise error
 """
-PROGRESS = "2026-11-22 01:02:03,004 INFO trainer gradus.trainer: step 3 done\n"
+PROGRESS = "2026-11-22T01:02:03.004Z INFO demo trainer step=3 gradus.trainer: step 3 done\n"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,7 @@ def test_an_engine_that_points_above_is_believed_less_than_what_stands_there(
 
 def test_what_an_earlier_launch_wrote_is_no_cause(tmp_path: Path) -> None:
     log = write(tmp_path / "log", "gradus trainer: the disk is full\n")
-    since = log.stat().st_size
+    since = log_end(log)
     assert find_cause(log, since=since) == ""
     assert last_lines(log, since=since) == []
 

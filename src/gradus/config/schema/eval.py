@@ -9,7 +9,7 @@ from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN, EvalEnvironmentConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.model import ModelConfig
-from gradus.config.schema.monitor import MonitorChoice
+from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.run import LaunchConfig
 
 
@@ -41,6 +41,8 @@ class EvalConfig(StrictConfig):
     """Serving, when there is no base_url."""
     monitor: list[MonitorChoice] = Field(default_factory=list)
     """Trackers that get the numbers of the run, besides `metrics.jsonl` in its folder."""
+    log: LogConfig = LogConfig()
+    """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
     seed: int = 0

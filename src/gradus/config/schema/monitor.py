@@ -6,8 +6,36 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
-from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, by_type
+from gradus.config.schema.base import (
+    OWN_PATTERN,
+    OWN_PLUGIN,
+    PluginConfig,
+    StrictConfig,
+    by_type,
+)
 from gradus.config.schema.environment import NAME_PATTERN
+from gradus.log import LogFormat, LogLevel, LogSettings
+
+MIB = 1 << 20
+
+
+class LogConfig(StrictConfig):
+    """What the processes of a run write into `logs/`."""
+
+    level: LogLevel = "info"
+    """Least level that is written, in every process: environment workers, ranks of the trainer and
+    the engine's processes too. "debug" lets the libraries talk as well."""
+    format: LogFormat = "text"
+    """How a line looks: for a person, or as one JSON object for a program."""
+    max_mib: float = Field(32.0, gt=0)
+    """MiB at which a log is renamed to `<log>.1` and begins anew."""
+    keep: int = Field(4, ge=1, le=99)
+    """Full files kept beside each log; the oldest is deleted for the next."""
+
+    def settings(self) -> LogSettings:
+        """The same for the processes of a run that has no name yet."""
+        max_bytes = max(1, int(self.max_mib * MIB))
+        return LogSettings("", self.level, self.format, max_bytes=max_bytes, keep=self.keep)
 
 
 class MonitorConfig(PluginConfig):

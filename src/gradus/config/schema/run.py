@@ -8,7 +8,7 @@ from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.model import ModelConfig
-from gradus.config.schema.monitor import MonitorChoice
+from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.trainer import TrainerConfig
 
@@ -78,5 +78,7 @@ class RunConfig(StrictConfig):
     """Saving what a restart needs."""
     monitor: list[MonitorChoice] = Field(default_factory=list)
     """Trackers that get the numbers of the run, besides `metrics.jsonl` in its folder."""
+    log: LogConfig = LogConfig()
+    """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""

@@ -11,7 +11,7 @@ from gradus.config.schema.environment import NAME_PATTERN, SftEvalConfig
 from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.learning import AdamWConfig, OptimizerConfig
 from gradus.config.schema.model import ModelConfig
-from gradus.config.schema.monitor import MonitorChoice
+from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig
 from gradus.config.schema.trainer import LoraConfig, ParallelConfig
 from gradus.processes.placement import GpuWish
@@ -92,6 +92,8 @@ class SftConfig(StrictConfig):
     """Saving what a restart needs."""
     monitor: list[MonitorChoice] = Field(default_factory=list)
     """Trackers that get the numbers of the run, besides `metrics.jsonl` in its folder."""
+    log: LogConfig = LogConfig()
+    """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
     seed: int = 0

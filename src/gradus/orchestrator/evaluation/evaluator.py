@@ -22,7 +22,7 @@ from typing import Any
 from gradus.config import EvalSourcesConfig, SftEvaluatorProcessConfig
 from gradus.errors import ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
-from gradus.log import get_logger
+from gradus.log import get_logger, note_step
 from gradus.monitor import Monitor, read_records
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
@@ -371,6 +371,7 @@ class SftEvaluation:
         self._warn_of_missing()
 
     async def _measure(self, version: int) -> None:
+        note_step(version)
         measured = await self.evaluator.measure(version, is_continued=True)
         check_term(self.run_dir, self.config.term)
         metrics = measured.metrics()
