@@ -28,6 +28,7 @@ from gradus.config.processes import (
     SftEvaluatorProcessConfig,
     SftProcessConfig,
     SourceConfig,
+    TrackerProcessConfig,
     TrainerProcessConfig,
     environment_process,
 )
@@ -77,7 +78,7 @@ from gradus.config.schema.learning import (
     loss_config,
 )
 from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
-from gradus.config.schema.monitor import MonitorConfig
+from gradus.config.schema.monitor import MonitorConfig, TrackConfig
 from gradus.config.schema.orchestrator import FilterConfig, WatchdogConfig
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
 from gradus.config.schema.sft import SftConfig, SftDataConfig
@@ -147,6 +148,8 @@ __all__ = [
     "StaticPoolConfig",
     "StrictConfig",
     "TaskSelectionConfig",
+    "TrackConfig",
+    "TrackerProcessConfig",
     "TrainEnvironmentConfig",
     "TrainerConfig",
     "TrainerProcessConfig",

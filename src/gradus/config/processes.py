@@ -24,6 +24,7 @@ from gradus.config.schema.environment import (
 )
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.monitor import MonitorChoice
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig
 from gradus.config.schema.sft import SftConfig
@@ -40,6 +41,7 @@ __all__ = [
     "SftEvaluatorProcessConfig",
     "SftProcessConfig",
     "SourceConfig",
+    "TrackerProcessConfig",
     "TrainerProcessConfig",
     "environment_process",
 ]
@@ -75,6 +77,17 @@ class TrainerProcessConfig(StrictConfig):
     def end_step(self) -> int:
         """The step before which training ends."""
         return self.max_steps if self.num_steps is None else self.num_steps
+
+
+class TrackerProcessConfig(StrictConfig):
+    """Everything that sends a run to its trackers."""
+
+    run_dir: str
+    """The run directory, which holds all that is sent."""
+    term: int
+    """Term of the run's lease."""
+    monitor: list[MonitorChoice]
+    """The trackers."""
 
 
 class InferenceProcessConfig(StrictConfig):

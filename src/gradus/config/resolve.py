@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,6 +23,7 @@ from gradus.config.processes import (
     ReplayProcessConfig,
     SftEvaluatorProcessConfig,
     SftProcessConfig,
+    TrackerProcessConfig,
     TrainerProcessConfig,
 )
 from gradus.config.schema.base import StrictConfig
@@ -86,6 +87,7 @@ class ProcessConfigs:
     orchestrator: OrchestratorProcessConfig | None = None
     evaluator: EvaluatorProcessConfig | SftEvaluatorProcessConfig | None = None
     replayer: ReplayProcessConfig | None = None
+    tracker: TrackerProcessConfig | None = None
 
     def by_process(self) -> dict[str, StrictConfig]:
         """Process name → its config, in starting order; `without_secrets` makes files of them."""
@@ -96,6 +98,7 @@ class ProcessConfigs:
             "orchestrator": self.orchestrator,
             "evaluator": self.evaluator,
             "replayer": self.replayer,
+            "tracker": self.tracker,
         }
         return {name: config for name, config in named.items() if config is not None}
 
@@ -127,12 +130,20 @@ def resolve(
     refuse(contradictions(written, sources))
     launch = _Launch(str(run_dir), term, resume_step, sources)
     if isinstance(config, ReplayConfig):
-        return _replay(config, launch)
-    if isinstance(config, RunConfig):
-        return _run(config, launch)
-    if isinstance(config, SftConfig):
-        return _sft(config, launch)
-    return _evaluation(config, launch)
+        configs = _replay(config, launch)
+    elif isinstance(config, RunConfig):
+        configs = _run(config, launch)
+    elif isinstance(config, SftConfig):
+        configs = _sft(config, launch)
+    else:
+        configs = _evaluation(config, launch)
+    return replace(configs, tracker=_tracker(written, launch))
+
+
+def _tracker(config: LaunchedConfig, launch: _Launch) -> TrackerProcessConfig | None:
+    if not config.monitor:
+        return None
+    return TrackerProcessConfig(run_dir=launch.run_dir, term=launch.term, monitor=config.monitor)
 
 
 def _run(config: RunConfig, launch: _Launch) -> ProcessConfigs:

@@ -13,12 +13,13 @@ from gradus.monitor.console import (
     format_seconds,
     format_step,
 )
-from gradus.monitor.jsonl import JsonlMonitor, read_objects, read_records
+from gradus.monitor.jsonl import RESERVED_KEYS, JsonlMonitor, read_objects, read_records
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 
 __all__ = [
     "BENCH_COLUMNS",
     "LIVE_SECONDS",
+    "RESERVED_KEYS",
     "RL_COLUMNS",
     "SFT_COLUMNS",
     "Column",

@@ -13,11 +13,53 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from gradus.files import append_whole
 from gradus.run.paths import RunDirectory
 
 _STEP = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A resume went back to an earlier place of `metrics.jsonl`."""
+
+    num_bytes: int
+    """What was left of the file."""
+    step: int
+    """The first step that is done again."""
+
+
+def read_cuts(run_dir: RunDirectory) -> list[Cut]:
+    """All cuts so far; followers of the file know by them which records are void."""
+    try:
+        lines = run_dir.cuts.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+            found.append(Cut(int(value["num_bytes"]), int(value["step"])))
+        except (ValueError, KeyError, TypeError):  # A kill cut it off; the next resume notes it.
+            continue
+    return found
+
+
+def _note_cut(run_dir: RunDirectory, step: int) -> None:
+    """Note where the file ends now, before anything is appended to it again."""
+    if not run_dir.metrics.is_file():
+        return
+    size = run_dir.metrics.stat().st_size
+    descriptor = os.open(run_dir.cuts, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    try:
+        line = json.dumps({"num_bytes": size, "step": step})
+        append_whole(descriptor, f"\n{line}\n".encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def note_sizes(run_dir: RunDirectory, step: int) -> dict[str, int]:
@@ -39,6 +81,7 @@ def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]
             path.unlink(missing_ok=True)
         elif path.stat().st_size > noted:
             os.truncate(path, noted)
+    _note_cut(run_dir, step)
     for folder in _step_folders(run_dir, step):
         with contextlib.suppress(OSError):  # Not empty: it holds records from before.
             folder.rmdir()
@@ -51,6 +94,7 @@ def truncate_to_step(run_dir: RunDirectory, step: int) -> None:
     """
     if run_dir.metrics.is_file():
         os.truncate(run_dir.metrics, _bytes_before(run_dir.metrics, step))
+    _note_cut(run_dir, step)
     kept = run_dir.evaluation(step)
     for folder in _step_folders(run_dir, step):
         if folder != kept.parent:

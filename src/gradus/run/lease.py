@@ -151,6 +151,14 @@ def read_term(run_dir: RunDirectory) -> int:
     return _read_lease(run_dir)[0]
 
 
+def is_in_use(run_dir: RunDirectory) -> bool:
+    """Whether a launch holds the run; of an owner on another host, whether it never let go."""
+    owner = _read_lease(run_dir)[1]
+    if owner is None:
+        return False
+    return owner.is_known_alive or owner.host != socket.gethostname()
+
+
 def check_term(run_dir: RunDirectory, term: int) -> None:
     """FencedError when the lease says a higher term than `term`."""
     current, owner = _read_lease(run_dir)

@@ -32,6 +32,21 @@ class RunDirectory:
         return self.root / "live.json"
 
     @property
+    def cuts(self) -> Path:
+        """A line for each resume: where it cut `metrics.jsonl` off."""
+        return self.root / "cuts.jsonl"
+
+    @property
+    def launched(self) -> Path:
+        """What the user wrote for the last launch, with the versions of code and libraries."""
+        return self.config / "launched.json"
+
+    @property
+    def trackers(self) -> Path:
+        """What each tracker has got: `<tracker>.json`, and its own files in `<tracker>/`."""
+        return self.root / "trackers"
+
+    @property
     def journal(self) -> Path:
         """Append-only record of every decision and outcome of the orchestrator."""
         return self.root / "journal.jsonl"

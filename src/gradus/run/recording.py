@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
+import subprocess
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ LIBRARIES = ("numpy", "torch", "transformers", "verifiers")
 
 _HEADER = struct.Struct("<IIH")
 """Bytes of the body, CRC-32 of id and body, bytes of the id."""
+_GIT_SECONDS = 5.0
 _TERM = re.compile(r"term_(\d{8})")
 
 
@@ -127,6 +129,30 @@ def installed_libraries() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def code_version() -> str:
+    """Version of gradus, and the commits of its checkout and of the folder that the run starts in.
+
+    >>> code_version()  # doctest: +SKIP
+    'gradus 0.1.0 (2e8a281c0d1f), started in 7be1d20a4471-dirty'
+    """
+    own, here = _commit(Path(__file__).parent), _commit(Path.cwd())
+    text = f"gradus {gradus.__version__}" + (f" ({own})" if own else "")
+    return f"{text}, started in {here}" if here and here != own else text
+
+
+def _commit(folder: Path) -> str | None:
+    """The commit of the checkout that a folder is part of; None outside of one."""
+    command = ("git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12")
+    options = ("--exclude", "*")
+    try:
+        found = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=_GIT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None
 
 
 @dataclass(frozen=True)

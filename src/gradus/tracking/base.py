@@ -32,6 +32,10 @@ class TrackedRun:
     """The command that made it: `rl`, `sft`, `eval` or `replay`."""
     folder: Path
     """The folder of the run."""
+    tracker: str
+    """What the config calls this tracker; two of one type have two names."""
+    own_folder: Path
+    """A folder inside the run's that belongs to this tracker alone; may not exist yet."""
     config: Mapping[str, Any]
     """What the user wrote with all defaults, as JSON values, without anything secret."""
     code_version: str
@@ -43,8 +47,8 @@ class TrackedRun:
     tags: tuple[str, ...] = ()
     """Words to find the run by, as the config says."""
     resume_step: int | None = None
-    """The run went back: records of this step and later that the tracker has are void, and come
-    again. None means that everything that it has stays."""
+    """The run went back: all records of this step and later that the tracker has are void. Those
+    that still hold come again, then new ones. None means that everything that it has stays."""
     mark: str | None = None
     """What the last `flush` gave, also of an earlier process. None before the first one."""
 
@@ -67,8 +71,10 @@ class TrackedRecord:
 class EpisodeRow:
     """One sample episode, for a table that a person reads. Texts are cut to a bounded length."""
 
+    purpose: Literal["train", "eval"]
+    """What it was played for; all rows of one table were played for the same."""
     episode: str
-    """Its id, as in `episodes/step_N/train.jsonl`."""
+    """Its id in the journal and the episode files. Empty where those give none."""
     source: str
     task: str
     """Key of the task."""
@@ -92,7 +98,7 @@ class Tracker(Protocol):
         ...
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
-        """Take the sample episodes of a step, after the record of that step."""
+        """Take sample episodes of a step, or of an evaluation, after its record."""
         ...
 
     def flush(self) -> str | None:
@@ -104,5 +110,9 @@ class Tracker(Protocol):
         ...
 
     def close(self, outcome: RunOutcome) -> None:
-        """Say how the run ended and let go of files and connections, after a `flush`."""
+        """Let go of files, threads and connections; the last call.
+
+        At the end of the run it comes after a `flush` and says how the run ended. After an error,
+        even one of `open`, it says `unknown`, and what no `flush` confirmed is sent again.
+        """
         ...

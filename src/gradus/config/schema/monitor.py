@@ -63,6 +63,10 @@ class MonitorConfig(PluginConfig):
     flush_seconds: float = Field(30.0, ge=0)
     """How long the end of the run waits for what is not sent yet. `gradus track` sends the rest."""
 
+    pass_env: list[str] = Field(default_factory=list)
+    """Variables of the caller's shell that the tracker's process gets besides those that its
+    library is known to read. Their values stand in no config and no log."""
+
     @property
     def title(self) -> str:
         """What messages and files call it."""
@@ -159,3 +163,10 @@ MonitorChoice = Annotated[
     by_type(None),
 ]
 """Every tracker, by its `type`."""
+
+
+class TrackConfig(StrictConfig):
+    """What `gradus track` takes: one tracker."""
+
+    monitor: MonitorChoice
+    """The tracker."""

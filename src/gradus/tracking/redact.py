@@ -1,0 +1,137 @@
+"""What leaves the run's folder holds no secret: a config without keys, tokens and passwords.
+
+Three nets, since no one of them is tight: names of keys, forms of values, and the values of
+variables in this process whose names say that they are secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+REMOVED = "(removed)"
+
+_SECRET_WORDS = (
+    r"password|passwd|passphrase|secrets?|credentials?|authorization|cookies?|bearer"
+    r"|api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|signature|sig"
+)
+_SECRET_KEY = re.compile(
+    rf"(?:^|[_\-. ])(?:{_SECRET_WORDS}|auth|pwd|keys?|tokens?)(?:[_\-. ](?:value|b64|base64))?$",
+    re.IGNORECASE,
+)
+_SECRET_QUERY = re.compile(rf"{_SECRET_WORDS}|token|key|auth|code|pass", re.IGNORECASE)
+_SECRET_TABLE = re.compile(
+    r"(?:^|_)(?:env_vars|environ|env_variables|headers|extra_headers|cookies|credentials|secrets)$",
+    re.IGNORECASE,
+)
+_HARMLESS_KEY = re.compile(r"^(?:eos|bos|pad|unk|mask|sep|cls|stop)_tokens?$", re.IGNORECASE)
+_HARMLESS_VALUE = re.compile(r"^environment(?:/task|/agent)*$")
+"""What the option `key` of an algorithm may be."""
+_NAMES_A_VARIABLE = re.compile(r"(?:_var|_vars|_env|_from_env|_variable)$", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|COOKIE|DSN", re.I)
+_SECRET_VALUE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_\-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_\-]{16,}|xox[abprs]-[A-Za-z0-9\-]{10,}"
+    r"|AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|AIza[A-Za-z0-9_\-]{30,}|npm_[A-Za-z0-9]{20,}"
+    r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*)"
+    r"|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/=._\-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*",
+)
+_URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s\"'<>]+")
+_FLAG = re.compile(r"^--?([A-Za-z][\w\-]*)(?:=(.*))?$", re.DOTALL)
+_LEAST_CHARACTERS = 6
+"""A shorter value of a secret variable, such as "true", would also hit what is none."""
+
+
+def without_any_secret(value: Any, variables: Mapping[str, str]) -> Any:
+    """`value`, JSON, with REMOVED in the places of what is or may be secret.
+
+    Names of variables that hold a secret stay: they tell a reader where it comes from.
+
+    >>> without_any_secret({"api_key": "abc", "url": "http://me:pw@host/?token=1"}, {})
+    {'api_key': '(removed)', 'url': 'http://host/?token=(removed)'}
+    """
+    known = sorted(_secret_values(variables), key=len, reverse=True)
+    return _clean(value, known)
+
+
+def _secret_values(variables: Mapping[str, str]) -> set[str]:
+    return {
+        value
+        for name, value in variables.items()
+        if _SECRET_VARIABLE.search(name) and len(value) >= _LEAST_CHARACTERS
+    }
+
+
+def _clean(value: Any, known: Sequence[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {_clean_text(str(k), known): _member(str(k), v, known) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return _clean_list(value, known)
+    return _clean_text(value, known) if isinstance(value, str) else value
+
+
+def _member(key: str, value: Any, known: Sequence[str]) -> Any:
+    if isinstance(value, Mapping) and _SECRET_TABLE.search(key):
+        return dict.fromkeys(value, REMOVED)
+    is_harmless = isinstance(value, str) and _HARMLESS_VALUE.match(value)
+    if _is_secret_key(key) and not is_harmless:
+        return _removed(value)
+    return _clean(value, known)
+
+
+def _is_secret_key(key: str) -> bool:
+    # A word boundary inside camelCase too: `apiKey`.
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key)
+    is_harmless = _NAMES_A_VARIABLE.search(spaced) or _HARMLESS_KEY.match(spaced)
+    return bool(_SECRET_KEY.search(spaced)) and not is_harmless
+
+
+def _removed(value: Any) -> Any:
+    """Every text below a secret key; numbers stay, `max_tokens` and such are counts."""
+    if isinstance(value, str):
+        return REMOVED if value else value
+    if isinstance(value, Mapping):
+        return {key: _removed(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_removed(member) for member in value]
+    return value
+
+
+def _clean_list(values: Sequence[Any], known: Sequence[str]) -> list[Any]:
+    """Also the word after a flag such as `--api-key`, and one behind its `=`."""
+    cleaned = []
+    is_secret_next = False
+    for value in values:
+        flag = _FLAG.match(value) if isinstance(value, str) else None
+        if is_secret_next and flag is None:
+            cleaned.append(_removed(value))
+        elif flag is not None and flag[2] is not None and _is_secret_key(flag[1]):
+            cleaned.append(f"{value[: -len(flag[2])] if flag[2] else value}{REMOVED}")
+        else:
+            cleaned.append(_clean(value, known))
+        is_secret_next = flag is not None and flag[2] is None and _is_secret_key(flag[1])
+    return cleaned
+
+
+def _clean_text(text: str, known: Sequence[str]) -> str:
+    for secret in known:
+        text = text.replace(secret, REMOVED)
+    text = _SECRET_VALUE.sub(REMOVED, text)
+    return _URL.sub(lambda found: _clean_url(found[0]), text) if "://" in text else text
+
+
+def _clean_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return REMOVED
+    fields = []
+    for field in parts.query.split("&") if parts.query else []:
+        name, equals, _ = field.partition("=")
+        fields.append(f"{name}={REMOVED}" if equals and _SECRET_QUERY.search(name) else field)
+    host = parts.netloc.rpartition("@")[2]
+    # A fragment may carry a token and says nothing of where a server is.
+    return urlunsplit((parts.scheme, host, parts.path, "&".join(fields), ""))

@@ -1,0 +1,190 @@
+"""Event files for TensorBoard, written with its own protocol buffers; neither torch nor TensorFlow
+is loaded.
+
+A folder has one file per connection, numbered. What `flush` confirmed is named by file and size, so
+whatever a kill left behind it is cut off at the next start: no point stands there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gradus.errors import ConfigError
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedRun
+
+_FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\..+\.gradus")
+_MAX_TEXT_CHARACTERS = 100_000
+
+
+class TensorBoard:
+    """The event files of one run.
+
+    >>> tracker = TensorBoard()  # doctest: +SKIP
+    >>> tracker.open(run)  # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+            from tensorboard.plugins.hparams import plugin_data_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"the tracker 'tensorboard' needs a library that cannot be imported ({error}); "
+                "install gradus-rl[tensorboard]"
+            ) from error
+        self._folder = folder
+        self._events: Any = event_pb2
+        self._summaries: Any = summary_pb2
+        self._tensors: Any = tensor_pb2
+        self._types: Any = types_pb2
+        self._hparams: Any = plugin_data_pb2
+        self._record_writer: Any = RecordWriter
+        self._file: BinaryIO | None = None
+        self._writer: Any = None
+
+    def open(self, run: TrackedRun) -> None:
+        """A new file behind those that are confirmed."""
+        folder = run.own_folder
+        if self._folder is not None:
+            # Two runs may have the same name.
+            folder = Path(self._folder).expanduser() / f"{run.name}-{run.id[:8]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        newest = _cut_to_mark(folder, run.mark)
+        name = f"events.out.tfevents.{newest + 1:010d}.{socket.gethostname()}.gradus"
+        self._file = (folder / name).open("xb")
+        self._writer = self._record_writer(self._file)
+        # Without a version of the format TensorBoard ignores a restart.
+        self._write(self._events.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if run.resume_step is not None:
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._write(
+                self._events.Event(wall_time=time.time(), step=run.resume_step, session_log=start)
+            )
+        self._write_about(run)
+
+    def log(self, record: TrackedRecord) -> None:
+        """One event; NaN stands for what was not finite."""
+        points = [*record.metrics.items(), *((name, math.nan) for name in record.non_finite)]
+        values = [
+            self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in points
+        ]
+        self._summary(values, step=record.step, at=record.time)
+
+    def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
+        """A table on the page "Text"."""
+        head = ("reward", "advantage", "source", "task", "prompt", "reply")
+        cells = list(head)
+        for row in rows:
+            cells += [_number(row.reward), _number(row.advantage), row.source, row.task]
+            cells += [_as_block(row.prompt), _as_block(row.reply)]
+        tag = f"episodes/{rows[0].purpose}"
+        value = self._text(tag, cells, shape=(len(rows) + 1, len(head)))
+        self._summary([value], step=step, at=time.time())
+
+    def flush(self) -> str:
+        """On the disk; the mark says up to where."""
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return json.dumps({"file": Path(self._file.name).name, "size": self._file.tell()})
+
+    def close(self, outcome: RunOutcome) -> None:  # noqa: ARG002  the protocol's word
+        """Nothing to say: files have no end."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write_about(self, run: TrackedRun) -> None:
+        about: dict[str, Any] = {
+            "kind": run.kind,
+            "code": run.code_version,
+            "packages": dict(run.packages),
+        }
+        about |= {"group": run.group, "tags": list(run.tags)}
+        texts = {"run/config": run.config, "run/about": about}
+        values = [
+            self._text(tag, [_as_block(json.dumps(value, indent=1)[:_MAX_TEXT_CHARACTERS])])
+            for tag, value in texts.items()
+        ]
+        self._summary([*values, self._settings(run)], step=0, at=time.time())
+
+    def _settings(self, run: TrackedRun) -> Any:
+        """The config for the page "HParams", where runs are compared by it."""
+        start = self._hparams.SessionStartInfo(group_name=run.group or run.id)
+        start.start_time_secs = time.time()
+        for key, value in _leaves(run.config):
+            if isinstance(value, bool):
+                start.hparams[key].bool_value = value
+            elif isinstance(value, int | float):
+                start.hparams[key].number_value = value
+            else:
+                start.hparams[key].string_value = str(value)[:200]
+        content = self._hparams.HParamsPluginData(version=0, session_start_info=start)
+        empty = self._tensors.TensorProto(dtype=self._types.DT_FLOAT)
+        empty.tensor_shape.dim.add(size=0)
+        tag = "_hparams_/session_start_info"
+        return self._value(tag, "hparams", content.SerializeToString(), empty)
+
+    def _text(self, tag: str, texts: Sequence[str], *, shape: Sequence[int] = ()) -> Any:
+        tensor = self._tensors.TensorProto(
+            dtype=self._types.DT_STRING, string_val=[text.encode() for text in texts]
+        )
+        for size in shape or [len(texts)]:
+            tensor.tensor_shape.dim.add(size=size)
+        return self._value(tag, "text", b"", tensor)
+
+    def _value(self, tag: str, plugin: str, content: bytes, tensor: Any) -> Any:
+        kind = self._summaries.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+        metadata = self._summaries.SummaryMetadata(plugin_data=kind)
+        return self._summaries.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+    def _summary(self, values: Sequence[Any], *, step: int, at: float) -> None:
+        summary = self._summaries.Summary(value=values)
+        self._write(self._events.Event(wall_time=at, step=step, summary=summary))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+
+
+def _cut_to_mark(folder: Path, mark: str | None) -> int:
+    """Remove what no flush confirmed; returns the number of the newest file that is left."""
+    confirmed = {} if mark is None else json.loads(mark)
+    newest = _number_of(confirmed.get("file", "")) or 0
+    for path in folder.iterdir():
+        number = _number_of(path.name)
+        if number is not None and number > newest:
+            path.unlink()
+        elif number == newest and number and path.stat().st_size > confirmed["size"]:
+            os.truncate(path, confirmed["size"])
+    return newest
+
+
+def _number_of(name: str) -> int | None:
+    """Number of an event file of ours; None for any other file."""
+    match = _FILE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, member in value.items():
+        if isinstance(member, Mapping):
+            yield from _leaves(member, f"{prefix}{key}.")
+        elif member is not None:
+            yield f"{prefix}{key}", member
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _as_block(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "\n".join(f"    {line}" for line in text.splitlines()) or " "

@@ -1,0 +1,225 @@
+"""Everything arrives once and in order, whatever fails between."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tracked_runs import (
+    ScriptedTracker,
+    TrackedPlace,
+    build_tracked_run,
+    record_episodes,
+    record_steps,
+    scripted_monitor,
+)
+
+from gradus.errors import RunDirectoryError
+from gradus.run.growing_files import truncate_to_step
+from gradus.run.paths import RunDirectory
+from gradus.testing.commands import wait_until
+from gradus.tracking.feed import Feed
+
+
+class Clock:
+    """Seconds that move only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def place() -> Iterator[TrackedPlace]:
+    """What arrives at the tracker "here"."""
+    ScriptedTracker.places["here"] = TrackedPlace()
+    yield ScriptedTracker.places["here"]
+    ScriptedTracker.places.pop("here").released.set()
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name == "tracker-here"])
+
+
+class Fed:
+    """A feed of the tracker "here", driven by a test."""
+
+    def __init__(self, run_dir: RunDirectory, **shared: object) -> None:
+        self.said: list[str] = []
+        self.clock = Clock()
+        config = scripted_monitor("here", **shared)
+        self.feed = Feed(run_dir, config, say=self.said.append, clock=self.clock)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Tick, with a second between two ticks, until something is true."""
+
+        def look() -> object:
+            self.feed.tick()
+            self.clock.now += 1.0
+            return condition()
+
+        wait_until(look)
+
+    def finish(self) -> None:
+        """Send everything and close."""
+        self.feed.finish()
+        self.until(lambda: self.feed.is_done)
+        self.feed.close()
+
+
+def test_every_record_arrives_once_and_in_order(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=3)
+    fed = Fed(run_dir)
+    fed.until(lambda: place.steps == [0, 1, 2])
+    record_steps(run_dir, range(3, 5))
+    fed.finish()
+    assert (place.steps, place.outcomes, fed.feed.unsent()) == ([0, 1, 2, 3, 4], ["unknown"], 0)
+
+
+def test_a_new_process_goes_on_where_the_killed_one_was(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=3)
+    fed = Fed(run_dir)
+    fed.until(lambda: place.steps == [0, 1, 2])
+    fed.feed.close()  # As a kill does: nothing is flushed and nothing is said.
+    record_steps(run_dir, range(3, 5))
+    Fed(run_dir).finish()
+    assert place.steps == [0, 1, 2, 3, 4]
+    assert [run.mark for run in place.runs] == [None, "3 safe"]
+    assert len({run.id for run in place.runs}) == 1
+
+
+def test_an_outage_loses_nothing_and_is_said_once(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+    fed = Fed(run_dir)
+    fed.until(lambda: place.steps == [0, 1])
+    place.is_down = True
+    record_steps(run_dir, range(2, 4))
+    fed.until(lambda: fed.feed.failed_in_a_row == 3)
+    record_steps(run_dir, range(4, 6))
+    place.is_down = False
+    fed.finish()
+    assert place.steps == [0, 1, 2, 3, 4, 5]
+    assert fed.said == [
+        "here: ConnectionError: the server is gone; tries again, training goes on",
+        "here: sends again, and what it missed",
+    ]
+
+
+def test_a_tracker_that_cannot_be_opened_at_first_is_tried_again(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    place.open_failures = 2
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=2))
+    fed.finish()
+    assert (place.steps, place.open_failures) == ([0, 1], 0)
+
+
+def test_waits_between_tries_grow(tmp_path: Path, place: TrackedPlace) -> None:
+    place.open_failures = 100
+    fed = Fed(build_tracked_run(tmp_path / "run"))
+    fed.until(lambda: fed.feed.failed_in_a_row == 8)
+    assert fed.clock.now > 1 + 2 + 4 + 8 + 16 + 32 + 60
+    fed.feed.close()
+
+
+def test_a_tracker_that_hangs_is_given_up_and_what_it_does_later_does_not_count(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+    place.hangs.set()
+    fed = Fed(run_dir, call_timeout_seconds=5.0)
+    fed.until(lambda: fed.feed.failed_in_a_row)
+    assert "did not answer within 5 s" in fed.said[0]
+    place.hangs.clear()
+    place.released.set()
+    fed.finish()
+    assert place.steps == [0, 1]
+
+
+def test_hung_connections_do_not_pile_up(tmp_path: Path, place: TrackedPlace) -> None:
+    place.hangs.set()
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=1), call_timeout_seconds=5.0)
+    fed.until(lambda: fed.clock.now > 100)
+    assert (len(place.runs), fed.feed.is_hung) == (3, True)
+    fed.feed.close()
+
+
+def test_steps_that_a_resume_does_again_replace_those_at_the_tracker(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=5)
+    fed = Fed(run_dir)
+    fed.until(lambda: place.steps == [0, 1, 2, 3, 4])
+    truncate_to_step(run_dir, 3)
+    record_steps(run_dir, range(3, 6), value=0.5)
+    fed.finish()
+    losses = [record.metrics["loss/total/mean"] for record in place.safe]
+    assert losses == [0, 1, 2, 3.5, 4.5, 5.5]
+    assert [run.resume_step for run in place.runs] == [None, 3]
+
+
+def test_a_resume_between_two_processes_is_noticed_though_the_file_grew_past_the_old_end(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=3)
+    fed = Fed(run_dir)
+    fed.until(lambda: place.steps == [0, 1, 2])
+    fed.feed.close()
+    truncate_to_step(run_dir, 1)
+    record_steps(run_dir, range(1, 9), value=0.5)
+    Fed(run_dir).finish()
+    losses = [record.metrics["loss/total/mean"] for record in place.safe]
+    assert losses == [0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5]
+
+
+def test_a_torn_last_line_waits_for_its_end(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    with run_dir.metrics.open("a") as file:
+        file.write('{"step": 1, "time": 5.0, "loss/tot')
+    fed = Fed(run_dir)
+    fed.until(lambda: place.steps == [0])
+    with run_dir.metrics.open("a") as file:
+        file.write('al/mean": 1.0}\n')
+    fed.finish()
+    assert place.steps == [0, 1]
+
+
+def test_a_line_that_a_crash_cut_off_is_skipped(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+    os.truncate(run_dir.metrics, run_dir.metrics.stat().st_size - 9)
+    record_steps(run_dir, [2])
+    Fed(run_dir).finish()
+    assert place.steps == [0, 2]
+
+
+def test_two_processes_do_not_feed_one_tracker(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    fed = Fed(run_dir)
+    with pytest.raises(RunDirectoryError, match="to 'here' already"):
+        Fed(run_dir)
+    fed.finish()
+    Fed(run_dir).finish()
+    assert place.steps == [0]
+
+
+def test_episodes_of_every_nth_step_come_as_a_table(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=5)
+    for step in range(5):
+        record_episodes(run_dir, step, [1.0, 0.0, None])
+    Fed(run_dir, episodes_interval_steps=2).finish()
+    assert sorted(place.episodes) == [0, 2, 4]
+    rows = place.episodes[2]
+    assert [(row.reward, row.advantage) for row in rows] == [(None, None), (0.0, -0.5), (1.0, 0.5)]
+    assert (rows[2].prompt, rows[2].reply, rows[2].task) == ("question 0", "answer 0", "task 0")
+    assert rows[0].reply == "TaskError: no answer"
+
+
+def test_without_tables_no_text_leaves_the_folder(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    record_episodes(run_dir, 0, [1.0])
+    Fed(run_dir, episodes_interval_steps=None).finish()
+    assert (place.steps, place.episodes) == ([0], {})
