@@ -20,6 +20,15 @@ from gradus.multiagent.kernel import DialogueState, TurnSlot, Utterance, apply_a
 from gradus.multiagent.pack import JUDGE
 from gradus.multiagent.prompts import Case, Prompter
 from gradus.multiagent.scores import EpisodeScores, Truth
+from gradus_debate.other_order import (
+    AGAIN,
+    ask_judge,
+    compared,
+    failed,
+    in_other_order,
+    is_asked_again,
+    without_second,
+)
 from gradus_debate.settings import DebateEnvConfig, Rules, rules_of
 from gradus_debate.taskset import DebateData, DebateTask
 from gradus_debate.verdicts import compare_answers
@@ -114,6 +123,23 @@ class Table:
         said = Said(_text(replies[-1].content), "\n".join(thoughts) or None)
         return Reply(said, sum(usage.completion_tokens for usage in usages if usage is not None))
 
+    async def judge_again(self, before: DialogueState, slot: TurnSlot, truth: Truth) -> None:
+        """Note on the judge's trace what it says to the sides in the other order; nothing that
+        goes wrong here costs the episode."""
+        rules, home = self.rules, self.talks[JUDGE].trace
+        first = msgspec.convert(home.info[SCORES], EpisodeScores)
+        swapped = in_other_order(before, rules.scorer.contestants)
+        if swapped is None or first.undecided is not None:
+            return
+        own = self.task.with_data(prompt=None, system_prompt=self.prompter.system(JUDGE))
+        text = self.prompter.delta(swapped, JUDGE, slot)
+        try:
+            said = await ask_judge(getattr(self.agents, self.seating[JUDGE]), own, text)
+            state, _ = apply_action(swapped, rules.schedule.program, JUDGE, said, 0, rules.channels)
+            home.info[AGAIN] = compared(first, rules.scorer.score(state, truth))
+        except Exception as error:
+            home.info[AGAIN] = failed(error)
+
     def conclude(self, state: DialogueState, truth: Truth) -> None:
         """Note on the traces what `finalize` and training need."""
         for member, talk in self.talks.items():
@@ -157,13 +183,15 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
         except ConfigError as error:
             raise SeatingError(str(error)) from error
         prompter = Prompter(rules.pack, rules.schedule, case_of(data))
-        state = DialogueState()
+        state = before = DialogueState()
+        last: TurnSlot | None = None
         async with AsyncExitStack() as stack:
             table = Table(rules, task, agents, seating, prompter, stack)
             while (slot := rules.schedule.program.current_slot(state)) is not None:
                 replies = await table.play(state, slot)
                 if replies is None:
                     return
+                before, last = state, slot
                 for member in slot.members:
                     reply = replies[member]
                     state, _ = apply_action(
@@ -171,12 +199,15 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
                         *(reply.said, reply.token_count, rules.channels),
                     )
             table.conclude(state, truth_of(data))
+            if last is not None and is_asked_again(data.question, self.config.ask_judge_again):
+                await table.judge_again(before, last, truth_of(data))
 
     async def finalize(self, task: DebateTask, episode: vf.Episode) -> None:
         """Reward the members of a finished episode, and nobody of another one.
 
         Raises MemberStopped for a member that a limit stopped, and UndecidedDebate.
         """
+        episode.traces[:] = without_second(episode.traces)
         if not all(trace.ok for trace in episode.traces):
             return
         for trace in episode.traces:
@@ -197,6 +228,8 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
             trace.record_reward("debate", scores.rewards[member])
             trace.record_metrics(scores.members[member].metrics())
         home.record_metrics(scores.metrics())
+        if (flipped := home.info.get(AGAIN, {}).get("flipped")) is not None:
+            home.record_metric("episode/judge_flipped", float(flipped))
         home.info[SCORES] = scores.categories()
 
 

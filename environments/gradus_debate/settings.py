@@ -24,6 +24,7 @@ from gradus.multiagent.schedule import Schedule
 from gradus.multiagent.scores import TIE, DialogueScorer
 from gradus.multiagent.seats import RULES as SEAT_RULES
 from gradus.plugins import find_function
+from gradus_debate.other_order import check_order
 
 OPPONENT = "opponent"
 MAX_MODEL_CALLS = 2
@@ -85,6 +86,9 @@ class DebateEnvConfig(vf.EnvConfig):
     role of its name, and the opponent for all but the learner."""
     drop_judge: bool = True
     """Whether the judge's trace is recorded and never trains."""
+    ask_judge_again: float = Field(0.0, ge=0, le=1)
+    """Share of the tasks of which the judge is asked a second time, with the sides in the other
+    order: `episode/judge_flipped` says how often its verdict changes. No reward depends on it."""
     grader: VerdictConfig | None = None
     """A model that compares free answers with the right one. None means off."""
     matcher: VerdictConfig | None = None
@@ -190,6 +194,11 @@ def rules_of(config: DebateEnvConfig) -> Rules:
             f"pack {pack.name!r} rewards the assigned answer that the judge picks, and no task "
             "assigns one, so that every reward is 0: set taskset.assign_sides = true"
         )
+    check_order(
+        schedule.slots,
+        [member for member in schedule.members if member != JUDGE],
+        config.ask_judge_again,
+    )
     _refuse_seat(seat, [member for member in schedule.members if member != JUDGE])
     cast = None if config.seats is None else find_function("seats", config.seats)
     return Rules(pack, schedule, OPPONENT in endpoints, cast, endpoints)
