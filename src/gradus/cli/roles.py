@@ -64,6 +64,12 @@ ROLES = {
         "replayer",
         "send recorded batches to the trainer again",
     ),
+    "tracker": Role(
+        "TrackerProcessConfig",
+        "gradus.tracking.follow.process:run",
+        "tracker",
+        "send the numbers of a run to its trackers",
+    ),
     "evaluator": Role(
         "EvaluatorProcessConfig",
         "gradus.orchestrator.evaluation.process:run",

@@ -17,6 +17,7 @@ from gradus.config import (
     RunConfig,
     ServeConfig,
     SftConfig,
+    StrictConfig,
     resolve,
     run_name,
     without_secrets,
@@ -75,6 +76,8 @@ class Job:
     """Whether a stop from outside waits for a checkpoint."""
     evaluation_seconds: float = 0.0
     """Time that evaluations at the end may take."""
+    written: StrictConfig | None = None
+    """What the user wrote, with the dtypes that were chosen. None where nobody is told."""
     notes: tuple[str, ...] = ()
     """What a person must know before it starts."""
     logs: LogSettings = field(default_factory=LogSettings)
@@ -101,6 +104,7 @@ def job_of(
         logs=config.log.settings(),
         plan=partial(plan_config, config, machine),
         check=partial(check_external_models, config, os.environ),
+        written=config,
         notes=notes,
     )
     if isinstance(config, EvalConfig):

@@ -25,9 +25,13 @@ from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, choose_opening, run_path
 from gradus.run.paths import RunDirectory
+from gradus.run.recording import code_version, installed_libraries
 
 FINISH_SECONDS = 600.0
 """Deadline for the last process to finish after the first one did."""
+
+_HURRIED_SECONDS = 2.0
+"""For trackers, when whoever stops the run will soon kill it."""
 
 _LEASE_SECONDS = 1.0
 _LEAST_FREE_BYTES = 1 << 20
@@ -72,6 +76,7 @@ def launch(
             lease.claim()
         entry.write()
         _prepare(lease.run_dir, plan)
+        _note_launched(lease.run_dir, job)
         view = job.work.view(out, lease)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, view, interrupts).run()
@@ -92,6 +97,19 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     run_dir.secrets.mkdir(mode=0o700, exist_ok=True)
     for token in (run_dir.admin_token, run_dir.inference_token):
         write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
+
+
+def _note_launched(run_dir: RunDirectory, job: Job) -> None:
+    """What the user wrote and which code runs it; trackers and reports tell it."""
+    if job.written is None:
+        return
+    value = {
+        "kind": job.kind,
+        "config": without_secrets(job.written),
+        "code_version": code_version(),
+        "packages": installed_libraries(),
+    }
+    write_json(run_dir.launched, value)
 
 
 @dataclass
@@ -141,6 +159,12 @@ class _Launch:
     def run(self) -> int:
         """Start, follow, stop, sum up; returns the exit code or raises what went wrong."""
         try:
+            return self._run()
+        finally:
+            self._end_companions()
+
+    def _run(self) -> int:
+        try:
             self._start()
             self._follow()
         except Interrupted as interrupted:
@@ -175,7 +199,7 @@ class _Launch:
             if newest != before:
                 self._view.line(f"checkpoint {newest} is saved; --resume goes on from it")
                 return
-            if any(child.exit_code() is not None for child in self._supervisor.children):
+            if any(child.exit_code() is not None for child in self._working()):
                 break
             self._supervisor.pause()
         last = "step 1" if before is None else f"checkpoint {before}"
@@ -183,8 +207,12 @@ class _Launch:
 
     def _start(self) -> None:
         for stage in self._plan.stages:
-            self._view.console.started([spec.name for spec in stage])
-            children = [self._supervisor.start(spec) for spec in stage]
+            awaited = [spec for spec in stage if not spec.is_companion]
+            self._view.console.started([spec.name for spec in awaited])
+            children = [self._supervisor.start(spec) for spec in awaited]
+            for spec in stage:
+                if spec.is_companion:
+                    self._supervisor.start(spec)
             self._supervisor.wait_ready(
                 children,
                 timeout_seconds=self._job.launch.ready_timeout_seconds,
@@ -249,12 +277,37 @@ class _Launch:
 
     def _stop(self) -> None:
         self._phases.stopping = time.monotonic()
-        self._supervisor.stop(is_urgent=lambda: self._interrupts.is_urgent)
+        self._supervisor.stop(is_urgent=lambda: self._interrupts.is_urgent, keeps_companions=True)
         self._supervisor.reap_orphans()
         self._view.end()
 
+    def _end_companions(self) -> None:
+        """The tracker reads how the run ended and sends what is left, if there is time for it."""
+        if not self._supervisor.companions():
+            return
+        # Whoever stops a run from outside, a scheduler for example, soon kills it.
+        is_hurried = self._interrupts.is_from_outside
+        seconds = _HURRIED_SECONDS if is_hurried else self._plan.flush_seconds
+        before = self._interrupts.count
+        self._supervisor.stop_companions(
+            timeout_seconds=seconds, is_urgent=lambda: self._interrupts.count > before
+        )
+        left = [c.spec for c in self._supervisor.companions() if c.exit_code() is None]
+        self._supervisor.stop(is_urgent=lambda: True)
+        self._supervisor.reap_orphans()
+        self._view.end()
+        root = self._lease.run_dir.root
+        for spec in left:
+            self._view.line(
+                f"{spec.name} did not finish in {seconds:g} s; --resume sends the rest, or "
+                f"gradus track {root} --to TRACKER (log: {spec.log})"
+            )
+
     def _sum_up(self, outcome: str, cause: str | None) -> int:
         return self._view.sum_up(outcome, cause, self._phases.seconds())
+
+    def _working(self) -> list[Child]:
+        return [child for child in self._supervisor.children if not child.spec.is_companion]
 
     def _watched(self) -> list[Watched]:
         return [
@@ -305,6 +358,16 @@ class Interrupts:
         """Raise Interrupted when a signal came."""
         if self._received:
             raise Interrupted(self._received[0])
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether a scheduler or the system asks to end."""
+        return bool(self._received) and self._received[0] != signal.SIGINT
+
+    @property
+    def count(self) -> int:
+        """Signals so far."""
+        return len(self._received)
 
     @property
     def is_urgent(self) -> bool:

@@ -21,6 +21,7 @@ from gradus.config import (
     SftEvaluatorProcessConfig,
     SftProcessConfig,
     StrictConfig,
+    TrackerProcessConfig,
     TrainerProcessConfig,
     refuse,
     resolve,
@@ -32,12 +33,16 @@ from gradus.launch.variables import (
     orchestrator_variables,
     share_cores,
     source_variables,
+    tracker_variables,
     trainer_variables,
 )
 from gradus.processes.gpus import NOT_ASKED, FoundGpus, find_gpus
 from gradus.processes.placement import Placement, place
 from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
+
+_CLOSE_SECONDS = 3.0
+"""For the tracker process to see that the time is over, and to end."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,14 @@ class LaunchPlan:
     """Process name → what its config file holds."""
     stages: tuple[tuple[ProcessSpec, ...], ...]
     """The processes of a stage start together, once all before them are ready."""
+
+    @property
+    def flush_seconds(self) -> float:
+        """How long trackers may take once everything else has ended."""
+        for config in self.configs.values():
+            if isinstance(config, TrackerProcessConfig):
+                return max(it.flush_seconds for it in config.monitor) + _CLOSE_SECONDS
+        return 0.0
 
 
 def config_file(run_dir: RunDirectory, process: str) -> Path:
@@ -131,10 +144,11 @@ def plan_processes(
                 cores,
             ),
             log=log_file(run_dir, name),
-            ready_file=run_dir.ready_file(name),
-            finishes=kind.finishes,
-            restarts=environment_restarts if is_environment else 0,
+            ready_file=None if kind.is_companion else run_dir.ready_file(name),
+            finishes=kind.finishes and not kind.is_companion,
+            restarts=environment_restarts if is_environment else kind.restarts,
             has_own_temporary_folder=is_environment and "TMPDIR" not in set_by_user,
+            is_companion=kind.is_companion,
         )
         stages[kind.finishes].append(spec)
     return LaunchPlan(configs, tuple(tuple(stage) for stage in stages if stage))
@@ -148,6 +162,10 @@ class ProcessKind:
     """`gradus <role>` loads its config and does its work."""
     finishes: bool = True
     """Whether it ends by itself when its work is done; the others serve it and start before."""
+    is_companion: bool = False
+    """Whether the run goes on without it; it ends after all others, when it is told to."""
+    restarts: int = 0
+    """How often within an hour it may be started anew."""
 
 
 KINDS: Mapping[type[StrictConfig], ProcessKind] = {
@@ -159,6 +177,7 @@ KINDS: Mapping[type[StrictConfig], ProcessKind] = {
     EvaluatorProcessConfig: ProcessKind("evaluator"),
     SftEvaluatorProcessConfig: ProcessKind("sft-evaluator"),
     ReplayProcessConfig: ProcessKind("replayer"),
+    TrackerProcessConfig: ProcessKind("tracker", is_companion=True, restarts=3),
 }
 """Config of a process → its kind."""
 
@@ -244,6 +263,9 @@ def _variables(
             )
         passed = config.env_var_names
         return source_variables(caller, own, verifiers=config.verifiers, passed=passed)
+    if isinstance(config, TrackerProcessConfig):
+        named = [name for monitor in config.monitor for name in monitor.pass_env]
+        return tracker_variables(caller, passed=named)
     sources = config.sources if isinstance(config, OrchestratorProcessConfig) else []
     asked = {"algorithms": [source.algo.model_dump() for source in sources]}
     return orchestrator_variables(caller, own, config=asked)

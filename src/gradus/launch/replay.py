@@ -66,6 +66,7 @@ def replay_job(config: ReplayConfig, folder: Path) -> Job:
         kind="replay",
         launch=config.run.launch,
         logs=config.run.log.settings(),
+        written=config.run,
         plan=partial(plan_config, config, machine),
         work=Steps("replay", config.num_steps, SFT_COLUMNS),
     )

@@ -16,6 +16,8 @@ from gradus.processes.gpus import VISIBLE
 
 _EVERYWHERE = PASSED_TO_EVERY_PROCESS | {"LD_PRELOAD"}
 _HUB = frozenset({"HF_TOKEN", "HF_TOKEN_PATH"})
+_TRACKERS = ("WANDB_", "MLFLOW_", "TRACKIO_", "TENSORBOARD_")
+"""What the libraries of trackers read, keys too."""
 _SANDBOXES = frozenset({"DOCKER_HOST"})
 _COMPUTE_PREFIXES = (
     "CUDA_",
@@ -112,6 +114,11 @@ def orchestrator_variables(
     return _build(caller, {**_LIGHT, **own}, names=names)
 
 
+def tracker_variables(caller: Mapping[str, str], *, passed: Iterable[str] = ()) -> dict[str, str]:
+    """With the keys and addresses of tracking services, and what the config passes."""
+    return _build(caller, _LIGHT, names={*passed, *_HUB}, secret_prefixes=_TRACKERS)
+
+
 def source_variables(
     caller: Mapping[str, str],
     own: Mapping[str, str],
@@ -141,13 +148,14 @@ def _build(
     *,
     names: Iterable[str] = (),
     prefixes: tuple[str, ...] = (),
+    secret_prefixes: tuple[str, ...] = (),
 ) -> dict[str, str]:
     allowed = _EVERYWHERE | set(names)
     passed = {
         name: value
         for name, value in caller.items()
         if name in allowed
-        or name.startswith("LC_")
+        or name.startswith(("LC_", *secret_prefixes))
         or (name.startswith(prefixes) and not _LOOKS_SECRET.search(name))
     }
     return {**passed, **_DEFAULTS, **own}

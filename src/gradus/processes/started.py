@@ -42,6 +42,8 @@ class ProcessSpec:
     """Whether it may end by itself, with exit code 0, once it was ready."""
     restarts: int = 0
     """How often within the supervisor's window it is restarted when it ends after it was ready."""
+    is_companion: bool = False
+    """Whether the others go on without it when it ends; it is stopped after them."""
     has_own_temporary_folder: bool = False
     """Whether its TMPDIR is a folder that goes away with the launch."""
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.errors import CorruptStateError, ProcessError
+from gradus.errors import CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
 from gradus.processes.log_tail import log_end
@@ -75,7 +75,8 @@ class Supervisor:
         on_restart: Callable[[str], None] = lambda _: None,
         logs: LogWriter | None = None,
     ) -> None:
-        """`on_restart` gets one line for a person about each planned restart.
+        """`on_restart` gets one line for a person about each planned restart, and about a companion
+        that is not restarted any more.
 
         `logs`, closed by `stop`, writes what the children say; without it they do so themselves.
         """
@@ -159,6 +160,7 @@ class Supervisor:
         several ended at once, the one started first is the cause: later ones depend on it.
         """
         self._start_due()
+        self._look_after_companions()
         failed = self._failed(not_ready)
         if failed is None:
             return
@@ -171,6 +173,38 @@ class Supervisor:
             raise error
         self._plan_restart(child, error)
 
+    def _look_after_companions(self) -> None:
+        """A companion that ended is started anew, or done without."""
+        for child in list(self.companions()):
+            code = child.exit_code()
+            if code is None:
+                continue
+            error = ChildFailed(child, code)
+            if (
+                code != ExitCode.CONFIG
+                and self._num_restarts(child.spec.name) < child.spec.restarts
+            ):
+                self._plan_restart(child, error)
+            else:
+                self._bury(child)
+                self._on_restart(f"{error}; the run goes on without it")
+
+    def companions(self) -> list[Child]:
+        """Children that the others go on without; dead ones stay until the next `check`."""
+        return [child for child in self.children if child.spec.is_companion]
+
+    def stop_companions(self, *, timeout_seconds: float, is_urgent: Callable[[], bool]) -> None:
+        """Ask the companions, the last ones that run, to finish, and wait so long for them."""
+        companions = self.companions()
+        for child in companions:
+            if child.exit_code() is None:
+                signal_process(child.pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline and not is_urgent():
+            if all(child.exit_code() is not None for child in companions):
+                return
+            self.pause()
+
     def pause(self) -> None:
         """Let a moment pass between two looks."""
         time.sleep(_POLL_SECONDS)
@@ -182,40 +216,55 @@ class Supervisor:
         if self._logs is not None:
             self._logs.sync()
 
-    def stop(self, *, is_urgent: Callable[[], bool] = lambda: False) -> None:
+    def stop(
+        self, *, is_urgent: Callable[[], bool] = lambda: False, keeps_companions: bool = False
+    ) -> None:
         """End every child and everything below it: TERM to all, then KILL to what is left.
+
+        With `keeps_companions` those go on, with everything in their sessions.
 
         Returns when no descendant is alive; raises ProcessError when one cannot be killed.
         `is_urgent` is asked often; once true, the time to end by themselves is over.
         """
-        if not self.children:
-            self._close_logs()
+        kept = self.companions() if keeps_companions else []
+        ending = [child for child in self.children if child not in kept]
+        if not ending:
+            self._close_logs(kept)
             return
-        for entry in self._to_terminate():
+        for entry in self._to_terminate(kept):
             signal_process(entry.pid, signal.SIGTERM)
         deadline = time.monotonic() + self._stop_timeout_seconds
-        while self.owned() and time.monotonic() < deadline and not is_urgent():
+        while self.owned(kept) and time.monotonic() < deadline and not is_urgent():
             self.pause()
-        self._kill_all()
-        for child in self.children:
+        self._kill_all(kept)
+        for child in ending:
             child.process.wait()
             os.close(child.death_pipe)
-        self.children.clear()
-        if self._temporary is not None:
+        self.children[:] = kept
+        if self._temporary is not None and not kept:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
-        self._close_logs()
-        self._write_registry([])
+        self._close_logs(kept)
+        self._write_registry(self.children)
 
-    def _close_logs(self) -> None:
-        if self._logs is not None:
+    def _close_logs(self, kept: Sequence[Child]) -> None:
+        """What was said stands in the logs; they stay open for companions that go on."""
+        self._sync_logs()
+        if self._logs is not None and not kept:
             self._logs.close()
             self._logs = None
 
-    def owned(self) -> list[ProcessEntry]:
-        """Every living process that descends from a child, also when it was orphaned."""
+    def owned(self, kept: Sequence[Child] = ()) -> list[ProcessEntry]:
+        """Every living process that descends from a child, also when it was orphaned; but not
+        those of the children that are `kept`."""
         roots = {child.pid for child in self.children} | {e.pid for e in self._adopted()}
-        return _belonging_to(roots, self._mark)
+        owned = _belonging_to(roots, self._mark)
+        if not kept:
+            return owned
+        sessions = {child.pid for child in kept}
+        processes = living_processes()
+        spared = {entry.pid for pid in sessions for entry in descendants(pid, processes)}
+        return [e for e in owned if e.session not in sessions and e.pid not in spared | sessions]
 
     def _adopted(self) -> list[ProcessEntry]:
         """Orphans of our children, which the kernel gave to us; see `become_subreaper`.
@@ -254,20 +303,25 @@ class Supervisor:
     def _plan_restart(self, child: Child, error: ChildFailed) -> None:
         """Reap a dead child, kill what it left in its session, and note when to restart it."""
         spec = child.spec
-        for entry in self._left_behind(child):
-            signal_process(entry.pid, signal.SIGKILL)
-        child.process.wait()
-        os.close(child.death_pipe)
+        position = self._bury(child)
         if spec.ready_file is not None:
             spec.ready_file.unlink(missing_ok=True)
         num_before = self._num_restarts(spec.name)
         wait = RESTART_WAIT_SECONDS * 2.0**num_before
         self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
-        position = self.children.index(child)
-        self.children.remove(child)
         self._restarts_due.append(_Restart(time.monotonic() + wait, position, spec))
         number = f"restart {num_before + 1} of {spec.restarts}"
         self._on_restart(f"{error}; {number} in {wait:g} s")
+
+    def _bury(self, child: Child) -> int:
+        """Reap a dead child and kill what it left in its session; its place among the children."""
+        for entry in self._left_behind(child):
+            signal_process(entry.pid, signal.SIGKILL)
+        child.process.wait()
+        os.close(child.death_pipe)
+        position = self.children.index(child)
+        self.children.remove(child)
+        return position
 
     def _num_restarts(self, name: str) -> int:
         """Restarts of a child in the last `RESTART_WINDOW_SECONDS`."""
@@ -296,22 +350,24 @@ class Supervisor:
 
     def _failed(self, not_ready: Sequence[Child]) -> tuple[Child, int] | None:
         for child in self.children:
+            if child.spec.is_companion:
+                continue
             code = child.exit_code()
             has_finished = code == 0 and child.spec.finishes and child not in not_ready
             if code is not None and not has_finished:
                 return child, code
         return None
 
-    def _to_terminate(self) -> list[ProcessEntry]:
+    def _to_terminate(self, kept: Sequence[Child] = ()) -> list[ProcessEntry]:
         """The groups of the children, and orphans; others get the signal from their parent."""
         sessions = {child.pid for child in self.children}
-        owned = self.owned()
+        owned = self.owned(kept)
         parents = {entry.pid for entry in owned}
         return [e for e in owned if e.session in sessions or e.parent not in parents]
 
-    def _kill_all(self) -> None:
+    def _kill_all(self, kept: Sequence[Child] = ()) -> None:
         deadline = time.monotonic() + _KILL_SECONDS
-        while owned := self.owned():
+        while owned := self.owned(kept):
             if time.monotonic() >= deadline:
                 pids = ", ".join(str(entry.pid) for entry in owned)
                 raise ProcessError(f"processes {pids} of this run do not end even when killed")

@@ -1,6 +1,6 @@
 """A tracker is a place where people look at numbers: a folder of event files, a server, a page.
 
-The follower (`follow.py`) reads the files of a run and drives one tracker at a time through
+The follower (`follow/`) reads the files of a run and drives one tracker at a time through
 
     open ──► (log | log_episodes)* ──► flush ──► ... ──► close
 
@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from gradus.run.paths import RunDirectory
 
 RunOutcome = Literal["done", "failed", "interrupted", "unknown"]
 """How a run ended; `unknown` where it was killed, or still runs."""
@@ -32,10 +34,6 @@ class TrackedRun:
     """The command that made it: `rl`, `sft`, `eval` or `replay`."""
     folder: Path
     """The folder of the run."""
-    tracker: str
-    """What the config calls this tracker; two of one type have two names."""
-    own_folder: Path
-    """A folder inside the run's that belongs to this tracker alone; may not exist yet."""
     config: Mapping[str, Any]
     """What the user wrote with all defaults, as JSON values, without anything secret."""
     code_version: str
@@ -51,6 +49,13 @@ class TrackedRun:
     that still hold come again, then new ones. None means that everything that it has stays."""
     mark: str | None = None
     """What the last `flush` gave, also of an earlier process. None before the first one."""
+    tracker: str = "tracker"
+    """What the config calls this tracker; two of one type have two names."""
+
+    @property
+    def own_folder(self) -> Path:
+        """A folder inside the run's that belongs to this tracker alone; may not exist yet."""
+        return RunDirectory(self.folder).trackers / self.tracker
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,6 @@ class TrackedRecord:
 class EpisodeRow:
     """One sample episode, for a table that a person reads. Texts are cut to a bounded length."""
 
-    purpose: Literal["train", "eval"]
-    """What it was played for; all rows of one table were played for the same."""
     episode: str
     """Its id in the journal and the episode files. Empty where those give none."""
     source: str
@@ -84,6 +87,8 @@ class EpisodeRow:
     """None for an episode that failed."""
     advantage: float | None
     """Mean over its traces that got credit. None when none did."""
+    purpose: Literal["train", "eval"] = "train"
+    """What it was played for; all rows of one table were played for the same."""
 
 
 class Tracker(Protocol):

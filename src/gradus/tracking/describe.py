@@ -12,7 +12,7 @@ from gradus.files import read_json
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 from gradus.tracking.base import RunOutcome, TrackedRun
-from gradus.tracking.cursor import Cursor, run_identity
+from gradus.tracking.follow.cursor import Cursor, run_identity
 from gradus.tracking.redact import without_any_secret
 
 _RESULTS_NAME = "results.json"
@@ -36,7 +36,6 @@ def describe_run(
         kind=marker.kind,
         folder=run_dir.root.resolve(),
         tracker=monitor.title,
-        own_folder=run_dir.trackers.resolve() / monitor.title,
         config=without_any_secret(launched.get("config") or {}, variables),
         code_version=str(launched.get("code_version") or "unknown"),
         packages=launched.get("packages") or {},

@@ -21,7 +21,7 @@ from gradus.errors import RunDirectoryError
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import wait_until
-from gradus.tracking.feed import Feed
+from gradus.tracking.follow.feed import Feed
 
 
 class Clock:

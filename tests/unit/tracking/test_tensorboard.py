@@ -16,10 +16,10 @@ from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import wait_until
 from gradus.tracking.base import TrackedRecord
-from gradus.tracking.cursor import Cursor
-from gradus.tracking.delivery import build_tracker
 from gradus.tracking.describe import describe_run
-from gradus.tracking.feed import Feed
+from gradus.tracking.follow.cursor import Cursor
+from gradus.tracking.follow.delivery import build_tracker
+from gradus.tracking.follow.feed import Feed
 
 CONFIG = TensorBoardConfig()
 

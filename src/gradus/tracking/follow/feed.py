@@ -10,9 +10,9 @@ from gradus.config import MonitorConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
-from gradus.tracking.cursor import CursorFile
-from gradus.tracking.delivery import Delivery
-from gradus.tracking.records import first_cursor, num_unsent
+from gradus.tracking.follow.cursor import CursorFile
+from gradus.tracking.follow.delivery import Delivery
+from gradus.tracking.follow.records import first_cursor, num_unsent
 
 FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 60.0

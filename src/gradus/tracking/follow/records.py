@@ -12,7 +12,7 @@ from gradus.monitor import RESERVED_KEYS
 from gradus.run.growing_files import Cut, read_cuts
 from gradus.run.paths import RunDirectory
 from gradus.tracking.base import TrackedRecord
-from gradus.tracking.cursor import Cursor
+from gradus.tracking.follow.cursor import Cursor
 
 _BLOCK_BYTES = 1 << 18
 

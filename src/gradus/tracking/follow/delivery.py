@@ -12,10 +12,10 @@ from gradus.config import MonitorConfig
 from gradus.plugins import building, find_plugin
 from gradus.run.paths import RunDirectory
 from gradus.tracking.base import Tracker
-from gradus.tracking.cursor import Cursor, CursorFile
 from gradus.tracking.describe import describe_run, read_outcome
 from gradus.tracking.episodes import is_evaluation, sample_rows
-from gradus.tracking.records import Block, first_cursor, read_block, records_again
+from gradus.tracking.follow.cursor import Cursor, CursorFile
+from gradus.tracking.follow.records import Block, first_cursor, read_block, records_again
 
 POLL_SECONDS = 1.0
 """Between two looks at the files; so a record is at most this late, and one flush serves many."""

@@ -16,7 +16,7 @@ from gradus.log import get_logger
 from gradus.run.lease import check_term, is_in_use
 from gradus.run.paths import RunDirectory
 from gradus.tracking.describe import read_launched
-from gradus.tracking.feed import Feed
+from gradus.tracking.follow.feed import Feed
 
 TICK_SECONDS = 0.1
 MOST_TRIES = 5

@@ -1,0 +1,1 @@
+"""Reads the files of a run from a cursor on and keeps every tracker fed."""
