@@ -53,7 +53,7 @@ class HealthConfig(StrictConfig):
     """Entropy over that of the first steps; the alarm is on below it."""
     judge_flips: Share = 0.3
     """Share of judgements that change with the order of the sides."""
-    unreadable: Share = 0.3
+    unreadable: Share = 0.5
     """Share of turns that the environment could not read or quarantined."""
     mismatch_kl: Annotated[float | Literal["off"], _threshold(above=0)] = 0.1
     """KL between engine and trainer on the same tokens, nats per token."""

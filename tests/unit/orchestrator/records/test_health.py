@@ -63,7 +63,7 @@ SICK: dict[str, Callable[[int], Record]] = {
     "length_drift": lambda step: {"episode/words/length_tokens/mean": late(step, 900.0, 100.0)},
     "entropy_collapse": lambda step: {"loss/entropy/mean": late(step, 0.01, 0.4)},
     "judge_flips": lambda _: {"episode/words/metric/episode/judge_flipped/mean": 0.5},
-    "unreadable": lambda _: {"episode/words/metric/parse_errors/mean": 1.2},
+    "unreadable": lambda _: {"episode/words/metric/parse_errors/mean": 1.6},
     "mismatch_kl": lambda _: {"loss/mismatch_kl/mean": 0.4},
     "flat_groups": lambda _: {"episode/words/flat/share": 1.0},
     "failing_episodes": lambda _: {"episode/words/error/share": 0.8},
