@@ -87,7 +87,6 @@ BANNED_ATTRIBUTES = {("torch", "load"), ("yaml", "load"), ("os", "system")}
 FULL_FOLDERS = {}
 """Folders with more than twelve files, and the most that each may hold."""
 SHORT_WITH_ONE_IMPORTER = {
-    "gradus.cli.results": "a command is imported only when it runs",
     "gradus.cli.export": "a command is imported only when it runs",
     "gradus.environments.worker": "runs in the workers, its importer in the broker",
     "gradus.inference.compat": "what vLLM is made to do; goes when vLLM can",

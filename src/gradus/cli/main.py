@@ -50,6 +50,7 @@ COMMANDS = {
     ),
     "export": Command("gradus.cli.export:run", "write a checkpoint as a Hugging Face model"),
     "report": Command("gradus.cli.results:report", "write one page about a run"),
+    "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),
     "check": Command(
         "gradus.cli.check:run", "say whether a config works here, and what it would run"
     ),

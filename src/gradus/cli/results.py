@@ -1,12 +1,14 @@
-"""`gradus report`: what a run did, read from its folder while it runs or later."""
+"""`gradus report` and `gradus compare`: what runs did, read from their folders at any time."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradus.cli.options import take_value, wants_help
+from gradus.cli.options import take_options, take_value, wants_help
 from gradus.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -44,6 +46,99 @@ def report(words: Sequence[str]) -> int:
     write_atomically(path, page.encode())
     print(f"{path}  {len(page.encode()) / 1024:,.0f} KiB")
     return ExitCode.DONE
+
+
+COMPARE_HELP = """\
+usage: gradus compare RUN RUN ... [--metric PATTERN ...] [--last K] [--out FILE.png] [--json]
+       gradus compare RUN RUN ... --against RUN RUN ...
+
+Shows metrics of runs side by side: first, last and best number, the mean of the last steps, its
+difference to the first run with a 95 % interval, and the settings that differ. With --against,
+the runs before it and after it are two settings with a run for each seed, and the interval is over
+runs.
+
+  --metric PATTERN   which metrics, with * and ?; may be given again
+  --last K           steps at the end that are averaged; without it 50, or half of the shortest run
+  --against RUN ...  runs of the second setting
+  --out FILE.png     draw the curves too; needs the extra 'plot'
+  --over AXIS        what the curves run over: steps (the default), tokens or minutes
+  --json             print JSON"""
+
+
+def compare(words: Sequence[str]) -> int:
+    """`gradus compare`: print the table, and draw the picture."""
+    if wants_help(words) or not words:
+        print(COMPARE_HELP)
+        return ExitCode.DONE if words else ExitCode.CONFIG
+    options, rest = take_options(words, {"--json": ""})
+    patterns, rest = _take_all(rest, "--metric")
+    last, rest = take_value(rest, "--last", wants="a number of steps")
+    out, rest = take_value(rest, "--out", wants="the name of a file that ends with .png")
+    over, rest = take_value(rest, "--over", wants="steps, tokens or minutes")
+    first, second = _settings(rest)
+    if out is not None and not out.endswith(".png"):
+        raise ConfigError(f"--out {out}: the picture is a PNG; end the name with .png")
+    if out is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--out needs matplotlib: pip install 'gradus-rl[plot]'")
+
+    from gradus.files import write_atomically
+    from gradus.report.compare import as_json, as_lines
+    from gradus.report.compare import compare as compare_runs
+
+    axis = _axis(over)
+    comparison = compare_runs(first, second, patterns=patterns, last=_count(last))
+    if options:
+        print(json.dumps(as_json(comparison), indent=1))
+    else:
+        print("\n".join(_printable(line) for line in as_lines(comparison)))
+    if out is not None:
+        from gradus.report.picture import draw
+
+        write_atomically(Path(out), draw(comparison, over=axis))
+        if not options:
+            print(f"\n{'picture':<12}{out}")
+    return ExitCode.DONE
+
+
+def _take_all(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:
+    """Every value of an option that may be given again."""
+    found: list[str] = []
+    rest: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        name, equals, attached = word.partition("=")
+        if name != option:
+            rest.append(word)
+            continue
+        value = attached if equals else next(waiting, "")
+        if not value:
+            raise ConfigError(f"{option} needs the name of a metric, or a pattern such as 'loss/*'")
+        found.append(value)
+    return found, rest
+
+
+def _settings(words: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """The runs before `--against` and those after it."""
+    place = words.index("--against") if "--against" in words else len(words)
+    first, second = _folders(words[:place]), _folders(words[place + 1 :])
+    if place < len(words) and not (first and second):
+        raise ConfigError("--against stands between the runs of one setting and those of another")
+    if len(first) + len(second) < 2:
+        raise ConfigError("which runs? Name two or more, the one to compare with first")
+    return first, second
+
+
+def _count(word: str | None) -> int | None:
+    if word is None:
+        return None
+    if not word.isdecimal() or int(word) < 1:
+        raise ConfigError(f"--last {word}: give a number of steps, 1 or more")
+    return int(word)
+
+
+def _printable(line: str) -> str:
+    """A line for a terminal: names of metrics and values of settings may hold anything."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _folders(words: Sequence[str]) -> list[Path]:

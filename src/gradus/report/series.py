@@ -19,8 +19,8 @@ EVALUATION = "eval/version"
 
 _RESERVED = ("step", "time", "non_finite")
 _MAX_BYTES = 48 << 20
-_NUM_PLACES = 4_000
-_TAIL_BYTES = 6 << 20
+_NUM_PLACES = 2_000
+_TAIL_BYTES = 3 << 20
 _MAX_NAMES = 4_000
 """More distinct names than this are left out, and counted."""
 

@@ -1,0 +1,86 @@
+"""Chosen metrics of several runs as a picture, by matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from gradus.report.compare import RunComparison, Row
+from gradus.report.page.charts import bins, smoothed
+from gradus.report.page.curves import x_label
+from gradus.report.series import Axis
+from gradus.report.text import bounded
+
+MAX_PANELS = 12
+_COLUMNS = 3
+_COLOURS = ("#2563c9", "#d2601a", "#1b8a5a", "#8a44b3", "#a8800f", "#c2315f", "#31788c", "#666d76")
+_MIN_TO_SMOOTH = 12
+
+
+def draw(comparison: RunComparison, *, over: Axis) -> bytes:
+    """A PNG with a panel for each metric; two settings have two colours, else each run has one."""
+    rows = [row for row in comparison.rows if any(cell.first is not None for cell in row.cells)]
+    rows = rows[:MAX_PANELS]
+    columns = min(_COLUMNS, max(1, len(rows)))
+    lines = math.ceil(max(1, len(rows)) / columns)
+    canvas = Canvas(figsize=(4.3 * columns, 2.9 * lines + 0.6), layout="constrained", dpi=110)
+    panels = canvas.subplots(lines, columns, squeeze=False).flatten()
+    for panel, row in zip(panels, rows, strict=False):
+        _panel(panel, row, comparison, over)
+    for panel in panels[len(rows) :]:
+        panel.set_axis_off()
+    if rows:
+        handles, labels = _legend(comparison, list(panels[: len(rows)]))
+        canvas.legend(handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+    file = io.BytesIO()
+    canvas.savefig(file, format="png")
+    return file.getvalue()
+
+
+def _panel(panel: Axes, row: Row, comparison: RunComparison, over: Axis) -> None:
+    for place, run in enumerate(comparison.runs):
+        points = run.series.positions(row.name, over)
+        if not points:
+            continue
+        shade = run.setting if comparison.is_over_runs else place
+        colour = _COLOURS[shade % len(_COLOURS)]
+        means = [(x, mean) for x, mean, _, _ in bins(points)]
+        style = "-" if shade < len(_COLOURS) else "--"
+        label = _plain(run.label)
+        if len(means) < _MIN_TO_SMOOTH:
+            panel.plot(*_columns(means), style, color=colour, marker=".", label=label)
+            continue
+        panel.plot(*_columns(means), style, color=colour, alpha=0.3, linewidth=0.8)
+        panel.plot(*_columns(smoothed(means)), style, color=colour, linewidth=1.8, label=label)
+    unit = f" [{row.unit}]" if row.unit else ""
+    panel.set_title(_plain(row.name) + unit, fontsize=9, loc="left")
+    panel.set_xlabel(x_label(over), fontsize=8)
+    panel.tick_params(labelsize=8)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(comparison: RunComparison, panels: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
+    """One entry for each run that is drawn anywhere, with its setting."""
+    found: dict[str, Artist] = {}
+    for panel in panels:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    sides = {_plain(run.label): "AB"[run.setting] for run in comparison.runs}
+    names = [f"{sides[name]}: {name}" if comparison.is_over_runs else name for name in found]
+    return list(found.values()), names
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _plain(text: str) -> str:
+    """A name as a picture shows it: `$` would begin a formula, `_` would hide it in a legend."""
+    printable = "".join(c if c.isprintable() else "?" for c in bounded(text, 60))
+    return printable.replace("$", "\\$").lstrip("_") or "?"

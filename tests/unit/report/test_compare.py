@@ -1,0 +1,133 @@
+"""Comparing runs: what the table says, how sure it is, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from run_folders import a_run
+
+from gradus.cli.main import main
+from gradus.errors import ConfigError
+from gradus.report.compare import as_json, as_lines, compare
+from gradus.report.statistics import over_runs, over_steps
+
+REWARD = "episode/reward/mean"
+
+
+def noisy(mean: float, *, seed: int, steps: int = 100) -> list[dict[str, float]]:
+    draw = random.Random(seed)
+    return [{REWARD: draw.gauss(mean, 0.1), "loss/entropy/mean": 1.0} for _ in range(steps)]
+
+
+def test_runs_that_differ_differ_and_runs_that_do_not_do_not(tmp_path: Path) -> None:
+    same = a_run(tmp_path / "same", metrics=noisy(0.5, seed=1))
+    first = a_run(tmp_path / "first", metrics=noisy(0.5, seed=2))
+    better = a_run(tmp_path / "better", metrics=noisy(0.8, seed=3))
+    (row,) = compare([first, same, better], patterns=[REWARD]).rows
+    assert not row.differences[1].is_clear
+    assert row.differences[2].is_clear
+    assert row.differences[2].value == pytest.approx(0.3, abs=0.05)
+    assert row.cells[2].num_last == 50
+
+
+def test_intervals_over_steps_hold_the_truth_also_when_steps_are_alike() -> None:
+    draw = random.Random(0)
+
+    def wandering(steps: int) -> list[float]:
+        values = [0.0]
+        for _ in range(steps + 20):
+            values.append(0.6 * values[-1] + draw.gauss(0, 1))
+        return values[-steps:]
+
+    found = [over_steps(wandering(50), wandering(50)) for _ in range(150)]
+    held = sum((d.low or 0) <= 0 <= (d.high or 0) for d in found)
+    assert 0.88 <= held / 150 <= 0.99
+
+
+def test_the_interval_over_runs_is_that_of_welch() -> None:
+    found = over_runs([27.5, 21.0, 19.0, 23.6, 17.0, 17.9], [27.1, 22.0, 20.8, 23.4, 23.4, 23.5])
+    # By hand: standard error 1.835, 7.64 degrees of freedom, quantile 2.325 between two of a table.
+    assert found.value == pytest.approx(2.367, abs=0.001)
+    assert found.low == pytest.approx(-1.900, abs=0.01)
+    assert found.high == pytest.approx(6.634, abs=0.01)
+
+
+def test_one_run_or_a_few_steps_give_no_interval() -> None:
+    assert over_runs([1.0], [2.0, 3.0]).low is None
+    assert over_steps([1.0] * 9, [2.0] * 50).low is None
+
+
+def test_settings_with_several_seeds_are_compared_over_runs(tmp_path: Path) -> None:
+    a = [a_run(tmp_path / f"a{n}", metrics=noisy(0.5, seed=n)) for n in range(3)]
+    b = [a_run(tmp_path / f"b{n}", metrics=noisy(0.8, seed=9 + n)) for n in range(3)]
+    comparison = compare(a, b, patterns=[REWARD])
+    (row,) = comparison.rows
+    assert row.differences[1].way == "runs"
+    assert row.differences[1].is_clear
+    assert any(line.strip().startswith("B minus A") for line in as_lines(comparison))
+
+
+def test_the_settings_that_differ_are_listed_by_their_keys_and_secrets_hidden(
+    tmp_path: Path,
+) -> None:
+    def source(**taskset: object) -> dict[str, object]:
+        return {"orchestrator": {"train": {"env": [{"id": "words", "taskset": taskset}]}}}
+
+    one = a_run(tmp_path / "one", changes={"seed": 1, **source(level=1, api_key="abc123")})
+    two = a_run(tmp_path / "two", changes={"seed": 2, **source(level=2, api_key="def456")})
+    comparison = compare([one, two])
+    assert dict(comparison.settings) == {
+        "orchestrator.train.env.words.taskset.level": [1, 2],
+        "seed": [1, 2],
+    }
+    text = "\n".join(as_lines(comparison)) + json.dumps(as_json(comparison))
+    assert "abc123" not in text
+
+
+def test_a_metric_that_only_one_run_has_is_shown(tmp_path: Path) -> None:
+    one = a_run(tmp_path / "one", metrics=[{REWARD: 1.0}])
+    two = a_run(tmp_path / "two")
+    (row,) = compare([one, two], patterns=["*reward*"]).rows
+    assert (row.cells[0].last, row.cells[1].last, dict(row.differences)) == (1.0, None, {})
+
+
+def test_numbers_that_are_not_finite_leave_a_gap_in_the_last_steps(tmp_path: Path) -> None:
+    broken = [{REWARD: 1.0}, {REWARD: float("nan")}, {REWARD: 3.0}, {REWARD: float("inf")}]
+    runs = [a_run(tmp_path / name, metrics=broken) for name in ("one", "two")]
+    (row,) = compare(runs, patterns=[REWARD], last=3).rows
+    assert (row.cells[0].mean_last, row.cells[0].num_last, row.cells[0].last) == (3.0, 1, 3.0)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    one = a_run(tmp_path / "one", metrics=[{REWARD: 1.0}])
+    two = a_run(tmp_path / "two")
+    with pytest.raises(ConfigError, match="no metric matches 'nothing'; one has episode/reward"):
+        compare([one, two], patterns=["nothing"])
+    with pytest.raises(ConfigError, match="named twice"):
+        compare([one, one])
+    words = [str(one), str(two)]
+    for wrong in (
+        [str(one)],
+        [*words, "--last", "0"],
+        [*words, "--out", "picture.gif"],
+        [*words, "--over", "years"],
+        ["--against", str(two)],
+        [*words, "--frob"],
+    ):
+        assert main(["compare", *wrong]) == 64
+
+
+def test_the_command_prints_json_and_draws_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    one = a_run(tmp_path / "one$x^_", metrics=noisy(0.5, seed=1))
+    two = a_run(tmp_path / "_two", metrics=noisy(0.6, seed=2, steps=3))
+    out = tmp_path / "picture.png"
+    words = ["compare", str(one), str(two), "--metric", "episode/*", "--out", str(out), "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"][0]["name"] == REWARD
+    assert out.read_bytes().startswith(b"\x89PNG")
