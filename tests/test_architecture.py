@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"wire", "config"},
     "monitor": {"wire", "config"},
     # Reads the folder of a run, finished or not, and writes nothing into it.
-    "report": {"config", "monitor"},
+    "report": {"config", "monitor", "tracking"},
     # The process that gives what a run wrote to trackers.
     "tracking": {"config", "monitor"},
     "sandbox": {"wire"},

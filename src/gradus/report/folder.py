@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,18 +15,10 @@ from gradus.errors import ConfigError, GradusError
 from gradus.processes.log_tail import find_cause
 from gradus.run.lease import Owner, read_marker
 from gradus.run.paths import RunDirectory
+from gradus.tracking.redact import without_any_secret
 
 _MODELS: dict[str, type[StrictConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 _MAX_JSON_BYTES = 16 << 20
-_MASK = "(hidden)"
-_SECRET_KEY = re.compile(
-    r"(password|passwd|secret|credential|authorization|api_?key|access_?key|private_?key"
-    r"|(^|_)token)$",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    r"\b(hf_|sk-|gh[pousr]_|xox[abprs]-|AKIA)[A-Za-z0-9_\-]{12,}|\bBearer \S+|(?<=://)[^/@\s]+(?=@)"
-)
 _PLACES = ("name", "output_dir")
 """Settings that only say where a run lies."""
 
@@ -84,7 +76,10 @@ def read_folder(root: Path) -> RunFolder:
     outcome, cause = _end(run_dir, summary, lease)
     recorded = _recorded(run_dir)
     kind = str(summary.get("kind") or (marker.kind if marker else "") or _kind_of(recorded))
-    versions = {"gradus": recorded.get("gradus"), **_mapping(recorded.get("libraries"))}
+    versions = {
+        "gradus": recorded.get("code_version") or recorded.get("gradus"),
+        **_mapping(recorded.get("packages") or recorded.get("libraries")),
+    }
     return RunFolder(
         run_dir=run_dir,
         name=root.resolve().name,
@@ -122,8 +117,8 @@ def _is_running(lease: Mapping[str, Any]) -> bool:
 
 
 def _recorded(run_dir: RunDirectory) -> dict[str, Any]:
-    """`config`, `gradus` and `libraries`, from the most complete record that there is."""
-    candidates = [run_dir.config / "launched.json"]
+    """Config and versions, from the most complete record that there is."""
+    candidates = [run_dir.launched]
     candidates += sorted(run_dir.replay.glob("term_*/run.json"), reverse=True)
     for path in candidates:
         value = _json_object(path)
@@ -148,7 +143,7 @@ def _kind_of(recorded: Mapping[str, Any]) -> str:
 
 def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
     """The settings in a recorded config, and which of them somebody chose."""
-    config = _mapping(hidden(config))
+    config = _mapping(without_any_secret(config, os.environ))
     values = {key: value for key, value in _leaves(config) if value is not None}
     if not config:
         return Settings(note="The folder holds no config.")
@@ -194,18 +189,6 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, member in members:
         yield from _leaves(member, f"{prefix}.{name}" if prefix else name)
-
-
-def hidden(value: Any, key: str = "") -> Any:
-    """The config without what is or may be secret, by the names of keys and the forms of values."""
-    if isinstance(value, Mapping):
-        is_secret_table = key == "env_vars" or key.endswith("headers")
-        return {k: _MASK if is_secret_table else hidden(v, str(k)) for k, v in value.items()}
-    if isinstance(value, list):
-        return [hidden(member, key) for member in value]
-    if not isinstance(value, str):
-        return value
-    return _MASK if value and _SECRET_KEY.search(key) else _SECRET_VALUE.sub(_MASK, value)
 
 
 def notices(run_dir: RunDirectory, *, max_bytes: int = 1 << 18) -> list[str]:

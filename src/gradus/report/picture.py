@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from gradus.report.compare import RunComparison, Row
+from gradus.report.compare import Row, RunComparison
 from gradus.report.page.charts import bins, smoothed
 from gradus.report.page.curves import x_label
 from gradus.report.series import Axis
