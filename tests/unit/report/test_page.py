@@ -89,6 +89,17 @@ def test_a_page_has_the_sections_that_a_run_has_something_for(tmp_path: Path) ->
     assert "+1 in mean reward" in page.text
 
 
+def test_an_alarm_is_told_with_its_steps_and_not_its_number(tmp_path: Path) -> None:
+    metrics = [
+        {"alarm/words/truncated": float(step in (4, 5)), "alarm/words/truncated/value": 0.6}
+        for step in range(8)
+    ]
+    text = page_of(a_run(tmp_path / "run", metrics=metrics)).text
+    assert "words/truncated5 to 62" in text
+    assert "truncated/value5" not in text
+    assert "truncated/value1" not in text
+
+
 def test_no_text_of_a_run_becomes_anything_but_text(tmp_path: Path) -> None:
     hostile = "".join(_HOSTILE)
     root = a_run(tmp_path / "run", metrics=[{f"episode/{hostile}/reward/mean": 1.0}])

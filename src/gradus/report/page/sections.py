@@ -170,7 +170,7 @@ def alarm_section(series: RunSeries, notices: Sequence[str]) -> str:
     """Alarms with the steps in which they sounded, then the lines at the terminal."""
     rows = []
     for name in series.names:
-        if not (name.startswith("alarm/") or name.endswith("/slow_alarm")):
+        if not name.startswith("alarm/") or name.endswith("/value"):
             continue
         loud = [point.step for point, value in series.values(name) if value > 0]
         if loud:
