@@ -19,6 +19,8 @@ import aiohttp
 from aiohttp import web
 from verifiers.v1.dialects import ChatDialect
 
+from gradus.environments.harness.chat import is_context_overflow
+
 MAX_REQUEST_BYTES = 64 * 1024**2
 CONNECT_SECONDS = 5.0
 _CHAT = "/chat/completions"
@@ -58,6 +60,8 @@ class Traffic:
     engine_fault: tuple[int, str] | None = None
     """Status and text of a call that failed for no fault of the program; None again after a call
     that succeeded."""
+    is_full: bool = False
+    """Whether the last call was longer than the engine's context."""
 
 
 @dataclass
@@ -170,6 +174,7 @@ class Door:
         return stream
 
     def _note(self, status: int, raw: bytes) -> None:
+        self.traffic.is_full = is_context_overflow(status, _text_of(raw))
         if status == HTTPStatus.OK:
             self.traffic.num_answered += 1
             self.traffic.engine_fault = None

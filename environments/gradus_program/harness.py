@@ -17,6 +17,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from gradus.environments.patches.in_process import address_of
 from gradus.log import get_logger
+from gradus.wire.episode import CONTEXT_FULL
 from gradus_program.door import Door, Traffic
 from gradus_program.running import Place, Run, Start, local_folder, open_up, place_for
 from gradus_program.settings import ProgramKeys, check_program, program_environment
@@ -175,6 +176,9 @@ def _told(run: Run, traffic: Traffic, seconds: float) -> dict[str, Any]:
 
 def _check(trace: vf.Trace, run: Run, traffic: Traffic) -> None:
     """Raise where the end of the program is no outcome of the policy's."""
+    if trace.stop_condition is None and traffic.is_full:
+        # As in a chat: a failed episode would be played again, and be as long.
+        trace.stop(CONTEXT_FULL)
     if trace.stop_condition is not None:
         return
     failed = run.exit_code != 0 or trace.num_turns == 0

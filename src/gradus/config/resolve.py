@@ -348,6 +348,7 @@ def _identity(config: SftConfig | EvalConfig, sources: Sources) -> dict[str, Any
             "tasks": source.given.tasks.model_dump(mode="json"),
             "sampling": source.complete.sampling.model_dump(mode="json"),
             "unmeasured_agents": source.complete.unmeasured_agents,
+            "headers_from": source.given.headers_from,
         }
         for source in sources.evaluated
     }

@@ -168,7 +168,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             raise ValueError("the scripted engine does not stream")
         if len(self.token_ids) >= max_length_tokens:
             raise ValueError(
-                f"the prompt has {len(self.token_ids)} tokens, the context {max_length_tokens}"
+                f"This model's maximum context length is {max_length_tokens} tokens, and the "
+                f"prompt has {len(self.token_ids)}"
             )
 
 

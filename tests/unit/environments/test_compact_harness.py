@@ -260,6 +260,31 @@ async def test_after_the_last_notes_the_conversation_grows_to_its_end(
     assert_each_call_is_a_path_and_trains_once(played)
 
 
+@pytest.mark.parametrize("instead", [CALL, "", " \n"])
+async def test_a_model_that_writes_no_notes_keeps_its_conversation(
+    model: Path, tokenizer: PreTrainedTokenizerFast, instead: str
+) -> None:
+    case = Play([CALL, instead, CALL, "noted", "done"], config={"every_turns": 1})
+    played = await play(case, model, tokenizer)
+    (first, second, third) = played.prompts
+    assert first[-2] == "user: notes?"
+    assert second[:2] == ["system: be brief", "user: go"]
+    assert second[-1] == "assistant: noted"
+    assert third[1:] == ["user: N: noted", "assistant: done"]
+    metrics = played.trace.metrics
+    assert (metrics["notes"], metrics["notes_missing"]) == (1, 1)
+    assert_each_call_is_a_path_and_trains_once(played)
+
+
+async def test_without_notes_a_full_context_ends_the_episode(
+    model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    case = Play([CALL, CALL, "done"], answers=["long " * 400], max_length_tokens=900)
+    played = await play(case, model, tokenizer)
+    assert (played.trace.stop_condition, len(played.calls)) == (CONTEXT_FULL, 2)
+    assert played.trace.metrics == {"notes_missing": 1}
+
+
 PIECES = (
     "word",
     " ",

@@ -18,6 +18,7 @@ from gradus.errors import ConfigError
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply, Status
 from gradus.testing.tiny_model import build_tiny_tokenizer
+from gradus.wire.episode import CONTEXT_FULL
 from gradus_program.harness import ProgramHarness
 from gradus_program.taskset import ProgramConfig, ProgramTask, ProgramTaskset
 from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
@@ -254,6 +255,15 @@ async def test_a_program_that_lives_with_an_engine_s_failure_is_rated(
         task = task_of(rewards, "sh", "-c", f"until {ASK} --fail; do :; done")
         trace = await play(task, model, engine)
     assert (trace.errors, trace.reward) == ([], 1.0)
+
+
+async def test_a_program_whose_first_prompt_is_too_long_is_rated_and_not_played_again(
+    model: Path, rewards: Path
+) -> None:
+    async with ScriptedEngine(data_token=TOKEN, max_length_tokens=8) as engine:
+        trace = await play(task_of(rewards, "sh", "-c", f"{ASK} --fail"), model, engine)
+    assert (trace.errors, trace.stop_condition) == ([], CONTEXT_FULL)
+    assert trace.info["program"]["exit_code"] != 0
 
 
 async def test_a_program_that_leaves_a_call_open_is_not_waited_for(

@@ -23,7 +23,6 @@ from gradus.environments.harness.model_calls import (
     Connections,
     Endpoint,
     HttpTransport,
-    ModelReply,
     RetryPolicy,
     Transport,
 )
@@ -213,7 +212,7 @@ class ChatSession(vf.HarnessSession):
             return message
         if self.trace.stop_condition is not None:
             return None
-        if is_context_overflow(reply):
+        if is_context_overflow(reply.status, reply.error_text):
             raise ContextFullError
         raise EnvironmentFailure(f"the model call failed, {reply.error_text}")
 
@@ -241,9 +240,9 @@ def _not_made(call: ToolCall) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call.id, "content": text}
 
 
-def is_context_overflow(reply: ModelReply) -> bool:
+def is_context_overflow(status: int, text: str) -> bool:
     """Whether an error says that the prompt is longer than the engine's context."""
-    if reply.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+    if status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
         return False
-    text = reply.error_text.casefold()
-    return any(marker in text for marker in CONTEXT_OVERFLOW_MARKERS)
+    said = text.casefold()
+    return any(marker in said for marker in CONTEXT_OVERFLOW_MARKERS)

@@ -28,6 +28,7 @@ ASK_FOR_NOTES = (
 GO_ON = "These are your notes of the conversation so far. Go on from them.\n\n{notes}"
 LOST = "\n\n(The messages after these notes were too long and are lost.)"
 NOTES_METRIC = "notes"
+MISSING_METRIC = "notes_missing"
 
 
 class CompactHarnessConfig(ChatHarnessConfig):
@@ -41,7 +42,8 @@ class CompactHarnessConfig(ChatHarnessConfig):
     """Ask for notes once prompt and reply of a turn have so many tokens. Below the context of the
     engine, this loses nothing; an overflow loses the messages that did not fit."""
     max_notes: int = Field(8, ge=1)
-    """Notes of one episode; then it goes on as `chat` does, up to the end of the context."""
+    """Requests for notes in one episode; then it goes on as `chat` does, up to the end of the
+    context."""
     keep_prompt: bool = False
     """Repeat the task's own prompt before the notes."""
     ask_for_notes: str = Field(ASK_FOR_NOTES, min_length=1)
@@ -79,6 +81,8 @@ class CompactSession(ChatSession):
         self._fitting: list[int] = []
         """Lengths of this branch's prompts that the engine took."""
         self._num_notes = 0
+        self._num_missing = 0
+        """Requests that the model answered with something else, such as a tool call."""
 
     async def _next(self) -> dict[str, Any] | None:
         """The model's next message, in this branch or in the next one."""
@@ -99,16 +103,22 @@ class CompactSession(ChatSession):
             return message
 
     def _is_due(self, config: CompactHarnessConfig) -> bool:
-        if not self._fitting or self._num_notes == config.max_notes:
+        if not self._fitting or self._is_last(config):
             return False
         is_long = config.at_tokens is not None and self._used_tokens >= config.at_tokens
-        return is_long or len(self._fitting) == config.every_turns
+        every = config.every_turns
+        return is_long or (every is not None and len(self._fitting) % every == 0)
+
+    def _is_last(self, config: CompactHarnessConfig) -> bool:
+        """Whether the model was asked as often as it may be."""
+        return self._num_notes + self._num_missing >= config.max_notes
 
     async def _take_notes(self, *, is_full: bool = False) -> bool:
         """Replace the conversation; False when the rollout ended instead.
 
         Where the whole does not fit, the notes are of the longest prompt that did and leaves room.
-        What a user said last needs no notes: it stands behind them.
+        What a user said last needs no notes: it stands behind them. A model that writes none keeps
+        the conversation as long as it fits; without notes it would not know its task any more.
         """
         config = self.harness.config
         asked = len(self._conversation)
@@ -116,7 +126,7 @@ class CompactSession(ChatSession):
             asked -= 1
         pending = self._conversation[asked:] if self._fitting else []
         lengths = [*([] if is_full and not pending else [asked]), *reversed(self._fitting)]
-        if self._num_notes == config.max_notes:
+        if self._is_last(config):
             lengths = []
         for length in lengths:
             request = {"role": "user", "content": config.ask_for_notes}
@@ -126,16 +136,20 @@ class CompactSession(ChatSession):
                 continue
             if reply is None:
                 return False
-            self._go_on(reply, pending, is_lost=length < asked)
-            return True
+            notes = reply.get("content")
+            if isinstance(notes, str) and notes.strip():
+                self._go_on(notes, pending, is_lost=length < asked)
+                return True
+            self._num_missing += 1
+            self.trace.record_metric(MISSING_METRIC, self._num_missing)
+            if not is_full:
+                return True
+            break
         self.trace.stop(CONTEXT_FULL)
         return False
 
-    def _go_on(
-        self, reply: dict[str, Any], pending: list[dict[str, Any]], *, is_lost: bool
-    ) -> None:
-        notes = reply.get("content")
-        text = self.harness.config.go_on.replace("{notes}", notes if isinstance(notes, str) else "")
+    def _go_on(self, notes: str, pending: list[dict[str, Any]], *, is_lost: bool) -> None:
+        text = self.harness.config.go_on.replace("{notes}", notes)
         opening = {"role": "user", "content": text + (LOST if is_lost else "")}
         self._conversation = [*self._conversation[: self._kept], opening, *pending]
         self._fitting = []
