@@ -53,6 +53,7 @@ TOOLS = "gradus-word-lookup"
 REPLIES = "gradus_test_two_calls:reply"
 NUM_QUESTIONS = 5
 DEADLINE_SECONDS = 120.0
+END_SECONDS = 5.0
 TEST_ENVIRONMENTS = Path(__file__).parents[1] / "tests" / "environments"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 UV_STAND_IN = f"""#!/bin/sh
@@ -136,8 +137,7 @@ class Bench:
         process = subprocess.Popen(
             [*command, "--reply", REPLIES], env={**os.environ, "PYTHONPATH": path}
         )
-        self._stack.callback(process.wait)
-        self._stack.callback(process.terminate)
+        self._stack.callback(_end, process)
         ready = run_dir.ready_file("inference")
         wait_until(ready.exists, timeout_seconds=60)
         return process, read_json(ready)["base_url"]
@@ -203,6 +203,16 @@ class Bench:
         result.engine_cpu_ms.append(used[2])
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the engine, which may still hold connections of its clients."""
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def run(cases: list[Case], rounds: int, in_flight: int) -> dict[str, Result]:
     """Play every case in every round, after one round that does not count."""
     results = {case.name: Result() for case in cases}
@@ -212,11 +222,19 @@ def run(cases: list[Case], rounds: int, in_flight: int) -> dict[str, Result]:
         for number in range(rounds + 1):
             for case in cases:
                 result = results[case.name] if number else Result()
-                num_episodes = case.num_episodes if number else max(in_flight // 4, 1)
+                num_episodes = case.num_episodes if number else warm_up(case, in_flight)
                 asyncio.run(bench.play(environments[case.name], num_episodes, in_flight, result))
                 if number:
-                    print(f"round {number} {case.name}: {result.episodes_per_second[-1]:.1f}/s")
+                    rate, cpu = result.episodes_per_second[-1], result.environment_cpu_ms[-1]
+                    told = f"{rate:.1f}/s, {cpu:.2f} ms of CPU each"
+                    print(f"round {number} {case.name}: {told}", flush=True)
     return results
+
+
+def warm_up(case: Case, in_flight: int) -> int:
+    """Episodes of the round that does not count; few of a harness that starts a program for each,
+    of which even these take minutes."""
+    return min(case.num_episodes, max(in_flight // 4, 1))
 
 
 def medians(result: Result) -> dict[str, float]:
