@@ -66,6 +66,19 @@ class GamesData(vf.TaskData):
 class GamesTask(vf.Task[GamesData, vf.State, vf.TaskConfig]):
     """One game; the environment rewards both players at its end."""
 
+    def gold_replies(self) -> dict[str, list[str]]:
+        """Legal moves of both to the end, the first there are; the seed's own game is played."""
+        data = self.data
+        match = Match(
+            data.game, seed=data.seed, opening_moves=data.opening_moves, max_turns=data.max_turns
+        )
+        replies: dict[str, list[str]] = {seat: [] for seat in SEATS}
+        while match.outcome is None:
+            reply = match.legal_reply()
+            replies[SEATS[match.player]].append(reply)
+            match.play(reply)
+        return replies
+
 
 class GamesTaskset(vf.Taskset[GamesTask, GamesConfig]):
     """Games of one kind, each with its own seed."""

@@ -56,6 +56,7 @@ class Match:
     ) -> None:
         """Set up the board; `opening_moves` legal moves of the seed are played before anyone is
         asked. After `max_turns` moves of both the game is a draw; a negotiation is then counted."""
+        self._game = game
         self.num_turns = 0
         self.outcome: Outcome | None = None
         self._talks = game == NEGOTIATION
@@ -111,6 +112,12 @@ class Match:
             self.outcome = Outcome(rewards, player if is_fault else None, reason)
         elif not self._talks and self._max_turns is not None and self.num_turns >= self._max_turns:
             self.outcome = Outcome((0.0, 0.0), None, f"a draw after {self._max_turns} turns")
+
+    def legal_reply(self) -> str:
+        """A move that the rules allow now; words without an offer in a negotiation."""
+        if self._talks:
+            return "What do you offer?"
+        return _LEGAL[self._game](self._engine.state.game_state)[0]
 
     def forfeit(self) -> None:
         """End the game: the player who moves now does not answer, and loses."""

@@ -32,6 +32,13 @@ class KuhnPokerData(vf.TaskData):
 class KuhnPokerTask(vf.Task[KuhnPokerData, vf.State, vf.TaskConfig]):
     """One game; the environment rewards both players at its end."""
 
+    def gold_replies(self) -> dict[str, list[str]]:
+        """Legal moves to the end: the king bets and calls, the others check and fold."""
+        return {
+            seat: [BET if card == "K" else PASS] * 2
+            for seat, card in zip(SEATS, self.data.deal, strict=True)
+        }
+
 
 class KuhnPokerTaskset(vf.Taskset[KuhnPokerTask, KuhnPokerConfig]):
     """All deals, again and again."""

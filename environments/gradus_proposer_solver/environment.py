@@ -60,6 +60,13 @@ class ProposeData(vf.TaskData):
 class ProposeTask(vf.Task[ProposeData, vf.State, vf.TaskConfig]):
     """One request; the environment rewards the proposer by what the problem does to solvers."""
 
+    def gold_replies(self) -> dict[str, list[str]]:
+        """A readable problem and its answer. Who all solve it leave its proposer with nothing."""
+        proposed = "Problem: What is 12 + 30?\nAnswer: 42"
+        if self.data.style == "expression":
+            proposed = "12 + 30"
+        return {PROPOSER: [proposed], SOLVER: ["42"], CHECKER: ["42"]}
+
 
 class SolveData(vf.TaskData):
     """A proposed problem is the prompt."""

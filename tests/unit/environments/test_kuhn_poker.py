@@ -116,6 +116,18 @@ async def play(deal: str, first: list[str | None], second: list[str | None]) -> 
     return talks
 
 
+@pytest.mark.parametrize("deal", DEALS)
+async def test_the_replies_that_the_check_plays_are_legal_and_won_by_the_king(deal: str) -> None:
+    tasks = KuhnPokerTaskset(KuhnPokerConfig(id="gradus-kuhn-poker"))
+    (task,) = [task for task in tasks if task.data.deal == deal]
+    gold = task.gold_replies()
+    first, second = await play(deal, list(gold["first"]), list(gold["second"]))
+    metrics = [talk.metrics.get("forfeit", 0.0) for talk in (first, second)]
+    assert metrics == [0.0, 0.0]
+    if "K" in deal:
+        assert (first, second)[deal.index("K")].rewards["chips"] > 0
+
+
 async def test_a_game_tells_each_player_the_own_card_and_rewards_sum_to_zero() -> None:
     first, second = await play("QK", ["p", " b\n"], ["b"])
     assert first.heard == ["Q", "Q pb"]

@@ -211,6 +211,17 @@ async def play(
     return talks, seats
 
 
+@pytest.mark.parametrize("game", [*sorted(WINS), "SimpleNegotiation"])
+async def test_the_replies_that_the_check_plays_are_legal_to_the_end(game: GameName) -> None:
+    opening = 0 if game == "SimpleNegotiation" else 3
+    keys: dict[str, Any] = {"game": game, "opening_moves": opening}
+    (task,) = GamesTaskset(GamesConfig(id="gradus-games", num_tasks=1, **keys))
+    gold = task.gold_replies()
+    talks, _ = await play(list(gold["first"]), list(gold["second"]), **keys)
+    assert [talk.metrics["illegal_or_no_move"] for talk in talks] == [0.0, 0.0]
+    assert [talk.metrics["moves"] for talk in talks] == [len(gold[seat]) for seat in SEATS]
+
+
 async def test_both_players_are_rewarded_against_each_other() -> None:
     talks, seats = await play(["[0]", "[1]", "[2]"], ["[3]", "[4]"])
     assert [talk.rewards for talk in talks] == [{"outcome": 1.0}, {"outcome": -1.0}]

@@ -191,6 +191,17 @@ async def test_all_three_roles_play_and_are_rewarded() -> None:
     assert proposer.metrics == {"readable": 1.0, "confirmed": 1.0, "solve_rate": 0.5}
 
 
+@pytest.mark.parametrize("style", ["words", "expression"])
+async def test_the_replies_that_the_check_plays_bring_every_role_to_its_turn(style: Any) -> None:
+    config = ProposerSolverConfig(id="gradus-proposer-solver", num_tasks=1, style=style)
+    (task,) = ProposerSolverTaskset(config)
+    gold = task.gold_replies()
+    roles = await play(gold["proposer"][0], gold["checker"], gold["solver"] * 4, style=style)
+    assert len(roles["checker"].traces) == (style == "words")
+    assert [r["correct"] for r in rewards(roles["solver"])] == [1.0] * 4
+    assert roles["proposer"].traces[0].metrics["confirmed"] == 1.0
+
+
 async def test_a_problem_that_is_not_confirmed_is_worth_nothing_and_not_solved() -> None:
     roles = await play(GOOD, ["It is 11."], ["12"])
     assert rewards(roles["proposer"]) == [{"learnability": 0.0}]
