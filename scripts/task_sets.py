@@ -3,8 +3,9 @@
     python scripts/task_sets.py --results runs/task_sets          # checks what has no result yet
     python scripts/task_sets.py --results runs/task_sets --only wordle zebra --again
 
-Every result is the output of `gradus env check ... --json`, a file each. Speed depends on the
-machine; the page says where it was measured.
+Every result is the output of `gradus env check ... --json`, a file each. With `--only`, a row that
+has no result in the folder stays as the page has it. Speed depends on the machine; the page says
+where it was measured.
 """
 
 from __future__ import annotations
@@ -127,6 +128,17 @@ with other work, so a lower bound), and the verdict.
 """
 
 
+def rows_of(results: Path, *, before: str) -> list[str]:
+    """A row for each task set: of its result, else of the page before, else without a result."""
+    kept = {line.split("`")[1]: line for line in before.splitlines() if line.startswith("| [`")}
+    rows = []
+    for name in task_sets():
+        file = results / f"{name}.jsonl"
+        lines = load(file) if file.exists() else []
+        rows.append(row(name, lines) if lines else kept.get(name, row(name, [])))
+    return rows
+
+
 def main() -> None:
     """Check what has no result, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -138,11 +150,8 @@ def main() -> None:
     for name in chosen.only or task_sets():
         if chosen.again or not (chosen.results / f"{name}.jsonl").exists():
             check(name, chosen.results)
-    rows = []
-    for name in task_sets():
-        file = chosen.results / f"{name}.jsonl"
-        rows.append(row(name, load(file) if file.exists() else []))
-    PAGE.write_text(page(rows))
+    before = PAGE.read_text() if chosen.only else ""
+    PAGE.write_text(page(rows_of(chosen.results, before=before)))
 
 
 if __name__ == "__main__":

@@ -38,3 +38,15 @@ def test_a_row_says_what_the_check_saw() -> None:
     row = script().row("wordle", lines)
     assert row.endswith("| 3 | `a/b` | 1 | 42 | 3 ok; broken: empty reply |")
     assert script().row("wordle", []).endswith("| ? | - | - | - | no result |")
+
+
+def test_a_row_that_was_not_checked_now_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "wordle.jsonl").write_text(
+        '{"check": "tasks", "outcome": "ok", "values": {"num_tasks": 3}}'
+    )
+    (tmp_path / "zebra.jsonl").write_text("")
+    before = "| [`wordle`](a) | 1 |\n| [`zebra`](b) | 2 |\n| [`gone`](c) | 3 |"
+    *others, wordle, zebra = script().rows_of(tmp_path, before=before)
+    assert "| 3 | - | - | - | 1 ok |" in wordle
+    assert zebra == "| [`zebra`](b) | 2 |"
+    assert all(line.endswith("no result |") for line in others)
