@@ -51,6 +51,7 @@ COMMANDS = {
     "export": Command("gradus.cli.export:run", "write a checkpoint as a Hugging Face model"),
     "report": Command("gradus.cli.results:report", "write one page about a run"),
     "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),
+    "track": Command("gradus.cli.results:track", "send a run to a tracker, while it runs or later"),
     "check": Command(
         "gradus.cli.check:run", "say whether a config works here, and what it would run"
     ),

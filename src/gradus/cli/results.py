@@ -1,4 +1,4 @@
-"""`gradus report` and `gradus compare`: what runs did, read from their folders at any time."""
+"""`gradus report`, `compare` and `track`: what runs did, read from their folders at any time."""
 
 from __future__ import annotations
 
@@ -139,6 +139,46 @@ def _count(word: str | None) -> int | None:
 def _printable(line: str) -> str:
     """A line for a terminal: names of metrics and values of settings may hold anything."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+TRACK_HELP = """\
+usage: gradus track RUN --to TRACKER [--name NAME] [--option value ...]
+
+Sends a finished run to a tracker, or a running one until it ends: what the tracker has not got.
+TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a type: tensorboard, wandb, mlflow, trackio, or package.module:Class.
+
+  --to TRACKER    where to send it
+  --name NAME     a second place of the same type, with a note of its own of what was sent
+  --option value  options of the tracker, such as --project; docs/configuration.md lists them
+
+Exit code 75 when the tracker is not reached: nothing is lost, the same command goes on."""
+
+
+def track(words: Sequence[str]) -> int:
+    """`gradus track`: send a run to a tracker."""
+    from gradus.config import TrackConfig, load_config
+
+    name, rest = take_value(words, "--to", wants="the name or the type of a tracker")
+    if wants_help(words) or not words:
+        print(TRACK_HELP)
+        return ExitCode.DONE if words else ExitCode.CONFIG
+    if name is None or not rest or rest[0].startswith("-"):
+        raise ConfigError(f"expected the folder of a run, and --to\n{TRACK_HELP}")
+
+    from gradus.log import configure_logging
+    from gradus.run.lease import read_marker
+    from gradus.run.paths import RunDirectory
+    from gradus.tracking.follow.process import choose_monitor, send_run
+
+    run_dir = RunDirectory(Path(rest[0]))
+    if not run_dir.root.is_dir() or read_marker(run_dir) is None:
+        raise ConfigError(f"{run_dir.root} is no folder of a run (seen from {Path.cwd()})")
+    given = [f"--monitor.{word[2:]}" if word.startswith("--") else word for word in rest[1:]]
+    config = load_config(TrackConfig, given, base={"monitor": choose_monitor(run_dir, name)})
+    configure_logging("track")
+    num_sent = send_run(run_dir, config.monitor)
+    print(f"{config.monitor.title} has all of {run_dir.root}; {num_sent} records were sent now")
+    return ExitCode.DONE
 
 
 def _folders(words: Sequence[str]) -> list[Path]:

@@ -28,6 +28,7 @@ from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
+from gradus.config.schema.monitor import MonitorConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
@@ -87,6 +88,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
         *(Problem(("model", "renderer", key), it) for key, it in renderer_problems(settings)),
         *_name_problems(sources.train),
         *_name_problems(sources.evaluated),
+        *_monitor_problems(config.monitor),
         *(problem for source in sources.train for problem in _train_problems(source)),
         *(problem for source in sources.all for problem in _source_problems(source, longest)),
         *(
@@ -102,6 +104,18 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
             )
         ),
     ]
+
+
+def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
+    """Files and messages go by the name of a tracker, so two may not share one."""
+    known: set[str] = set()
+    for place, monitor in enumerate(monitors):
+        if monitor.title in known:
+            yield Problem(
+                ("monitor", place, "name"),
+                f"two trackers are called {monitor.title!r}; give this one another name",
+            )
+        known.add(monitor.title)
 
 
 def _run_problems(config: RunConfig) -> list[Problem]:

@@ -20,6 +20,7 @@ from gradus.config.schema.environment import CHAT_HARNESS, EnvironmentConfig, Ha
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, ServeConfig
 from gradus.config.schema.model import ModelConfig
+from gradus.config.schema.monitor import MonitorConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
@@ -67,7 +68,27 @@ def machine_problems(
             problems += _data_problems(("validation", "path"), config.validation.path)
     for source in sources.all:
         problems += _source_problems(source.given, source.path)
-    return problems
+    return [*problems, *_monitor_problems(config.monitor)]
+
+
+def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
+    """Trackers whose library is not installed, and variables that they are to get."""
+    for number, monitor in enumerate(monitors):
+        key: KeyPath = ("monitor", number, "type")
+        if monitor.library and not has_module(monitor.library):
+            yield Problem(
+                key,
+                f"{monitor.type!r} needs a library that is not installed: "
+                f"pip install 'gradus-rl[{monitor.extra}]'",
+            )
+        if not monitor.implementation:
+            yield from _plugin_problems(key, monitor.type)
+        missing = sorted(set(monitor.pass_env) - os.environ.keys())
+        if missing:
+            yield Problem(
+                ("monitor", number, "pass_env"),
+                f"this shell has no {', '.join(missing)}; export it, or remove the name",
+            )
 
 
 def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = True) -> Placement:

@@ -15,6 +15,7 @@ import pytest
 from gradus.config import TrainEnvironmentConfig, check, describe
 from gradus.config.resolve import verifiers_config
 from gradus.config.schema.environment import HarnessChoice
+from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.installed import (
     BUILTIN_ENVIRONMENTS,
     BUILTIN_HARNESSES,
@@ -304,3 +305,20 @@ def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
     written = with_env(id="program", harness={"id": "chat"})
     (line,) = [it for it in describe(build_run_config(written)) if "env_" in it]
     assert "harness chat, " in line
+
+
+def test_a_tracker_without_its_library_is_refused_with_the_extra_that_brings_it(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TensorBoardConfig, "library", "no_such_library")
+    (problem,) = problems({"monitor": [{"type": "tensorboard"}]})
+    assert problem == (
+        "monitor.0.type: 'tensorboard' needs a library that is not installed: "
+        "pip install 'gradus-rl[tensorboard]'"
+    )
+
+
+def test_a_variable_that_a_tracker_is_to_get_must_be_there(working_directory: Path) -> None:
+    table = {"type": "json:JSONDecoder", "pass_env": ["NOT_IN_THIS_SHELL"]}
+    (problem,) = problems({"monitor": [table]})
+    assert problem.startswith("monitor.0.pass_env: this shell has no NOT_IN_THIS_SHELL")

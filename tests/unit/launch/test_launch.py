@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config import LaunchConfig
+from gradus.config import LaunchConfig, TrackerProcessConfig
+from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode, RunDirectoryError
 from gradus.files import read_json, write_json
 from gradus.launch.job import Job
@@ -70,6 +71,8 @@ except GradusError as error:
 def spec_of(run_dir: RunDirectory, name: str, program: str) -> ProcessSpec:
     argv = (sys.executable, "-c", WORDS + program, str(run_dir.root), name)
     log, ready_file = log_file(run_dir, name), run_dir.ready_file(name)
+    if name == "tracker":
+        return ProcessSpec(name, argv, {}, log, is_companion=True)
     return ProcessSpec(name, argv, {}, log, ready_file, finishes=name != "inference")
 
 
@@ -79,7 +82,10 @@ def build_plan(run_dir: RunDirectory, programs: Mapping[str, str]) -> LaunchPlan
     servers = tuple(spec for name, spec in specs.items() if name == "inference")
     workers = tuple(spec for name, spec in specs.items() if name != "inference")
     stages = tuple(stage for stage in (servers, workers) if stage)
-    return LaunchPlan(configs={}, stages=stages)
+    monitor = [TensorBoardConfig(flush_seconds=2.0)]
+    tracker = TrackerProcessConfig(run_dir=str(run_dir.root), term=1, monitor=monitor)
+    configs = {"tracker": tracker} if "tracker" in programs else {}
+    return LaunchPlan(configs=configs, stages=stages)
 
 
 def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
@@ -380,3 +386,54 @@ def test_clean_ends_what_a_killed_launcher_left_running(
     assert len(living(pids)) == 3
     assert launch(build_job(tmp_path), io.StringIO(), clean=True) == 0
     assert living(pids) == []
+
+
+AFTER_THE_END = """
+def told(*_):
+    names = {p["name"] for p in json.loads((run_dir / "pids.json").read_text())["processes"]}
+    outcome = json.loads((run_dir / "summary.json").read_text())["outcome"]
+    with open(run_dir / "notices.log", "a") as file:
+        file.write(f"left {sorted(names)}, outcome {outcome}\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, told)
+signal.pause()
+"""
+
+
+def test_the_tracker_is_told_when_all_others_have_ended(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    assert launch(build_job(tmp_path, {"tracker": AFTER_THE_END}), stream) == 0
+    assert "left ['tracker'], outcome done" in stream.getvalue()
+    assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
+
+
+def test_the_tracker_of_a_failed_run_is_told_so(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    programs = {"tracker": AFTER_THE_END, "orchestrator": "ready(); time.sleep(0.5); sys.exit(70)"}
+    with pytest.raises(ChildFailed):
+        launch(build_job(tmp_path, programs), stream)
+    assert "left ['tracker'], outcome failed" in stream.getvalue()
+
+
+def test_a_run_goes_on_without_its_tracker(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    slow = PLAY.replace("record(step", "time.sleep(0.3); record(step")
+    programs = {"tracker": "sys.exit('no module named tensorboard')", "orchestrator": slow}
+    assert launch(build_job(tmp_path, programs), stream) == 0
+    assert stream.getvalue().count("the run goes on without it") == 1
+    assert "no module named tensorboard" in stream.getvalue()
+    assert "step 3/3" in stream.getvalue()
+
+
+def test_a_tracker_that_does_not_end_is_killed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.launch.plan._CLOSE_SECONDS", -1.5)
+    stream = io.StringIO()
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(1)"
+    begun = time.monotonic()
+    assert launch(build_job(tmp_path, {"tracker": deaf}), stream) == 0
+    assert time.monotonic() - begun < 10
+    assert "tracker did not finish in 0.5 s" in stream.getvalue()
+    assert f"gradus track {tmp_path / 'demo'} --to TRACKER" in stream.getvalue()
+    assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []

@@ -10,6 +10,7 @@ from gradus.launch.variables import (
     orchestrator_variables,
     share_cores,
     source_variables,
+    tracker_variables,
     trainer_variables,
 )
 
@@ -104,3 +105,9 @@ def test_the_trainer_s_memory_grows_in_place_unless_the_user_says_otherwise() ->
 def test_the_engine_s_memory_pool_stays_as_vllm_sets_it() -> None:
     """Sleeping does without segments that grow."""
     assert "PYTORCH_ALLOC_CONF" not in inference_variables({}, {})
+
+
+def test_a_tracker_gets_the_keys_of_its_service_and_what_the_config_passes_and_no_others() -> None:
+    caller = {"WANDB_API_KEY": "w", "MLFLOW_TRACKING_URI": "u", "OPENAI_API_KEY": "o", "MINE": "m"}
+    found = tracker_variables(caller, passed=["MINE"])
+    assert caller.keys() & found.keys() == {"WANDB_API_KEY", "MLFLOW_TRACKING_URI", "MINE"}

@@ -104,7 +104,7 @@ def test_an_outage_loses_nothing_and_is_said_once(tmp_path: Path, place: Tracked
     fed.finish()
     assert place.steps == [0, 1, 2, 3, 4, 5]
     assert fed.said == [
-        "here: ConnectionError: the server is gone; tries again, training goes on",
+        "here: ConnectionError: the server is gone; tries again, nothing is lost",
         "here: sends again, and what it missed",
     ]
 

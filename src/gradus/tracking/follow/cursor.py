@@ -91,7 +91,7 @@ class CursorFile:
 def run_identity(run_dir: RunDirectory) -> str:
     """Hex digits that belong to this run alone; made on the first call, kept in its folder."""
     run_dir.trackers.mkdir(mode=0o700, exist_ok=True)
-    path = run_dir.trackers / "identity"
+    path = run_dir.trackers / ".identity"  # No tracker can have this name.
     if not path.exists():
         new = run_dir.trackers / f".identity-{os.getpid()}-{secrets.token_hex(4)}"
         new.write_text(secrets.token_hex(16))

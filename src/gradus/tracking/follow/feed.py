@@ -150,7 +150,7 @@ class Feed:
         if is_final:
             self.is_done = True
         if self.cause is None:
-            then = "sends nothing" if is_final else "tries again, training goes on"
+            then = "sends nothing" if is_final else "tries again, nothing is lost"
             self._say(f"{self.title}: {cause}; {then}")
         self.cause = cause
 
