@@ -145,7 +145,8 @@ TRACK_HELP = """\
 usage: gradus track RUN --to TRACKER [--name NAME] [--option value ...]
 
 Sends a finished run to a tracker, or a running one until it ends: what the tracker has not got.
-TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a type: tensorboard, wandb, mlflow, trackio, or package.module:Class.
+TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a type: tensorboard,
+wandb, mlflow, trackio, or package.module:Class.
 
   --to TRACKER    where to send it
   --name NAME     a second place of the same type, with a note of its own of what was sent
