@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -216,7 +217,7 @@ class EpisodeCounts:
             if not (self.is_shared and name.startswith("reward/")):
                 found[f"{prefix}/{name}/mean"] = it.value
         variance = sum(it.total for it in self.covariances.values())
-        if variance > LEAST_VARIANCE and not self.is_shared:
+        if LEAST_VARIANCE < variance < math.inf and not self.is_shared:
             for name, it in self.covariances.items():
                 found[f"{prefix}/reward/{name}/variance_share"] = it.total / variance
         for stage, seconds in self.seconds.items():

@@ -358,7 +358,8 @@ class Alarms:
         for watched in self._watched:
             prefix = "" if watched.source is None else f"episode/{watched.source}"
             value = watched.gauge.add(record, prefix)
-            if value is not None:
+            # The sum of huge numbers is not finite although each of them is.
+            if value is not None and math.isfinite(value):
                 self._compare(watched, value, step)
             if watched.value is not None:
                 found[watched.metric] = float(watched.is_on)
@@ -400,7 +401,7 @@ class Alarms:
 
 def _mean(values: Iterable[float]) -> float:
     chosen = list(values)
-    return math.fsum(chosen) / len(chosen)
+    return sum(chosen) / len(chosen)
 
 
 def _ratio(count: float | None, turns: float | None) -> float | None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradus.config.schema.orchestrator import HealthConfig
 from gradus.monitor.catalogue import describe
@@ -165,6 +167,22 @@ def test_gaps_and_nan_between_sick_steps_change_nothing(alarm: str) -> None:
     found, lines = watch(torn())
     assert len(lines) == 1
     assert found[-1] == watch(sick(alarm))[0][-1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40))
+def test_no_number_stops_a_run(values: list[float]) -> None:
+    """Whatever an environment measures: what is recorded and kept is finite."""
+    health = Alarms(DEFAULTS, sources=["words"], tell=lambda _: None)
+    for step, value in enumerate([*values, *values, *values]):
+        found = health.add(dict.fromkeys(healthy(step), value), step=step)
+        assert all(map(math.isfinite, found.values()))
+    json.dumps(health.state(), allow_nan=False)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 5e-324])
+def test_numbers_at_the_ends_of_what_a_float_holds_do_not_stop_a_run(value: float) -> None:
+    watch(dict.fromkeys(healthy(step), value) for step in range(NUM_STEPS))
 
 
 def test_records_without_any_metric_are_silent() -> None:

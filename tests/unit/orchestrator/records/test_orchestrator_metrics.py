@@ -464,8 +464,9 @@ def test_a_part_that_works_against_the_reward_has_a_negative_share() -> None:
         parted_group([{"goal": (g, 1.0)} for g in (0.0, 1.0)]),
         parted_group([{"goal": (g, 1.0), "form": (0.5, 1.0)} for g in (1.0, math.nan)]),
         parted_group([{"goal": (g, 1.0), "form": (0.5, 1.0)} for g in (0.0, 1.0)], agents="ab"),
+        parted_group([{"goal": (g, 1.0), "form": (0.5, 1.0)} for g in (-1e200, 1e200)]),
     ],
-    ids=["one episode", "equal rewards", "one part", "not finite", "several agents"],
+    ids=["one episode", "equal rewards", "one part", "not finite", "several agents", "huge"],
 )
 def test_where_parts_cannot_be_compared_there_is_no_share(group: Group) -> None:
     assert variance_shares(group) == {}
