@@ -39,6 +39,8 @@ CLOSE_SECONDS = 10.0
 """How long the launcher waits at the end until the writer has written all that was said."""
 LEAVE_SECONDS = 30.0
 """How long a writer without launcher waits for programs that hold a pipe."""
+RESTART_SECONDS = 1.0
+"""Between two starts of a writer, should none of them live."""
 MAX_LINE_BYTES = 64 << 10
 """Longer lines of a program are cut in pieces of this size."""
 
@@ -101,8 +103,8 @@ class LogWriter:
         return write_end
 
     def look(self) -> None:
-        """Replace a writer that has ended."""
-        if self._process.poll() is None:
+        """Replace a writer that has ended, once a second at most."""
+        if self._process.poll() is None or time.monotonic() - self._started_at < RESTART_SECONDS:
             return
         self._control.close()
         self._start()
@@ -144,8 +146,10 @@ class LogWriter:
                 env={},
                 start_new_session=True,
             )
+        self._started_at = time.monotonic()
         self._control = ours
-        ours.send(self._settings.as_text().encode())
+        with contextlib.suppress(OSError):  # a writer that ended at once, which `look` will see
+            ours.send(self._settings.as_text().encode())
 
     def _send(self, pipe: _Pipe) -> None:
         told = json.dumps({"log": str(pipe.log), "process": pipe.process}).encode()
@@ -225,7 +229,7 @@ class _Writing:
             self._streams[descriptor].feed(piece)
             return len(piece)
         self._poll.unregister(descriptor)
-        self._streams.pop(descriptor).flush()
+        self._streams.pop(descriptor).end()
         os.close(descriptor)
         return 0
 
@@ -249,7 +253,13 @@ class _Stream:
         self._file.write([made for line in lines for made in self._lines(line)])
 
     def flush(self) -> None:
-        """Write what was said without the end of a line."""
+        """Write what was said without the end of a line, unless a record begins in it: the rest of
+        that comes when the pipe has room, or its process goes on."""
+        if self._mark not in self._begun:
+            self.end()
+
+    def end(self) -> None:
+        """Write what is left."""
         begun, self._begun = self._begun, b""
         if begun:
             self._file.write(list(self._lines(begun)))
