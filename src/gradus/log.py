@@ -17,7 +17,7 @@ import select
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -135,11 +135,17 @@ def configure_logging(
 
 
 def engine_handler() -> RecordHandler:
-    """The handler of each process of vLLM, which names it in `inference/engine/logging.json`."""
+    """The handler of each process of vLLM, which names it in `inference/engine/logging.json`.
+
+    Without a launcher, as in `gradus serve`, the engine's own processes only warn.
+    """
     for handler in logging.getLogger().handlers:
         if isinstance(handler, RecordHandler):
             return handler
-    return configure_logging("inference", names_children=True)
+    settings = LogSettings.current()
+    if not settings.mark:
+        settings = replace(settings, level="warning")
+    return configure_logging("inference", settings, names_children=True)
 
 
 def note_step(step: int) -> None:

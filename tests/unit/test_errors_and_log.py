@@ -14,7 +14,14 @@ import pytest
 
 from gradus import errors
 from gradus.errors import ExitCode, GradusError
-from gradus.log import LogFormat, LogSettings, configure_logging, get_logger, note_step
+from gradus.log import (
+    LogFormat,
+    LogSettings,
+    configure_logging,
+    engine_handler,
+    get_logger,
+    note_step,
+)
 
 
 @pytest.fixture
@@ -67,6 +74,13 @@ def test_no_message_can_forge_a_line_or_drive_a_terminal(
     assert all(line.isprintable() for line in lines)
     if log_format == "json":
         assert json.loads(lines[0])["message"] == text
+
+
+def test_the_engine_only_warns_on_a_terminal(root_logger: logging.Logger) -> None:
+    root_logger.handlers[:] = []
+    handler = engine_handler()
+    assert root_logger.level == logging.WARNING
+    assert engine_handler() is handler
 
 
 def test_a_record_names_the_step_that_was_noted(root_logger: logging.Logger) -> None:
