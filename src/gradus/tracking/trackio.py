@@ -58,7 +58,8 @@ class Trackio:
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         """Keep the table until `flush`."""
-        table = {"_type": self._library.Table.TYPE, "_value": [asdict(row) for row in rows]}
+        values = [{name: _unicode(value) for name, value in asdict(row).items()} for row in rows]
+        table = {"_type": self._library.Table.TYPE, "_value": values}
         self._rows.append((step, self._last_time, {"episodes": table}))
 
     def flush(self) -> None:
@@ -98,6 +99,11 @@ class Trackio:
             "_Created": known.get("_Created") or datetime.now(UTC).isoformat(),
             "_Group": run.group,
         }
+
+
+def _unicode(value: Any) -> Any:
+    """Half of a surrogate pair, which a policy may write, as "?"; Trackio stores no other text."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _library(folder: Path) -> ModuleType:

@@ -63,7 +63,7 @@ class Wandb:
         known = int(run.mark or 0) if self._run.offline else self._run.starting_step
         for index, line in self._outbox.lines(known):
             self._send(index, line)
-        if self._run.url:
+        if not self._run.offline:
             _LOG.info("the run is shown at %s", self._run.url)
 
     def log(self, record: TrackedRecord) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from read_back import wandb_lines, wandb_records
 from tracked import episode_row, tracked_record, tracked_run
 
 from gradus.errors import ConfigError
@@ -18,8 +18,6 @@ from gradus.tracking.base import TrackedRun
 from gradus.tracking.wandb import Outbox, Wandb
 
 pytestmark = pytest.mark.slow
-_BLOCK_BYTES = 32768
-_HEADER_BYTES = 7
 
 
 @pytest.fixture(autouse=True)
@@ -42,40 +40,6 @@ def opened(run: TrackedRun, **options: Any) -> Wandb:
     return tracker
 
 
-def stored(folder: Path) -> Iterator[Any]:
-    """The records of the files that W&B wrote offline, in order.
-
-    A file is a log of LevelDB: blocks of 32 KiB, records in parts with a header of seven bytes.
-    """
-    messages = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        content, at, whole = path.read_bytes(), _HEADER_BYTES, b""
-        while at + _HEADER_BYTES <= len(content):
-            left = _BLOCK_BYTES - at % _BLOCK_BYTES
-            if left < _HEADER_BYTES:
-                at += left
-                continue
-            _, size, part = struct.unpack("<IHB", content[at : at + _HEADER_BYTES])
-            at += _HEADER_BYTES + size
-            whole += content[at - size : at]
-            if part in (1, 4):
-                yield messages.Record.FromString(whole)
-                whole = b""
-
-
-def history(folder: Path) -> list[dict[str, Any]]:
-    """What was logged, without what W&B adds."""
-    lines = [record.history for record in stored(folder) if record.HasField("history")]
-    return [
-        {
-            key: json.loads(item.value_json)
-            for item in line.item
-            if (key := "/".join(item.nested_key) or item.key) != "_runtime"
-        }
-        for line in lines
-    ]
-
-
 def test_numbers_come_back_as_they_were_and_nothing_is_left_running(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = {f"stage/metric_{i}/mean": i / 7 for i in range(900)} | {"reward/f(x)/mean": -1e-300}
@@ -85,7 +49,7 @@ def test_numbers_come_back_as_they_were_and_nothing_is_left_running(tmp_path: Pa
     tracker.log(tracked_record(3, {"eval/reward/mean": 0.5}))
     tracker.log_episodes(3, [episode_row(prompt="Why? ☃\ud800", reply="Because.")])
     tracker.flush()
-    first, second, third = history(folder)
+    first, second, third = wandb_lines(folder)
     tracker.close("done")
     assert math.isnan(first.pop("loss/kl/max"))
     assert first == {**values, "step": 3, "_step": 0, "_timestamp": record.time}
@@ -93,7 +57,7 @@ def test_numbers_come_back_as_they_were_and_nothing_is_left_running(tmp_path: Pa
     assert (third["episodes/_type"], third["episodes/nrows"], third["step"]) == ("table-file", 1, 3)
     (table,) = folder.glob("wandb/offline-run-*/files/media/table/*.json")
     assert json.loads(table.read_text())["data"][0][3] == "Why? ☃\ud800"
-    (made,) = [record.run for record in stored(folder) if record.HasField("run")]
+    (made,) = [record.run for record in wandb_records(folder) if record.HasField("run")]
     config = {item.key: json.loads(item.value_json) for item in made.config.update}
     assert (config["lr"], config["packages"]) == (0.5, {"torch": "2.13.0"})
     assert (made.run_group, list(made.tags), made.display_name) == ("sweep", ["one"], "demo")
@@ -111,7 +75,7 @@ def test_a_second_process_goes_on_in_the_same_run_and_sends_nothing_twice(tmp_pa
         again.log(tracked_record(step, {"a/b/mean": float(step)}))
     again.flush()
     again.close("done")
-    seen = {line["_step"]: line["a/b/mean"] for line in history(folder)}
+    seen = {line["_step"]: line["a/b/mean"] for line in wandb_lines(folder)}
     assert seen == {0: 0.0, 1: 1.0, 2: 2.0}
 
 
@@ -127,9 +91,9 @@ def test_steps_that_are_done_again_are_added_on_the_axis_of_our_steps(tmp_path: 
     again.log(tracked_record(1, {"a/b/mean": 10.0}))
     again.flush()
     again.close("done")
-    lines = [(line["_step"], line["step"], line["a/b/mean"]) for line in history(folder)]
+    lines = [(line["_step"], line["step"], line["a/b/mean"]) for line in wandb_lines(folder)]
     assert lines == [(0, 0, 0.0), (1, 1, 1.0), (2, 2, 2.0), (3, 1, 10.0)]
-    axes = {m.glob_name: m.step_metric for r in stored(folder) if (m := r.metric).glob_name}
+    axes = {m.glob_name: m.step_metric for r in wandb_records(folder) if (m := r.metric).glob_name}
     assert axes == {"*": "step"}
 
 
