@@ -21,6 +21,7 @@ def tracked_run(folder: Path, **changes: Any) -> TrackedRun:
         name="demo",
         kind="rl",
         folder=folder,
+        tracker="tracker",
         config={"seed": 0},
         code_version="0.1.0",
         packages={"torch": "2.13.0"},
@@ -38,6 +39,7 @@ def tracked_record(
 def episode_row(**changes: Any) -> EpisodeRow:
     """An episode that went well."""
     row = EpisodeRow(
+        purpose="train",
         episode="0-1-2",
         source="words",
         task="cat",

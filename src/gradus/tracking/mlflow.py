@@ -43,12 +43,12 @@ class Mlflow:
         self._client: Any
         self._run_id: str
         self._metrics: list[Any] = []
-        self._tables: list[tuple[int, dict[str, Any]]] = []
+        self._tables: list[tuple[str, dict[str, Any]]] = []
         self._last_time: float | None = None
 
     def open(self, run: TrackedRun) -> None:
         """Find or make the experiment and the run, and leave the settings there."""
-        uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_store(run.folder)
+        uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_store(run.own_folder)
         self._client = self._library.MlflowClient(tracking_uri=uri)
         experiment_id = self._experiment_id(uri)
         found = self._client.search_runs(
@@ -75,16 +75,15 @@ class Mlflow:
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         """Keep the table until `flush`; it becomes a file of the run."""
         texts = [asdict(row) for row in rows]
-        columns = list(texts[0]) if texts else []
-        table = {"columns": columns, "data": [list(row.values()) for row in texts]}
-        self._tables.append((step, table))
+        table = {"columns": list(texts[0]), "data": [list(row.values()) for row in texts]}
+        self._tables.append((f"episodes/{rows[0].purpose}/step_{step}.json", table))
 
     def flush(self) -> None:
         """Send everything, in calls as large as a server takes."""
         for part in _parts(self._metrics, _METRICS_PER_CALL):
             self._client.log_batch(self._run_id, metrics=part)
-        for step, table in self._tables:
-            self._client.log_dict(self._run_id, table, f"episodes/step_{step}.json")
+        for path, table in self._tables:
+            self._client.log_dict(self._run_id, table, path)
         self._metrics.clear()
         self._tables.clear()
 
@@ -160,8 +159,8 @@ def name_of_metric(named: str) -> str:
 
 
 def _own_store(folder: Path) -> str:
-    (folder / "mlflow").mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{(folder / 'mlflow' / 'mlflow.db').absolute()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{(folder / 'mlflow.db').absolute()}"
 
 
 def _place_of_files(uri: str) -> str | None:

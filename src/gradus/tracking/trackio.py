@@ -39,7 +39,7 @@ class Trackio:
     def open(self, run: TrackedRun) -> None:
         """Void what the run does again, and write its configuration."""
         self._run = run
-        folder = self._folder or os.environ.get("TRACKIO_DIR") or str(run.folder / "trackio")
+        folder = self._folder or os.environ.get("TRACKIO_DIR") or str(run.own_folder)
         self._library = _library(Path(folder).expanduser().absolute())
         self._store = self._library.sqlite_storage.SQLiteStorage
         try:
@@ -58,9 +58,8 @@ class Trackio:
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         """Keep the table until `flush`."""
-        values = [{name: _unicode(value) for name, value in asdict(row).items()} for row in rows]
-        table = {"_type": self._library.Table.TYPE, "_value": values}
-        self._rows.append((step, self._last_time, {"episodes": table}))
+        table = {"_type": self._library.Table.TYPE, "_value": [asdict(row) for row in rows]}
+        self._rows.append((step, self._last_time, {f"episodes/{rows[0].purpose}": table}))
 
     def flush(self) -> None:
         """Write everything in one transaction."""
@@ -99,11 +98,6 @@ class Trackio:
             "_Created": known.get("_Created") or datetime.now(UTC).isoformat(),
             "_Group": run.group,
         }
-
-
-def _unicode(value: Any) -> Any:
-    """Half of a surrogate pair, which a policy may write, as "?"; Trackio stores no other text."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _library(folder: Path) -> ModuleType:

@@ -40,18 +40,19 @@ class Wandb:
         self._project = project
         self._entity = entity
         self._mode = mode or os.environ.get("WANDB_MODE") or "online"
-        self._library: Any
-        self._run: Any
+        self._library = _library()
+        self._run: Any = None
         self._outbox: Outbox
 
     def open(self, run: TrackedRun) -> None:
         """Find or make the run there, and send what the outbox holds and W&B lacks."""
-        folder = Path(os.environ.get("WANDB_DIR") or run.folder).absolute()
-        target = json.dumps([os.environ.get("WANDB_BASE_URL"), self._entity, self._project])
-        digest = hashlib.blake2b(target.encode(), digest_size=4).hexdigest()
-        self._outbox = Outbox(run.folder / "wandb" / f"outbox-{digest}.jsonl")
-        self._library = _library(folder)
-        self._library.teardown()
+        folder = Path(os.environ.get("WANDB_DIR") or run.own_folder).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._outbox = Outbox(run.own_folder / "outbox.jsonl")
+        # Here rather than in the caller's home.
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
+        self._library.teardown()  # Of a connection that was given up while it hung.
         if self._mode == "online" and not self._library.login(prompt=False, verify=False):
             raise ConfigError(
                 "Weights & Biases has no key here: run `wandb login`, set WANDB_API_KEY, or give "
@@ -68,8 +69,7 @@ class Wandb:
 
     def log(self, record: TrackedRecord) -> None:
         """Hand the record to the service of W&B, unless an earlier attempt did."""
-        line = {"step": record.step, "time": record.time, "metrics": dict(record.metrics)}
-        self._put(line | {"non_finite": list(record.non_finite)})
+        self._put(line_of(record))
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         """Hand over the table."""
@@ -87,7 +87,8 @@ class Wandb:
     def close(self, outcome: RunOutcome) -> None:
         """Wait until W&B has everything, say how the run ended, and end the service."""
         try:
-            self._run.finish(exit_code=0 if outcome == "done" else 1)
+            if self._run is not None:
+                self._run.finish(exit_code=0 if outcome == "done" else 1)
         finally:
             self._library.teardown()
 
@@ -100,9 +101,10 @@ class Wandb:
         values = {"step": line["step"]}
         if "episodes" in line:
             rows = line["episodes"]
-            columns = list(rows[0]) if rows else []
+            columns = list(rows[0])
             data = [list(row.values()) for row in rows]
-            values["episodes"] = self._library.Table(columns=columns, data=data)
+            table = self._library.Table(columns=columns, data=data)
+            values[f"episodes/{rows[0]['purpose']}"] = table
         else:
             values |= {"_timestamp": line["time"], **line["metrics"]}
             values |= dict.fromkeys(line["non_finite"], math.nan)
@@ -186,6 +188,16 @@ class Outbox:
         os.truncate(self._path, len(whole[0]) + len(whole[1]))
 
 
+def line_of(record: TrackedRecord) -> dict[str, Any]:
+    """The record as the outbox keeps it."""
+    return {
+        "step": record.step,
+        "time": record.time,
+        "metrics": dict(record.metrics),
+        "non_finite": list(record.non_finite),
+    }
+
+
 def _text(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False).encode()
 
@@ -194,10 +206,8 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _library(folder: Path) -> Any:
-    """The package, which keeps what it writes in the folder and reports no errors to its makers."""
-    os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
-    os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
+def _library() -> Any:
+    """The package, which reports no errors to its makers."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
         import wandb

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_settings_episodes_and_the_end_are_there(store: str, tmp_path: Path) -> 
     assert shown.info.status == "FAILED"
     artifacts = Path(shown.info.artifact_uri.removeprefix("file://"))
     assert json.loads((artifacts / "config.json").read_text()) == config
-    table = json.loads((artifacts / "episodes" / "step_0.json").read_text())
+    table = json.loads((artifacts / "episodes" / "train" / "step_0.json").read_text())
     row = dict(zip(table["columns"], table["data"][0], strict=True))
     assert (row["prompt"], row["reply"]) == ("Why? ☃", "Because.")
 
@@ -110,6 +111,18 @@ def test_a_resume_with_other_settings_goes_on_in_the_same_run(store: str, tmp_pa
     _, shown = shown_run(store, before)
     assert shown.data.params == {"lr": "1.0", "seed": "1"}
     assert shown.info.status == "RUNNING"
+
+
+def test_a_server_that_is_away_raises_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    mlflow = pytest.importorskip("mlflow")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        uri = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    tracker = Mlflow(experiment="tests", tracking_uri=uri)
+    with pytest.raises(mlflow.MlflowException, match="Connection refused"):
+        tracker.open(tracked_run(tmp_path))
 
 
 def test_a_deleted_experiment_is_said(tmp_path: Path, store: str) -> None:

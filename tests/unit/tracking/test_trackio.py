@@ -73,11 +73,11 @@ def test_settings_and_episodes_are_there(folder: str, tmp_path: Path) -> None:
     run = tracked_run(tmp_path, config={"model": "tiny"}, tags=("one",), group="sweep")
     tracker = opened(folder, run)
     tracker.log(tracked_record(0, {"a/b/mean": 1.0}))
-    tracker.log_episodes(0, [episode_row(prompt="Why? ☃", reply="Because\ud800")])
+    tracker.log_episodes(0, [episode_row(prompt="Why? ☃", reply="Because.")])
     tracker.flush()
     tracker.close("done")
-    table = logs_of(run)[1]["episodes"]["_value"]
-    assert (table[0]["prompt"], table[0]["reply"]) == ("Why? ☃", "Because?")
+    table = logs_of(run)[1]["episodes/train"]["_value"]
+    assert (table[0]["prompt"], table[0]["reply"]) == ("Why? ☃", "Because.")
     storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
     config = storage.get_run_config("tests", run_id=run.id)
     assert (config["model"], config["_Group"], config["tags"]) == ("tiny", "sweep", ["one"])

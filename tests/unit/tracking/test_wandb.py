@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from read_back import wandb_lines, wandb_records
 from tracked import episode_row, tracked_record, tracked_run
+from wandb_server import wandb_server
 
 from gradus.errors import ConfigError
 from gradus.tracking.base import TrackedRun
-from gradus.tracking.wandb import Outbox, Wandb
+from gradus.tracking.wandb import Outbox, Wandb, line_of
 
 pytestmark = pytest.mark.slow
 
@@ -43,21 +44,27 @@ def opened(run: TrackedRun, **options: Any) -> Wandb:
 def test_numbers_come_back_as_they_were_and_nothing_is_left_running(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = {f"stage/metric_{i}/mean": i / 7 for i in range(900)} | {"reward/f(x)/mean": -1e-300}
-    tracker = opened(tracked_run(folder, config={"lr": 0.5}, tags=("one",), group="sweep"))
+    run = tracked_run(folder, config={"lr": 0.5}, tags=("one",), group="sweep")
+    tracker = opened(run)
     record = tracked_record(3, values, non_finite=("loss/kl/max",))
     tracker.log(record)
     tracker.log(tracked_record(3, {"eval/reward/mean": 0.5}))
-    tracker.log_episodes(3, [episode_row(prompt="Why? ☃\ud800", reply="Because.")])
+    tracker.log_episodes(3, [episode_row(prompt="Why? ☃", reply="Because.")])
     tracker.flush()
-    first, second, third = wandb_lines(folder)
+    first, second, third = wandb_lines(run.own_folder)
     tracker.close("done")
     assert math.isnan(first.pop("loss/kl/max"))
     assert first == {**values, "step": 3, "_step": 0, "_timestamp": record.time}
     assert (second["eval/reward/mean"], second["step"], second["_step"]) == (0.5, 3, 1)
-    assert (third["episodes/_type"], third["episodes/nrows"], third["step"]) == ("table-file", 1, 3)
-    (table,) = folder.glob("wandb/offline-run-*/files/media/table/*.json")
-    assert json.loads(table.read_text())["data"][0][3] == "Why? ☃\ud800"
-    (made,) = [record.run for record in wandb_records(folder) if record.HasField("run")]
+    assert (third["episodes/train/_type"], third["episodes/train/nrows"], third["step"]) == (
+        "table-file",
+        1,
+        3,
+    )
+    (table,) = run.own_folder.glob("wandb/offline-run-*/files/media/table/**/*.json")
+    content = json.loads(table.read_text())
+    assert content["data"][0][content["columns"].index("prompt")] == "Why? ☃"
+    (made,) = [record.run for record in wandb_records(run.own_folder) if record.HasField("run")]
     config = {item.key: json.loads(item.value_json) for item in made.config.update}
     assert (config["lr"], config["packages"]) == (0.5, {"torch": "2.13.0"})
     assert (made.run_group, list(made.tags), made.display_name) == ("sweep", ["one"], "demo")
@@ -75,7 +82,7 @@ def test_a_second_process_goes_on_in_the_same_run_and_sends_nothing_twice(tmp_pa
         again.log(tracked_record(step, {"a/b/mean": float(step)}))
     again.flush()
     again.close("done")
-    seen = {line["_step"]: line["a/b/mean"] for line in wandb_lines(folder)}
+    seen = {line["_step"]: line["a/b/mean"] for line in wandb_lines(run.own_folder)}
     assert seen == {0: 0.0, 1: 1.0, 2: 2.0}
 
 
@@ -91,10 +98,39 @@ def test_steps_that_are_done_again_are_added_on_the_axis_of_our_steps(tmp_path: 
     again.log(tracked_record(1, {"a/b/mean": 10.0}))
     again.flush()
     again.close("done")
-    lines = [(line["_step"], line["step"], line["a/b/mean"]) for line in wandb_lines(folder)]
+    lines = [
+        (line["_step"], line["step"], line["a/b/mean"]) for line in wandb_lines(run.own_folder)
+    ]
     assert lines == [(0, 0, 0.0), (1, 1, 1.0), (2, 2, 2.0), (3, 1, 10.0)]
-    axes = {m.glob_name: m.step_metric for r in wandb_records(folder) if (m := r.metric).glob_name}
+    axes = {
+        m.glob_name: m.step_metric
+        for r in wandb_records(run.own_folder)
+        if (m := r.metric).glob_name
+    }
     assert axes == {"*": "step"}
+
+
+def test_what_a_killed_process_did_not_send_is_sent_at_the_next_start_and_only_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    run = tracked_run(folder)
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    with wandb_server([{"_step": number, "kept": True} for number in range(2)]) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        box = Outbox(run.own_folder / "outbox.jsonl")
+        for step in range(4):
+            box.append(line_of(tracked_record(step, {"a/b/mean": step / 7})))
+        tracker = opened(run, mode="online")
+        for step in (3, 4):
+            tracker.log(tracked_record(step, {"a/b/mean": step / 7}))
+        tracker.flush()
+        tracker.close("failed")
+        lines = [json.loads(line) for line in server.lines]
+    assert [line.get("kept") for line in lines] == [True, True, None, None, None]
+    sent = [(line["_step"], line["step"], line["a/b/mean"]) for line in lines[2:]]
+    assert sent == [(number, number, number / 7) for number in (2, 3, 4)]
+    assert server.exit_codes == [1]
 
 
 def test_without_a_key_the_message_says_what_to_do(tmp_path: Path) -> None:
