@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
 
 from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rule_models import Rule, build_app
 
 _OPTION = re.compile(r"^([AB])\) (\d)", re.MULTILINE)
 _SAID = re.compile(r"\[(debater_[ab]|consultant), propose\]\s*(?:<answer>([AB])</answer>)?")
@@ -64,34 +69,16 @@ def _coin(text: str) -> float:
     return hashlib.sha256(question.encode()).digest()[0] / 256
 
 
-async def _answer(request: web.Request) -> web.Response:
-    body: dict[str, Any] = await request.json()
-    text = "\n".join(str(message["content"]) for message in body["messages"])
-    message = {"role": "assistant", "content": MODELS[body["model"]](text)}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    return web.json_response(
-        {
-            "id": "rule",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [choice],
-            "usage": usage,
-        }
-    )
-
-
-async def _list(_: web.Request) -> web.Response:
-    return web.json_response({"object": "list", "data": [{"id": name} for name in MODELS]})
+def _of_all(rule: Callable[[str], str]) -> Rule:
+    """A rule that reads all messages as one text."""
+    return lambda said: rule("\n".join(text for _, text in said))
 
 
 @contextmanager
 def served_models() -> Iterator[str]:
     """The base URL while the models are served, on loopback and a port that the system chooses."""
     loop = asyncio.new_event_loop()
-    app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", _answer), web.get("/v1/models", _list)])
+    app = build_app({name: _of_all(rule) for name, rule in MODELS.items()})
     runner = web.AppRunner(app, access_log=None)
 
     async def start() -> int:

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
+import sys
+from collections.abc import Sequence
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+
+from aiohttp import web
 
 from gradus_gpqa.items import generate_items
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rule_models import Said, build_app
+
 LETTERS = "ABCD"
-MAX_BODY_BYTES = 4 << 20
 _ANSWER = re.compile(r"<answer> ?([A-D]) ?</answer>", re.IGNORECASE)
 _SPEECH = re.compile(r"(debater_a|debater_b|consultant) says \(\w+\):\n")
 
@@ -72,48 +77,9 @@ def letter_of(text: str) -> str | None:
     return found[-1].upper() if found else None
 
 
-class Handler(BaseHTTPRequestHandler):
-    """The two routes of an OpenAI-compatible endpoint that gradus asks."""
-
-    def do_GET(self) -> None:
-        """List the one model."""
-        self._send({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-
-    def do_POST(self) -> None:
-        """Answer a chat completion."""
-        size = min(int(self.headers.get("content-length", 0)), MAX_BODY_BYTES)
-        asked = json.loads(self.rfile.read(size))
-        users = [m for m in asked["messages"] if m["role"] == "user"]
-        text = reply_to([_text(message["content"]) for message in users])
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        message = {"role": "assistant", "content": text}
-        self._send(
-            {
-                "id": "scripted",
-                "object": "chat.completion",
-                "created": 0,
-                "model": asked.get("model", "scripted"),
-                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-                "usage": usage,
-            }
-        )
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing per request."""
-
-    def _send(self, body: dict[str, Any]) -> None:
-        encoded = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(encoded)))
-        self.end_headers()
-        self.wfile.write(encoded)
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content or [])
+def answer(said: Sequence[Said]) -> str:
+    """What is answered to a conversation; its own earlier replies count for nothing."""
+    return reply_to([text for role, text in said if role == "user"])
 
 
 def main() -> None:
@@ -123,7 +89,7 @@ def main() -> None:
     port = parser.parse_args().port
     right_letters()
     print(f"judging at http://127.0.0.1:{port}/v1", flush=True)
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    web.run_app(build_app({"scripted": answer}), host="127.0.0.1", port=port, print=None)
 
 
 if __name__ == "__main__":
