@@ -33,6 +33,8 @@ CONFIGS = {"jsonl", "program"}
 IN_CONTAINERS = {"general-agent", "swe-sandbox"}
 """Task sets that need Podman, and an image of their default name."""
 CHECK_SECONDS = 400
+CONTAINER_CHECK_SECONDS = 1_800
+"""Of those; each episode starts a container and waits seconds for its end."""
 
 
 def task_sets() -> list[str]:
@@ -54,9 +56,10 @@ def words_of(name: str) -> list[str]:
 def check(name: str, results: Path) -> None:
     """Run `gradus env check` and keep its lines."""
     command = [sys.executable, "-m", "gradus.cli.main", "env", "check", *words_of(name), "--json"]
+    seconds = CONTAINER_CHECK_SECONDS if name in IN_CONTAINERS else CHECK_SECONDS
     try:
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+            command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
         )
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     except subprocess.TimeoutExpired:
