@@ -12,8 +12,8 @@ import pytest
 import verifiers.v1 as vf
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from policy_talks import CALL, TOKEN, AddServer, UserOpens, path_of, policy_seat
 from pydantic import ValidationError
-from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
 from verifiers.v1.trace import WireTrace
@@ -28,7 +28,6 @@ from gradus.orchestrator.algorithms.base import assign_advantage
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
-from gradus.testing.environment import AddTools
 from gradus.testing.episodes import build_episode
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.episode import CONTEXT_FULL
@@ -36,8 +35,6 @@ from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 
-TOKEN = "data-token"
-CALL = '<tool_call>\n{"name": "calculator_add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 ORIGIN = SampleOrigin("e", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=4000)
 SHORT = {"ask_for_notes": "notes?", "go_on": "N: {notes}"}
 
@@ -70,24 +67,6 @@ class Played:
         ]
 
 
-class _Task(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
-    """A conversation that the user opens, with a tool server that somebody else runs."""
-
-    @classmethod
-    def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
-        return [AddTools(vf.ToolsetConfig(url="http://127.0.0.1:9/mcp"))]
-
-
-class _Server:
-    tools = ({"name": "add", "inputSchema": {}},)
-
-    def __init__(self, answers: list[str]) -> None:
-        self._answers = iter(answers)
-
-    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        return next(self._answers, "3")
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
@@ -117,7 +96,7 @@ async def play(case: Play, model: Path, tokenizer: PreTrainedTokenizerFast) -> P
         return Reply(tokenizer.encode(next(replies), add_special_tokens=False))
 
     async def open_server(*_: Any, **__: Any) -> Any:
-        return _Server(case.answers)
+        return AddServer(case.answers)
 
     tools.open_server = open_server
     async with ScriptedEngine(
@@ -125,21 +104,14 @@ async def play(case: Play, model: Path, tokenizer: PreTrainedTokenizerFast) -> P
     ) as engine:
         harness = {"id": "gradus-compact", "max_retries": 0, **SHORT, **case.config}
         agent = vf.make_agent(
-            vf.AgentConfig(
-                harness=harness,
-                runtime={"type": "subprocess"},
-                max_turns=case.max_turns,
-                model="policy",
-                client=vf.TrainClientConfig(
-                    base_url=engine.base_url,
-                    api_key_var="GRADUS_INFERENCE_TOKEN",
-                    renderer=Qwen3RendererConfig(),
-                    renderer_model_name=str(model),
-                ),
-                sampling={"temperature": 1.0, "max_tokens": 300},
+            policy_seat(
+                engine, model, harness, sampling={"max_tokens": 300}, max_turns=case.max_turns
             )
         )
-        async with agent, agent.interaction(_Task(vf.TaskData(system_prompt=case.system))) as talk:
+        async with (
+            agent,
+            agent.interaction(UserOpens(vf.TaskData(system_prompt=case.system))) as talk,
+        ):
             for text in case.users:
                 if (await talk.turn(text)).terminated:
                     break
@@ -154,13 +126,8 @@ def assert_each_call_is_a_path_and_trains_once(played: Played) -> None:
     sampled = [node for node in trace.nodes if node.sampled]
     assert len(sampled) == len(calls)
     for node, call in zip(sampled, calls, strict=True):
-        path, parent = [node], node.parent
-        while parent is not None:
-            path.append(trace.nodes[parent])
-            parent = trace.nodes[parent].parent
-        joined = [token for step in reversed(path) for token in step.token_ids]
         assert call.reply is not None
-        assert joined == [*call.prompt_token_ids, *call.reply.token_ids]
+        assert path_of(trace, node) == [*call.prompt_token_ids, *call.reply.token_ids]
     wire = WireTrace.model_validate(trace.model_dump(mode="json"))
     wire.agent.trainable = True
     assign_advantage(wire, 1.0)

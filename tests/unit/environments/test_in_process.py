@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 import verifiers.v1 as vf
+from policy_talks import CALL, TOKEN, UserOpens, open_add_server
 from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
@@ -28,13 +29,10 @@ from gradus.environments.patches import in_process, shortcuts
 from gradus.environments.patches.in_process import LocalServer, local_server
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Fault, Reply, Reset, Status, Stuck, Truncate
-from gradus.testing.environment import AddTools
 from gradus.testing.tiny_model import build_tiny_tokenizer
 
 pytestmark = pytest.mark.torch
 
-TOKEN = "data-token"
-CALL = '<tool_call>\n{"name": "calculator_add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 WITH_HTTP = InterceptionServer.start
 
 
@@ -76,12 +74,8 @@ CASES = (
 )
 
 
-class Calculating(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
-    """A conversation that the user opens, with a tool server that somebody else runs."""
-
-    @classmethod
-    def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
-        return [AddTools(vf.ToolsetConfig(url="http://127.0.0.1:9/mcp"))]
+class Calculating(UserOpens):
+    """Pays for a long reply."""
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def length(self, trace: vf.Trace) -> float:
@@ -103,17 +97,6 @@ class Stopping(Calculating):
         return request
 
 
-class _Server:
-    tools = ({"name": "add", "inputSchema": {}},)
-
-    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        return "3"
-
-
-async def _open(*_: Any, **__: Any) -> Any:
-    return _Server()
-
-
 @dataclass(frozen=True)
 class Model:
     """A tokenizer on disk and in memory."""
@@ -133,7 +116,7 @@ def _as_in_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     monkeypatch.setattr(InterceptionServer, "start", WITH_HTTP)
     monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
     compat.use_engine_client(RequestSeeds())
-    monkeypatch.setattr(tools, "open_server", _open)
+    monkeypatch.setattr(tools, "open_server", open_add_server)
     monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers")
     monkeypatch.setenv("GRADUS_INFERENCE_TOKEN", TOKEN)
     yield

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import renderers.base
 import verifiers.v1 as vf
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from renderers import Qwen3RendererConfig
+from policy_talks import CALL, TOKEN, UserOpens, open_add_server, path_of, policy_seat
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
@@ -28,13 +27,10 @@ from gradus.environments.harness import tools
 from gradus.environments.patches import shortcuts
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
-from gradus.testing.environment import AddTools
 from gradus.testing.tiny_model import build_tiny_tokenizer
 
 pytestmark = pytest.mark.torch
 
-TOKEN = "data-token"
-CALL = '<tool_call>\n{"name": "calculator_add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 PIECES = (
     "word",
     " ",
@@ -73,25 +69,6 @@ CONVERSATIONS = st.builds(
 )
 
 
-class _Task(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
-    """A conversation that the user opens, with a tool server that somebody else runs."""
-
-    @classmethod
-    def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
-        return [AddTools(vf.ToolsetConfig(url="http://127.0.0.1:9/mcp"))]
-
-
-class _Server:
-    tools = ({"name": "add", "inputSchema": {}},)
-
-    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        return "3"
-
-
-async def _open(*_: Any, **__: Any) -> Any:
-    return _Server()
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
@@ -121,7 +98,7 @@ def _prepared(
         shortcuts.serve_in_process()
         shortcuts.remember_short_texts()
         monkeypatch.setattr(train.ElasticRendererPool, "_renderers", {})
-    monkeypatch.setattr(tools, "open_server", _open)
+    monkeypatch.setattr(tools, "open_server", open_add_server)
     monkeypatch.setattr(
         "verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers", raising=True
     )
@@ -130,22 +107,10 @@ def _prepared(
 
 async def play(conversation: Conversation, model: Path, engine: ScriptedEngine) -> vf.Trace:
     """One conversation: the agent's trace."""
-    agent = vf.make_agent(
-        vf.AgentConfig(
-            harness={"id": "gradus-chat", "retry_delay_seconds": 0.001, "max_retries": 0},
-            runtime={"type": "subprocess"},
-            max_turns=8,
-            model="policy",
-            client=vf.TrainClientConfig(
-                base_url=engine.base_url,
-                api_key_var="GRADUS_INFERENCE_TOKEN",
-                renderer=Qwen3RendererConfig(),
-                renderer_model_name=str(model),
-            ),
-            sampling={"temperature": 1.0, "max_tokens": conversation.max_tokens},
-        )
-    )
-    task = _Task(vf.TaskData(system_prompt=conversation.system))
+    harness = {"id": "gradus-chat", "retry_delay_seconds": 0.001, "max_retries": 0}
+    sampling = {"max_tokens": conversation.max_tokens}
+    agent = vf.make_agent(policy_seat(engine, model, harness, sampling=sampling, max_turns=8))
+    task = UserOpens(vf.TaskData(system_prompt=conversation.system))
     async with agent, agent.interaction(task) as talk:
         for text in conversation.users:
             if (await talk.turn(text)).terminated:
@@ -158,12 +123,7 @@ def assert_every_call_is_a_path(trace: vf.Trace, calls: list[GenerateCall]) -> N
     assert len(sampled) == len(calls)
     for node, call in zip(sampled, calls, strict=True):
         assert call.reply is not None
-        path, parent = [node], node.parent
-        while parent is not None:
-            path.append(trace.nodes[parent])
-            parent = trace.nodes[parent].parent
-        joined = [token for step in reversed(path) for token in step.token_ids]
-        assert joined == [*call.prompt_token_ids, *call.reply.token_ids]
+        assert path_of(trace, node) == [*call.prompt_token_ids, *call.reply.token_ids]
         assert sum(node.mask) == len(call.reply.token_ids) == len(node.logprobs)
         assert node.mask[-len(call.reply.token_ids) :] == [True] * len(call.reply.token_ids)
         assert node.logprobs == call.reply.logprobs

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from renderers import Qwen3RendererConfig
+from policy_talks import TOKEN, path_of, policy_seat
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.utils.loaders import harness_class, taskset_class
 
@@ -26,7 +26,6 @@ from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
 pytestmark = pytest.mark.torch
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "program"
-TOKEN = "data-token"
 CALL = 'First:<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 REWARDS = """
 def said(output):
@@ -101,31 +100,16 @@ async def play(
     seconds: float | None = None,
     **harness: Any,
 ) -> vf.Trace:
-    agent = vf.make_agent(
-        vf.AgentConfig(
-            harness={"id": "gradus-program", **harness},
-            runtime={"type": "subprocess"},
-            model="policy",
-            client=vf.TrainClientConfig(
-                base_url=engine.base_url,
-                api_key_var="GRADUS_INFERENCE_TOKEN",
-                renderer=Qwen3RendererConfig(),
-                renderer_model_name=str(model),
-            ),
-            sampling={"temperature": 1.0, "max_tokens": 100},
-            timeout={"rollout": seconds},
-        )
+    seat = policy_seat(
+        engine,
+        model,
+        {"id": "gradus-program", **harness},
+        sampling={"max_tokens": 100},
+        timeout={"rollout": seconds},
     )
+    agent = vf.make_agent(seat)
     async with agent:
         return await agent.run(task)
-
-
-def path_of(trace: vf.Trace, node: Any) -> list[int]:
-    tokens = list(node.token_ids)
-    while node.parent is not None:
-        node = trace.nodes[node.parent]
-        tokens = [*node.token_ids, *tokens]
-    return tokens
 
 
 def assert_tokens_are_those_of(calls: list[GenerateCall], trace: vf.Trace) -> None:
