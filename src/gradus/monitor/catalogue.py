@@ -120,8 +120,11 @@ def _by_stage() -> dict[str, list[tuple[Metric, re.Pattern[str]]]]:
 
 
 _WORD = re.compile(r"<(\w+)>|\[(.*?)\]|\{(.*?)\}")
-_ONE_PART = ("source", "environment", "k", "agent", "alarm")
-"""Labels that hold no slash. Others come from the code of an environment and may hold anything."""
+_LABELS = {
+    **dict.fromkeys(("source", "environment", "agent", "outcome", "k"), "[^/]+"),
+    "alarm": "(?!value$)[^/]+",
+}
+"""What a label may be. Others come from the code of an environment and may be anything."""
 
 
 def _expression(pattern: str) -> str:
@@ -130,7 +133,7 @@ def _expression(pattern: str) -> str:
         parts.append(re.escape(pattern[end : found.start()]))
         label, optional, choice = found.groups()
         if label:
-            parts.append(f"(?P<{label}>{'[^/]+' if label in _ONE_PART else '.+?'})")
+            parts.append(f"(?P<{label}>{_LABELS.get(label, '.+?')})")
         elif optional:
             parts.append(f"(?:{_expression(optional)})?")
         else:

@@ -1,0 +1,84 @@
+"""The catalogue and the code of the trainer know the same metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from metric_names import families_in_the_catalogue, families_of
+
+from gradus.config import (
+    ModelConfig,
+    SftConfig,
+    SftDataConfig,
+    SftProcessConfig,
+    TrainerConfig,
+    TrainerProcessConfig,
+)
+from gradus.config.schema.sft import SftValidationConfig
+from gradus.monitor.metric_table import Maker
+from gradus.run.paths import RunDirectory
+from gradus.testing.builders import build_sample
+from gradus.testing.configs import build_loss_config
+from gradus.trainer.entry import rl, sft
+from gradus.transport import SpoolSender
+from gradus.wire.events import StepFinished
+from gradus.wire.micro_batch import Batch
+from gradus.wire.packing import pack
+from gradus.wire.tokens import LOSS_NAMES
+from gradus.wire.versions import VersionSpan
+
+pytestmark = pytest.mark.torch
+
+
+async def rl_names(root: Path, model: Path) -> set[str]:
+    """Of a step with tokens of every component, and with a loss that measures all it can."""
+    samples = [build_sample(9, seed=number, id=name) for number, name in enumerate(LOSS_NAMES)]
+    for sample in samples:
+        sample.arrays.loss_weights[sample.id] = sample.arrays.loss_weights.pop("rl")
+        sample.arrays.reference_logprobs[:] = -1.0
+    sender = SpoolSender(RunDirectory(root), 0, capacity=1)
+    await sender.send(Batch(0, 0, VersionSpan(0, 0), pack(samples, max_tokens=40, num_ranks=1)))
+    loss = build_loss_config(importance_sampling="truncated", reference_kl_coefficient=0.1)
+    trainer = TrainerConfig(
+        compute_dtype="float32", loss=loss, peak_teraflops=0.5, receive_timeout_seconds=0.2
+    )
+    base = ModelConfig(name=str(model))
+    rl.run(
+        TrainerProcessConfig(
+            run_dir=str(root), term=0, model=base, max_steps=1, seed=0, trainer=trainer
+        )
+    )
+    while not isinstance(event := await sender.receive_event(), StepFinished):
+        pass
+    await sender.close()
+    return set(event.metrics)
+
+
+def sft_names(root: Path, model: Path) -> set[str]:
+    """Of a supervised step with a validation."""
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    data = root / "data.jsonl"
+    data.parent.mkdir(parents=True)
+    data.write_text(json.dumps(row) + "\n")
+    config: dict[str, Any] = {
+        "model": ModelConfig(name=str(model), max_length_tokens=64),
+        "data": SftDataConfig(path=str(data)),
+        "validation": SftValidationConfig(path=str(data), interval_steps=1),
+    }
+    small = SftConfig(
+        **config, max_steps=1, batch_conversations=1, micro_batch_tokens=64, compute_dtype="float32"
+    )
+    sft.run(SftProcessConfig(run_dir=str(root / "run"), term=0, sft=small))
+    record = json.loads((root / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    return set(record) - {"step", "time"}
+
+
+async def test_the_trainer_s_metrics_and_entries_are_the_same(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    names = await rl_names(tmp_path / "rl", tiny_model)
+    names |= sft_names(tmp_path / "sft", tiny_model)
+    assert families_of(names) >= families_in_the_catalogue(Maker.TRAINER)
