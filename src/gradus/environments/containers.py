@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,19 @@ async def remove_own(engines: Iterable[str], label: str) -> int:
         labels = await _labels(engine)
         removed += await _remove(engine, [c for c, found in labels.items() if found == label])
     return removed
+
+
+async def close_without_containers(
+    close: Callable[[], Awaitable[None]], engines: Sequence[str], label: str
+) -> None:
+    """Close what plays in containers; neither those with this label nor later ones stay.
+
+    They go first: an episode that closes waits 10 s for a container whose first process ignores
+    SIGTERM, and whoever asked for the end waits less before it kills.
+    """
+    await remove_own(engines, label)
+    await close()
+    await remove_own(engines, label)
 
 
 async def _labels(engine: str) -> dict[str, str]:

@@ -24,10 +24,10 @@ from typing import Any
 from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
 from gradus.environments.containers import (
     RUN_VARIABLE,
+    close_without_containers,
     engines_of,
     owner_label,
     remove_left_over,
-    remove_own,
 )
 from gradus.environments.load_errors import Stopped
 from gradus.environments.patches.task_headers import headers_of
@@ -192,8 +192,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         await check_headers(config, tasks)
         await EnvironmentProcess(config, pool, tasks, directory).run(secrets)
     finally:
-        await pool.close()
-        await remove_own(engines, label)
+        await close_without_containers(pool.close, engines, label)
 
 
 async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradus.environments.containers import (
+    close_without_containers,
     engines_of,
     is_orphaned,
     owner_label,
@@ -71,6 +72,20 @@ async def test_what_a_killed_process_left_is_removed_and_nothing_else(containers
     assert sorted(os.listdir(containers)) == ["mine", "other"]
     assert await remove_own(["podman"], own) == 1
     assert os.listdir(containers) == ["other"]
+
+
+async def test_containers_go_before_those_who_would_wait_for_them(containers: Path) -> None:
+    label = owner_label("words")
+    (containers / "mine").write_text(label)
+    seen: list[list[str]] = []
+
+    async def close() -> None:
+        seen.append(os.listdir(containers))
+        (containers / "late").write_text(label)
+
+    await close_without_containers(close, ["podman"], label)
+    assert seen == [[]]
+    assert os.listdir(containers) == []
 
 
 async def test_an_engine_without_containers_is_asked_once(containers: Path) -> None:
