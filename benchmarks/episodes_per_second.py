@@ -21,6 +21,7 @@ import json
 import os
 import platform
 import secrets
+import signal
 import stat
 import statistics
 import subprocess
@@ -260,6 +261,8 @@ def main() -> None:
     parser.add_argument("--before", help="python of another checkout, to compare with")
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
+    # A caller's deadline must not leave environments behind: unwind as at Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cases = [
         Case(f"chat-{number}", "gradus-chat", number, chosen.chat_episodes)
         for number in chosen.workers
