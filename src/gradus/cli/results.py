@@ -143,6 +143,7 @@ def _printable(line: str) -> str:
 
 TRACK_HELP = """\
 usage: gradus track RUN --to TRACKER [--name NAME] [--option value ...]
+       gradus track --grafana FILE
 
 Sends a finished run to a tracker, or a running one until it ends: what the tracker has not got.
 TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a type: tensorboard,
@@ -150,6 +151,7 @@ wandb, mlflow, trackio, or package.module:Class.
 
   --to TRACKER    where to send it
   --name NAME     a second place of the same type, with a note of its own of what was sent
+  --grafana FILE  write a dashboard of runs for Grafana, on the numbers of "prometheus"
   --option value  options of the tracker, such as --project; docs/configuration.md lists them
 
 Exit code 75 when the tracker is not reached: nothing is lost, the same command goes on."""
@@ -163,6 +165,9 @@ def track(words: Sequence[str]) -> int:
     if wants_help(words) or not words:
         print(TRACK_HELP)
         return ExitCode.DONE if words else ExitCode.CONFIG
+    grafana, others = take_value(words, "--grafana", wants="the name of a file")
+    if grafana is not None:
+        return _write_dashboard(Path(grafana), others)
     if name is None or not rest or rest[0].startswith("-"):
         raise ConfigError(f"expected the folder of a run, and --to\n{TRACK_HELP}")
 
@@ -179,6 +184,17 @@ def track(words: Sequence[str]) -> int:
     configure_logging("track")
     num_sent = send_run(run_dir, config.monitor)
     print(f"{config.monitor.title} has all of {run_dir.root}; {num_sent} records were sent now")
+    return ExitCode.DONE
+
+
+def _write_dashboard(path: Path, others: Sequence[str]) -> int:
+    from gradus.files import write_json
+    from gradus.tracking.prometheus.dashboard import dashboard
+
+    if others or path.is_dir():
+        raise ConfigError(f"--grafana {path}: expected the name of a file, and nothing else")
+    write_json(path, dashboard())
+    print(f"{path}  in Grafana: Dashboards, New, Import")
     return ExitCode.DONE
 
 

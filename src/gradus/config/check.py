@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
-from gradus.config.schema.monitor import MonitorConfig
+from gradus.config.schema.monitor import MonitorConfig, is_loopback
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
@@ -116,6 +115,7 @@ def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
                 f"two trackers are called {monitor.title!r}; give this one another name",
             )
         known.add(monitor.title)
+        yield from _plugin_problems(("monitor", place), monitor)
 
 
 def _run_problems(config: RunConfig) -> list[Problem]:
@@ -411,7 +411,7 @@ def _plugin_problems(path: KeyPath, plugin: PluginConfig) -> Iterator[Problem]:
 
 def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
     """What vLLM cannot be started with."""
-    if not _is_loopback(config.host) and not config.allow_public_bind:
+    if not is_loopback(config.host) and not config.allow_public_bind:
         yield Problem(
             ("inference", "host"),
             f"{config.host!r} can be reached by others; use 127.0.0.1, "
@@ -421,13 +421,6 @@ def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
     for name in config.extra_args:
         if owner := OWNED_ENGINE_ARGS.get(name.replace("-", "_")):
             yield Problem(("inference", "extra_args", name), f"has another owner: {owner}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _name_problems(sources: Sequence[TrainSource | EvaluatedSource]) -> Iterator[Problem]:

@@ -163,10 +163,10 @@ class RunDirectory:
         """Where `process` says that it can serve, and at which address."""
         return self.ready / f"{process}.json"
 
-    @property
-    def prometheus_targets(self) -> Path:
+    def prometheus_targets(self, tracker: str) -> Path:
         """Where Prometheus finds the run's numbers, in the form of its `file_sd_configs`."""
-        return self.ready / "prometheus.json"
+        name = "prometheus" if tracker == "prometheus" else f"prometheus.{tracker}"
+        return self.ready / f"{name}.json"
 
     def prepared_file(self, process: str) -> Path:
         """Where `process` notes the term in which its command ran."""

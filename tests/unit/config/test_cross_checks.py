@@ -40,6 +40,10 @@ def optimizer(**values: Any) -> dict[str, Any]:
     return {"trainer": {"optimizer": values}}
 
 
+def prometheus(**values: Any) -> dict[str, Any]:
+    return {"monitor": [{"type": "prometheus", **values}]}
+
+
 ENV = "orchestrator.train.env.0"
 BORDERS = [
     ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
@@ -184,6 +188,16 @@ BORDERS = [
         "inference.host",
     ),
     ({"inference": {"host": "::1"}}, {"inference": {"host": "::"}}, "inference.host"),
+    (
+        prometheus(host="0.0.0.0", allow_public_bind=True),
+        prometheus(host="0.0.0.0"),
+        "monitor.0.host",
+    ),
+    (
+        prometheus(last_scrape_seconds=30, flush_seconds=30),
+        prometheus(last_scrape_seconds=31, flush_seconds=30),
+        "monitor.0.last_scrape_seconds",
+    ),
     ({"inference": {"host": "localhost"}}, {"inference": {"host": "node7"}}, "inference.host"),
     (
         with_env(max_input_tokens=9, max_total_tokens=10),

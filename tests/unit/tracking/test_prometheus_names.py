@@ -6,6 +6,7 @@ import math
 import re
 
 import pytest
+from catalogue_names import spelled_out
 from prometheus_client.parser import text_string_to_metric_families
 
 from gradus.monitor.catalogue import METRICS
@@ -13,24 +14,6 @@ from gradus.tracking.prometheus.exposition import MAX_LABEL_CHARACTERS, Page
 from gradus.tracking.prometheus.names import UNKNOWN, export
 
 LEGAL = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-CHOICE = re.compile(r"\{([^}]*)\}")
-
-
-def spelled_out(pattern: str) -> list[str]:
-    """Every name of a pattern, with its placeholders."""
-    if "[" in pattern:
-        start, _, rest = pattern.partition("[")
-        inner, _, end = rest.partition("]")
-        return spelled_out(start + end) + spelled_out(start + inner + end)
-    found = CHOICE.search(pattern)
-    if found is None:
-        return [pattern]
-    words = found[1].split(",")
-    return [
-        name
-        for word in words
-        for name in spelled_out(pattern[: found.start()] + word + pattern[found.end() :])
-    ]
 
 
 def read(page: Page) -> dict[str, list[tuple[dict[str, str], float]]]:

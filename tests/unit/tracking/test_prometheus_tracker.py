@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tracked import tracked_run
 
 from gradus.errors import ProcessError
 from gradus.monitor import JsonlMonitor
@@ -22,20 +23,12 @@ from gradus.tracking.prometheus.tracker import LIVE_UNTIL_SECONDS, NumberBoard, 
 
 @pytest.fixture
 def run(tmp_path: Path) -> TrackedRun:
-    return TrackedRun(
-        id="ab12",
-        name='my "run"',
-        kind="rl",
-        folder=tmp_path,
-        config={},
-        code_version="0.1.0",
-        packages={},
-    )
+    return tracked_run(tmp_path, id="ab12", name='my "run"', tracker="prometheus")
 
 
 @pytest.fixture
 def tracker(run: TrackedRun) -> Iterator[Prometheus]:
-    made = Prometheus()
+    made = Prometheus(last_scrape_seconds=0.01)
     made.open(run)
     yield made
     made.close("done")
@@ -96,6 +89,14 @@ def test_an_evaluation_stays_until_the_next_one(run: TrackedRun, tracker: Promet
     assert shown["gradus_eval_avg_at_k{k=4}"] == 1.0
     assert "gradus_eval_error_error{error=Timeout}" not in shown
     assert shown["gradus_episode_reward_mean"] == 0.5
+
+
+def test_records_that_are_sent_again_do_not_take_the_page_back(
+    run: TrackedRun, tracker: Prometheus
+) -> None:
+    for step in (0, 1, 2, 0, 1):
+        tracker.log(record(step, episode__reward__mean=float(step)))
+    assert scrape(run)["gradus_episode_reward_mean"] == scrape(run)["gradus_step"] == 2
 
 
 def test_a_number_that_was_not_finite_is_nan(run: TrackedRun, tracker: Prometheus) -> None:
@@ -180,6 +181,16 @@ def test_a_taken_port_is_said_and_leaves_no_address(run: TrackedRun, tracker: Pr
         second.open(other)
     assert not targets(other).exists()
     second.close("done")
+
+
+def test_two_pages_of_one_run_have_two_addresses(run: TrackedRun, tracker: Prometheus) -> None:
+    second = Prometheus()
+    second.open(replace(run, tracker="other"))
+    other = run.folder / "ready" / "prometheus.other.json"
+    assert json.loads(other.read_text()) != json.loads(targets(run).read_text())
+    second.close("done")
+    assert targets(run).exists()
+    assert not other.exists()
 
 
 def test_the_console_says_where_the_page_is(run: TrackedRun, tracker: Prometheus) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
@@ -36,6 +38,14 @@ class LogConfig(StrictConfig):
         """The same for the processes of a run that has no name yet."""
         max_bytes = max(1, int(self.max_mib * MIB))
         return LogSettings("", self.level, self.format, max_bytes=max_bytes, keep=self.keep)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class MonitorConfig(PluginConfig):
@@ -91,13 +101,35 @@ class PrometheusConfig(MonitorConfig):
     type: Literal["prometheus"] = "prometheus"
     implementation = "gradus.tracking.prometheus.tracker:Prometheus"
     host: str = Field("127.0.0.1", min_length=1)
-    """Address to listen at. Any but a loopback address shows the numbers to whoever reaches this
-    machine."""
+    """Address to listen at."""
+    allow_public_bind: bool = False
+    """Allow a host that is no loopback address: everybody who reaches it can read the page."""
     port: int = Field(0, ge=0, le=65_535)
     """Port to listen at. 0 lets the system choose; `ready/prometheus.json` has the address."""
     last_scrape_seconds: float = Field(20.0, ge=0)
     """How long the page stays at the end of a run for one more scrape. It goes at once where nobody
     scraped regularly, and with the next scrape otherwise."""
+    episodes_interval_steps: int | None = Field(None, ge=1)
+    """Prometheus takes no texts."""
+
+    def arguments(self) -> dict[str, Any]:
+        """What is only checked does not reach the class."""
+        return {k: v for k, v in super().arguments().items() if k != "allow_public_bind"}
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """The process of trackers ends after `flush_seconds`; a public page must be wanted."""
+        if not self.allow_public_bind and not is_loopback(self.host):
+            yield (
+                "host",
+                f"{self.host!r} can be reached by others, and the page has no password; use "
+                "127.0.0.1, or set allow_public_bind if that is wanted",
+            )
+        if self.last_scrape_seconds > self.flush_seconds:
+            yield (
+                "last_scrape_seconds",
+                f"{self.last_scrape_seconds:g} is longer than flush_seconds "
+                f"({self.flush_seconds:g}), after which the page ends; raise flush_seconds",
+            )
 
 
 class WandbConfig(MonitorConfig):

@@ -122,11 +122,15 @@ class MetricsServer:
         try:
             await self._stop.wait()
         finally:
+            # asyncio loses the socket of a client that it accepted as the server closes.
+            self._loop.remove_reader(self._socket.fileno())
+            await _some_turns()
             server.close()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            await _some_turns()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # `drain` then waits until the client has taken all of it.
@@ -147,6 +151,8 @@ class MetricsServer:
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader) -> Answer:
         try:
@@ -177,6 +183,12 @@ class MetricsServer:
             self._num_scrapes += 1
             self._scraped_at = now
             self._scraped.notify_all()
+
+
+async def _some_turns() -> None:
+    """Let the event loop finish what it began with a connection."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -26,6 +26,7 @@ from gradus.tracking.prometheus.server import PATH, MetricsServer
 
 LIVE_UNTIL_SECONDS = 15.0
 """Older gauges of `live.json` are of a process that ended or hangs, and are not shown."""
+_STEPS = "step"
 _KEPT_STAGES = ("eval", "validation")
 """Recorded now and then: their numbers stay until there are newer ones."""
 
@@ -37,7 +38,11 @@ class Prometheus:
     """
 
     def __init__(
-        self, *, host: str = "127.0.0.1", port: int = 0, last_scrape_seconds: float = 20.0
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        last_scrape_seconds: float = 20.0,
     ) -> None:
         """Who scrapes regularly gets `last_scrape_seconds` at the end for a last look."""
         self._host = host
@@ -54,7 +59,7 @@ class Prometheus:
         for record in read_tracked(directory.metrics):
             self._board.add(record)
         self._server = MetricsServer(self._board.text, host=self._host, port=self._port)
-        self._targets = directory.prometheus_targets
+        self._targets = directory.prometheus_targets(run.tracker)
         # The form that `file_sd_configs` reads, so that Prometheus finds the port by itself.
         write_json(
             self._targets,
@@ -78,7 +83,8 @@ class Prometheus:
         if self._server is None or self._board is None:
             return
         self._board.end(outcome)
-        self._server.wait_for_scrape(at_most_seconds=self._last_scrape_seconds)
+        if outcome != "unknown":
+            self._server.wait_for_scrape(at_most_seconds=self._last_scrape_seconds)
         self._server.close()
         self._server = None
         if self._targets is not None:
@@ -106,26 +112,24 @@ class NumberBoard:
         self._directory = directory
         self._clock = clock
         self._lock = threading.Lock()
-        self._numbers: dict[str, float] = {}
-        self._step: int | None = None
+        self._shown: dict[str, dict[str, float]] = {}
+        """Kind of record → the numbers of its newest step."""
+        self._newest: dict[str, int] = {}
         self._recorded_at = 0.0
         self._outcome: RunOutcome | None = None
 
     def add(self, record: TrackedRecord) -> None:
         """Show a record: of a newer step in place of what was there, of the same step beside it."""
         numbers = dict(record.metrics) | dict.fromkeys(record.non_finite, math.nan)
-        kept = {name: value for name, value in numbers.items() if _stage(name) in _KEPT_STAGES}
-        of_step = {name: value for name, value in numbers.items() if name not in kept}
         with self._lock:
-            if kept:
-                stages = {_stage(name) for name in kept}
-                self._drop(lambda stage: stage in stages)
-            if of_step:
-                if record.step != self._step:
-                    self._drop(lambda stage: stage not in _KEPT_STAGES)
-                self._step = record.step
             self._recorded_at = max(self._recorded_at, record.time)
-            self._numbers |= numbers
+            for kind in sorted({_kind(name) for name in numbers}):
+                newest = self._newest.get(kind, record.step)
+                if record.step < newest:
+                    continue  # The follower sends again what `open` read from the file.
+                old = self._shown.get(kind, {}) if record.step == newest else {}
+                self._shown[kind] = old | {n: v for n, v in numbers.items() if _kind(n) == kind}
+                self._newest[kind] = record.step
 
     def end(self, outcome: RunOutcome) -> None:
         """The run ended."""
@@ -137,19 +141,18 @@ class NumberBoard:
         page = Page({"run": self._run.name})
         with self._lock:
             self._add_run(page)
-            _add_metrics(page, self._numbers)
+            for numbers in self._shown.values():
+                _add_metrics(page, numbers)
         self._add_live(page)
         self._add_processes(page)
         return page.text()
 
-    def _drop(self, is_old: Callable[[str], bool]) -> None:
-        self._numbers = {k: v for k, v in self._numbers.items() if not is_old(_stage(k))}
-
     def _add_run(self, page: Page) -> None:
         facts = {"kind": self._run.kind, "id": self._run.id, "version": self._run.code_version}
         page.add("gradus_run_info", 1.0, help="1; labels say what runs.", labels=facts)
-        if self._step is not None:
-            page.add("gradus_step", float(self._step), help="Step of the last record, from 0.")
+        if _STEPS in self._newest:
+            text = "Step of the last record, from 0."
+            page.add("gradus_step", float(self._newest[_STEPS]), help=text)
         if self._recorded_at:
             text = "Unix time of the last record."
             page.add("gradus_record_timestamp_seconds", self._recorded_at, help=text)
@@ -212,5 +215,7 @@ def _heartbeats(folder: Path) -> dict[str, float]:
     return found
 
 
-def _stage(name: str) -> str:
-    return name.partition("/")[0]
+def _kind(name: str) -> str:
+    """Which records bring a metric: those of steps, or some that come now and then."""
+    stage = name.partition("/")[0]
+    return stage if stage in _KEPT_STAGES else _STEPS
