@@ -203,7 +203,11 @@ def _parts(trace: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _messages(nodes: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The first and the last messages, their texts cut so that all of them fit."""
+    """The first and the last messages, their texts cut so that all of them fit.
+
+    A later prompt may repeat a reply in other tokens; such a copy is left out.
+    """
+    nodes = [node for place, node in enumerate(nodes) if not _is_copy(nodes, place)]
     head = nodes[: _MAX_MESSAGES // 2]
     tail = nodes[len(head) :][-_MAX_MESSAGES // 2 :]
     left_out = len(nodes) - len(head) - len(tail)
@@ -213,6 +217,18 @@ def _messages(nodes: Sequence[Mapping[str, Any]]) -> list[Message]:
     shown += [_message(node) for node in tail]
     each = max(200, _MAX_CHARACTERS // max(1, len(shown)))
     return [Message(m.role, _cut(m.text, each), m.is_sampled) for m in shown]
+
+
+def _is_copy(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
+    node = nodes[place]
+    message = node.get("message") or {}
+    if node.get("sampled") or message.get("role") != "assistant":
+        return False
+    said = message.get("content")
+    return any(
+        other.get("sampled") and (other.get("message") or {}).get("content") == said
+        for other in nodes[:place]
+    )
 
 
 def _cut(text: str, most: int) -> str:

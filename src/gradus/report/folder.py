@@ -77,7 +77,9 @@ def read_folder(root: Path) -> RunFolder:
     recorded = _recorded(run_dir)
     kind = str(summary.get("kind") or (marker.kind if marker else "") or _kind_of(recorded))
     versions = {
-        "gradus": recorded.get("code_version") or recorded.get("gradus"),
+        "gradus": str(recorded.get("code_version") or recorded.get("gradus") or "").removeprefix(
+            "gradus "
+        ),
         **_mapping(recorded.get("packages") or recorded.get("libraries")),
     }
     return RunFolder(

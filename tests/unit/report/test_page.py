@@ -200,6 +200,27 @@ def test_damaged_files_cost_what_they_hold_and_nothing_else(tmp_path: Path) -> N
     assert "curves" in list(page_of(root).sections())
 
 
+def test_a_reply_that_a_later_prompt_repeats_is_shown_once(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    add_episode(root, step=0, reward=0.5, reply="said once")
+    path = root / "episodes" / "step_0" / "train.jsonl"
+    record = json.loads(path.read_text())
+    copy = {"message": {"role": "assistant", "content": "said once"}, "sampled": False}
+    record["traces"][0]["nodes"].append(copy)
+    path.write_text(json.dumps(record) + "\n")
+    assert page_of(root).text.count("said once") == 1
+
+
+def test_an_example_of_each_failure_names_its_type_and_message(tmp_path: Path) -> None:
+    failures = {f"episode/error/ToolError/{word}": 3.0 for word in ("sum", "share")}
+    root = a_run(tmp_path / "run", metrics=[failures])
+    error = {"type": "ToolError", "message": "the tool is gone"}
+    add_episode(root, step=0, reward=0.0, reply="words", error=error)
+    text = page_of(root).text
+    assert "episodes failedToolError3" in text
+    assert "the tool is gone" in text
+
+
 @pytest.mark.slow
 def test_a_huge_run_gives_a_small_page_soon(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run")

@@ -71,7 +71,8 @@ def draw(chart: Chart) -> str:
     lines = [line for line in chart.lines if line.points][:MAX_LINES]
     left_out = len([line for line in chart.lines if line.points]) - len(lines)
     unit = f' <span class="unit">{escape(chart.unit)}</span>' if chart.unit else ""
-    head = f"<figcaption><b>{escape(chart.title)}</b>{unit}{_legend(lines, left_out)}</figcaption>"
+    legend = _legend(lines, left_out, is_sum=bool(chart.bars))
+    head = f"<figcaption><b>{escape(chart.title)}</b>{unit}{legend}</figcaption>"
     note = f'<p class="note">{escape(chart.note)}</p>' if chart.note else ""
     if not lines:
         return f'<figure class="chart">{head}<p class="note">no records</p></figure>'
@@ -88,17 +89,22 @@ def draw(chart: Chart) -> str:
     return f'<figure class="chart">{head}{picture}{note}</figure>'
 
 
-def _legend(lines: Sequence[Line], left_out: int) -> str:
+def _legend(lines: Sequence[Line], left_out: int, *, is_sum: bool) -> str:
+    """The last number of each curve, or the mean of each part of a sum."""
     if len(lines) == 1 and not lines[0].label and not left_out:
         last = lines[0].points[-1][1]
         return f'<span class="last">last {number(last)}</span>'
     keys = "".join(
         f'<span class="key"><i class="k{place}"></i>{escape(line.label, limit=60)} '
-        f"<em>{number(line.points[-1][1])}</em></span>"
+        f"<em>{number(_mean(line.points) if is_sum else line.points[-1][1])}</em></span>"
         for place, line in enumerate(lines)
     )
     more = f'<span class="key">and {left_out} more</span>' if left_out else ""
     return f'<span class="keys">{keys}{more}</span>'
+
+
+def _mean(points: Points) -> float:
+    return sum(y for _, y in points) / len(points)
 
 
 def _curves(chart: Chart, lines: Sequence[Line]) -> str:

@@ -215,7 +215,7 @@ def time_section(folder: RunFolder, series: RunSeries) -> str:
         if any(value > 0 for _, value in series.values(name))
     ]
     if lines:
-        note = "Parts of the trainer's step, one after the other. Other processes work meanwhile."
+        note = "Parts of the trainer's step, one after the other; beside the colours, means."
         names = [line.label for line in lines]
         drawn.append(draw(Chart("The trainer's step", "seconds", lines, note, bars=names)))
     stages = _stage_chart(series)
@@ -258,7 +258,7 @@ def _stage_chart(series: RunSeries) -> Chart | None:
             lines.append(Line(stage, points))
     if not lines:
         return None
-    note = "Mean over the episodes of a step; of several sources the mean over these."
+    note = "Means over the episodes of a step; of several sources the mean over these."
     bars = [line.label for line in lines]
     return Chart("Stages of an episode", "seconds", lines, note, bars=bars)
 
@@ -269,12 +269,13 @@ def failure_section(folder: RunFolder, series: RunSeries, episodes: EpisodesRead
     for name in series.names:
         total = round(sum(value for _, value in series.values(name)))
         if failed := _FAILED.fullmatch(name):
-            counts["failed", failed[1]] += total
+            counts["episodes failed", failed[1]] += total
         elif dropped := _DROPPED.fullmatch(name):
-            counts["dropped", dropped[2]] += total
+            counts["samples dropped", dropped[2]] += total
     known = {kind for _, kind in counts}
     for reason, times in episodes.counts.items():
-        word = "failed" if episodes.failures[reason][0].error else "dropped"
+        is_error = bool(episodes.failures[reason][0].error)
+        word = "episodes failed" if is_error else "samples dropped"
         if reason not in known:
             counts[word, reason] += times
     if not counts:

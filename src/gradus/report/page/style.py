@@ -20,14 +20,14 @@ h3{font-size:15px;margin:24px 0 8px}
 p{margin:4px 0 12px}
 .sub{color:var(--soft);margin:6px 0 0;overflow-wrap:anywhere}
 .lead,.note{color:var(--soft);max-width:76ch}
-.note{font-size:13px}
+.note{font-size:13px}.sub.note{max-width:none}
 .badge{display:inline-block;font-size:13px;font-weight:600;border:1.5px solid;border-radius:99px;
 padding:1px 11px;vertical-align:5px;margin-left:10px;letter-spacing:0}
 .done{color:var(--good)}.failed,.killed{color:var(--bad)}.running,.interrupted{color:var(--wait)}
 .cause{border-left:4px solid var(--bad);background:var(--card);padding:10px 16px;margin:20px 0 0;
 overflow-wrap:anywhere;white-space:pre-wrap}
 .cause.soft{border-color:var(--wait)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(172px,1fr));
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(204px,1fr));
 gap:12px;margin:24px 0 0}
 .tile{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 14px}
 .tile b{display:block;font-size:21px;line-height:1.3;font-weight:600;
