@@ -168,7 +168,7 @@ def test_the_plan_says_that_only_an_adapter_is_trained() -> None:
     ("kind", "agents", "words"),
     [
         ("grpo", {"first": {}, "second": {}}, "first, second all train"),
-        ("rae", {}, "rae needs an environment with several agents"),
+        ("rae", {}, "rae compares agents. Whether this environment has several is"),
         ("rae", {"first": {}, "second": {}}, None),
         ("grpo", {"first": {}, "second": {"train": False}}, None),
         ("hierarchical_grpo", {"first": {}, "second": {}}, None),

@@ -206,7 +206,7 @@ def test_what_dead_processes_left_is_cleared_and_the_rest_stays(lease: RunLease)
     run_dir.metrics.write_text('{"step": 1}\n{"step": 2}\n')
     clear_for_resume(lease, find_resume_point(lease, 4))
     left = {path.name for path in run_dir.root.iterdir() if not path.name.startswith(".")}
-    kept = {"checkpoints", "logs", "journal.jsonl", "metrics.jsonl"}
+    kept = {"checkpoints", "logs", "journal.jsonl", "metrics.jsonl", "cuts.jsonl"}
     assert left == kept | {"lease.json", "lease.lock"}
     assert [path.name for path in run_dir.checkpoints.iterdir()] == ["step_00000002"]
     assert run_dir.metrics.read_text() == '{"step": 1}\n'
