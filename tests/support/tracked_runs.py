@@ -76,6 +76,11 @@ class TrackedPlace:
     """How many connections are still refused."""
     is_down: bool = False
     """Whether a flush raises."""
+    refused: set[int] = field(default_factory=set)
+    """Steps whose records raise."""
+    refuses_tables: bool = False
+    failure: Exception | None = None
+    """What every flush raises."""
     hangs: threading.Event = field(default_factory=threading.Event)
     """While it is clear, nothing hangs; once set, `log` waits for `released`."""
     released: threading.Event = field(default_factory=threading.Event)
@@ -112,16 +117,22 @@ class ScriptedTracker:
         """Hangs while the place says so."""
         if self._place.hangs.is_set():
             self._place.released.wait(60)
+        if record.step in self._place.refused:
+            raise ValueError(f"step {record.step} has a number that nobody can show")
         self._pending.append(record)
 
     def log_episodes(self, step: int, rows: Sequence[Any]) -> None:
         """Keep the table."""
+        if self._place.refuses_tables:
+            raise TypeError("no tables here")
         self._place.episodes[step] = list(rows)
 
     def flush(self) -> str:
         """Records are safe now, unless the place is down."""
         if self._place.is_down:
             raise ConnectionError("the server is gone")
+        if self._place.failure is not None:
+            raise self._place.failure
         self._place.safe += self._pending
         self._pending.clear()
         return f"{len(self._place.safe)} safe"

@@ -93,7 +93,7 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 yield value

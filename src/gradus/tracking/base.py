@@ -84,7 +84,7 @@ class EpisodeRow:
     prompt: str
     reply: str
     reward: float | None
-    """None for an episode that failed."""
+    """None for an episode that failed, and for a reward that is not finite."""
     advantage: float | None
     """Mean over its traces that got credit. None when none did."""
     purpose: Literal["train", "eval"] = "train"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +48,7 @@ def _rows(path: Path, purpose: Literal["train", "eval"]) -> Iterator[EpisodeRow 
             return
         try:
             yield _row(record, purpose)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             yield None  # A record of another form costs its row and nothing else.
 
 
@@ -70,7 +71,7 @@ def _row(record: Mapping[str, Any], purpose: Literal["train", "eval"]) -> Episod
         prompt=bounded(_texts(asked)),
         reply=bounded(reply or f"{error.get('type', '')}: {error.get('message', '')}".strip(": ")),
         reward=_reward(trace) if traces else None,
-        advantage=sum(credits) / len(credits) if credits else None,
+        advantage=_finite(sum(credits) / len(credits)) if credits else None,
     )
 
 
@@ -86,7 +87,13 @@ def _reward(trace: Mapping[str, Any]) -> float | None:
     parts = (trace.get("rewards") or {}).values()
     if not parts:
         return None
-    return sum(float(part["score"] or 0.0) * float(part.get("weight", 1.0)) for part in parts)
+    scores = (float(part["score"] or 0.0) * float(part.get("weight", 1.0)) for part in parts)
+    return _finite(sum(scores))
+
+
+def _finite(value: float) -> float | None:
+    """A table has no place for NaN: JSON has none, and rows could not be put in order."""
+    return value if math.isfinite(value) else None
 
 
 def _texts(nodes: Sequence[Mapping[str, Any]]) -> str:

@@ -55,8 +55,9 @@ class TensorBoard:
         """A new file behind those that are confirmed."""
         folder = run.own_folder
         if self._folder is not None:
-            # Two runs may have the same name.
-            folder = Path(self._folder).expanduser() / f"{run.name}-{run.id[:8]}"
+            # Two runs may have the same name, and one run two trackers of this type.
+            own = "" if run.tracker == "tensorboard" else f"-{run.tracker}"
+            folder = Path(self._folder).expanduser() / f"{run.name}-{run.id[:8]}{own}"
         folder.mkdir(parents=True, exist_ok=True)
         newest = _cut_to_mark(folder, run.mark)
         name = f"events.out.tfevents.{newest + 1:010d}.{socket.gethostname()}.gradus"

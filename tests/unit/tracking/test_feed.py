@@ -223,3 +223,120 @@ def test_without_tables_no_text_leaves_the_folder(tmp_path: Path, place: Tracked
     record_episodes(run_dir, 0, [1.0])
     Fed(run_dir, episodes_interval_steps=None).finish()
     assert (place.steps, place.episodes) == ([0], {})
+
+
+def test_a_record_that_a_tracker_refuses_is_left_out_and_said(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    place.refused = {2}
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=5))
+    fed.finish()
+    assert (place.steps, fed.feed.unsent()) == ([0, 1, 3, 4], 0)
+    why = "ValueError: step 2 has a number that nobody can show"
+    assert fed.said == [
+        f"here: {why}; tries again, nothing is lost",
+        "here: sends again, and what it missed",
+        f"here: {why}; tries again, nothing is lost",
+        f"here: does not take the numbers of step 2, which are left out: {why}",
+        "here: sends again, and what it missed",
+    ]
+
+
+def test_a_refused_table_costs_no_number(tmp_path: Path, place: TrackedPlace) -> None:
+    place.refuses_tables = True
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+    record_episodes(run_dir, 0, [1.0])
+    fed = Fed(run_dir)
+    fed.finish()
+    assert (place.steps, place.episodes) == ([0, 1], {})
+    assert any("does not take the episodes of step 0" in line for line in fed.said)
+
+
+def test_a_tracker_that_refuses_everything_gets_nothing_more_and_nothing_counts_as_sent(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    place.refused = set(range(9))
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=9))
+    fed.until(lambda: fed.feed.is_done)
+    assert (place.steps, fed.feed.unsent(), fed.feed.cause is None) == ([], 9, False)
+    assert sum("left out" in line for line in fed.said) == 3
+    fed.feed.close()
+
+
+def test_an_outage_never_leaves_a_record_out(tmp_path: Path, place: TrackedPlace) -> None:
+    place.is_down = True
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=2))
+    fed.until(lambda: fed.feed.failed_in_a_row == 8)
+    place.is_down = False
+    fed.finish()
+    assert place.steps == [0, 1]
+
+
+def test_a_missing_module_ends_the_tracker_in_a_sentence(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    place.failure = ModuleNotFoundError("No module named 'odd'", name="odd")
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=2))
+    fed.until(lambda: fed.feed.is_done)
+    assert fed.said == ["here: it needs the module 'odd', which is not installed; sends nothing"]
+    fed.feed.close()
+
+
+def test_no_password_of_a_server_is_said(tmp_path: Path, place: TrackedPlace) -> None:
+    place.failure = ConnectionError("no answer of http://me:hidden@host/api")
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=2))
+    fed.until(lambda: fed.said)
+    assert fed.said[0].startswith("here: ConnectionError: no answer of http://host/api;")
+    fed.feed.close()
+
+
+def test_no_option_that_a_class_refuses_is_said_where_it_is_secret(tmp_path: Path) -> None:
+    config = scripted_monitor("elsewhere", options={"api_key": "hidden"})
+    said: list[str] = []
+    feed = Feed(build_tracked_run(tmp_path / "run"), config, say=said.append)
+    wait_until(lambda: feed.tick() or feed.is_done)
+    feed.close()
+    assert "hidden" not in said[0]
+    assert "'api_key': '(removed)'" in said[0]
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b'{"step": 5, "time": 1, "loss": 1' + b"0" * 400 + b"}", b"\xff"]
+)
+def test_a_hostile_line_costs_itself_alone(
+    tmp_path: Path, place: TrackedPlace, line: bytes
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    with run_dir.metrics.open("ab") as file:
+        file.write(line + b"\n")
+    record_steps(run_dir, range(1, 2))
+    Fed(run_dir).finish()
+    assert place.steps == [0, 1]
+
+
+def test_half_a_character_in_a_name_is_replaced(tmp_path: Path, place: TrackedPlace) -> None:
+    run_dir = build_tracked_run(tmp_path / "run")
+    run_dir.metrics.write_text('{"step": 0, "time": 1, "a\\ud800": 1}\n')
+    Fed(run_dir).finish()
+    assert place.safe[0].metrics == {"a?": 1.0}
+
+
+def test_episodes_that_cannot_be_read_cost_the_table_alone(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+    record_episodes(run_dir, 0, [1.0])
+    file = run_dir.episodes / "step_0" / "train.jsonl"
+    file.write_bytes(b"[" * 100_000 + b"\n" + file.read_bytes())
+    Fed(run_dir).finish()
+    assert (place.steps, len(place.episodes[0])) == ([0, 1], 1)
+
+
+def test_a_reward_that_is_no_number_leaves_its_place_empty(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    record_episodes(run_dir, 0, [float("nan"), 1.0])
+    Fed(run_dir).finish()
+    assert [row.reward for row in place.episodes[0]] == [None, 1.0]
+    assert [row.advantage for row in place.episodes[0]] == [None, 0.5]

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from gradus.config import MonitorConfig
+from gradus.log import get_logger
 from gradus.plugins import building, find_plugin
 from gradus.run.paths import RunDirectory
-from gradus.tracking.base import Tracker
+from gradus.tracking.base import EpisodeRow, TrackedRecord, Tracker
 from gradus.tracking.describe import describe_run, read_outcome
 from gradus.tracking.episodes import is_evaluation, sample_rows
 from gradus.tracking.follow.cursor import Cursor, CursorFile
 from gradus.tracking.follow.records import Block, first_cursor, read_block, records_again
+from gradus.tracking.redact import without_any_secret
+
+_LOG = get_logger(__name__)
 
 POLL_SECONDS = 1.0
 """Between two looks at the files; so a record is at most this late, and one flush serves many."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What a tracker takes or refuses as a whole."""
+
+    kind: Literal["numbers", "episodes"]
+    step: int
+    time: float
 
 
 class GivenUp(Exception):
@@ -29,7 +44,9 @@ def build_tracker(config: MonitorConfig) -> Tracker:
     """The tracker that a table of the config names; ConfigError when it cannot be made."""
     kind = find_plugin("monitor", config.target)
     options = config.arguments()
-    with building(f"monitor {config.title!r}", options):
+    # The message of an error shows them.
+    shown = without_any_secret(options, os.environ)
+    with building(f"monitor {config.title!r}", shown):
         tracker: Tracker = kind(**options)
     return tracker
 
@@ -49,7 +66,9 @@ class Delivery:
         *,
         finishing: threading.Event,
         clock: Callable[[], float] = time.monotonic,
+        left_out: Collection[Portion] | None = None,
     ) -> None:
+        """`left_out`, empty or not, makes it send one record at a time, and not those portions."""
         self.error: BaseException | None = None
         """Why it ended, when it did not end by itself."""
         self.is_finished = False
@@ -58,6 +77,9 @@ class Delivery:
         """Flushes that succeeded; more than zero means that the tracker works."""
         self.busy_since: float | None = None
         """When the call that runs now began; None between calls."""
+        self.last_portion: Portion | None = None
+        """What came last since the tracker confirmed something."""
+        self._left_out = left_out
         self._run_dir = run_dir
         self._config = config
         self._file = cursor
@@ -69,7 +91,10 @@ class Delivery:
     def run(self) -> None:
         """Work until the end, an error, or a cut of the file, after which a new one goes on."""
         try:
-            tracker = build_tracker(self._config)
+            with self._calling():
+                tracker = build_tracker(self._config)
+        except GivenUp:
+            return
         except BaseException as error:
             self.error = error
             return
@@ -95,19 +120,21 @@ class Delivery:
         again = records_again(self._run_dir, cursor)
         if cursor.resume_step is not None:
             for record in again:
-                self._log(tracker, Block([record], cursor))
+                self._log(tracker, [record])
             cursor = self._flush(tracker, cursor)
         while True:
             # Asked before the look: what is written before the end is seen by the last look.
             is_last = self._finishing.is_set()
-            block = read_block(self._run_dir, cursor)
+            block = self._next_block(cursor)
             if block.was_cut:
                 self._save(block.after)
                 return
             if block.records:
-                self._log(tracker, block)
-                cursor = self._flush(tracker, block.after)
-            elif is_last:
+                self._log(tracker, block.records)
+                # What was only left out is noted as sent when something behind it is safe.
+                is_sent = self._left_out is None or self.last_portion is not None
+                cursor = self._flush(tracker, block.after) if is_sent else block.after
+            elif is_last and block.after == cursor:
                 with self._calling():
                     tracker.close(read_outcome(self._run_dir))
                 self.is_finished = True
@@ -134,21 +161,44 @@ class Delivery:
             block = read_block(self._run_dir, cursor)
         return cursor
 
-    def _log(self, tracker: Tracker, block: Block) -> None:
-        for record in block.records:
-            with self._calling():
-                tracker.log(record)
-            every = self._config.episodes_interval_steps
-            if every is None or (record.step % every and not is_evaluation(record)):
-                continue
-            rows = sample_rows(self._run_dir, record, num_rows=self._config.episodes_per_table)
-            if rows:
+    def _next_block(self, cursor: Cursor) -> Block:
+        if self._left_out is None:
+            return read_block(self._run_dir, cursor)
+        return read_block(self._run_dir, cursor, num_bytes=1)
+
+    def _log(self, tracker: Tracker, records: Sequence[TrackedRecord]) -> None:
+        for record in records:
+            if self._begins(Portion("numbers", record.step, record.time)):
+                with self._calling():
+                    tracker.log(record)
+            rows = self._sample(record)
+            if rows and self._begins(Portion("episodes", record.step, record.time)):
                 with self._calling():
                     tracker.log_episodes(record.step, rows)
+
+    def _begins(self, portion: Portion) -> bool:
+        """Note what comes now; False when it is left out."""
+        if portion in (self._left_out or ()):
+            return False
+        self.last_portion = portion
+        return True
+
+    def _sample(self, record: TrackedRecord) -> Sequence[EpisodeRow]:
+        """The table that belongs to a record; a file that cannot be read costs the table only."""
+        every = self._config.episodes_interval_steps
+        if every is None or (record.step % every and not is_evaluation(record)):
+            return ()
+        try:
+            return sample_rows(self._run_dir, record, num_rows=self._config.episodes_per_table)
+        except (OSError, ValueError, ArithmeticError, RecursionError) as error:
+            kind = type(error).__name__
+            _LOG.warning("no sample episodes of step %d: %s: %s", record.step, kind, error)
+            return ()
 
     def _flush(self, tracker: Tracker, cursor: Cursor) -> Cursor:
         with self._calling():
             mark = tracker.flush()
+        self.last_portion = None
         cursor = replace(cursor, mark=mark, resume_step=None)
         self._save(cursor)
         self.num_flushed += 1

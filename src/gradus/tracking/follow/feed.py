@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from gradus.config import MonitorConfig
@@ -11,8 +14,9 @@ from gradus.errors import ConfigError, CorruptStateError, GradusError
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.tracking.follow.cursor import CursorFile
-from gradus.tracking.follow.delivery import Delivery
+from gradus.tracking.follow.delivery import Delivery, Portion
 from gradus.tracking.follow.records import first_cursor, num_unsent
+from gradus.tracking.redact import without_any_secret
 
 FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 60.0
@@ -20,6 +24,15 @@ MOST_WAIT_SECONDS = 60.0
 
 MAX_HUNG = 3
 """Threads that may hang in a tracker's call at once; beyond them nothing new is tried."""
+
+MOST_REFUSALS = 3
+"""Of one record alone, by a tracker that could be opened, before it is left out; and of records
+that are left out one after the other, before the tracker gets nothing more."""
+
+_REFUSALS = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What libraries raise for what they cannot take. An outage raises something else."""
+_NO_REFUSALS = (OSError, json.JSONDecodeError)
+"""A server or a proxy that answers something strange is out of order."""
 
 _JOIN_SECONDS = 2.0
 _LOG = get_logger(__name__)
@@ -57,6 +70,10 @@ class Feed:
         self._thread: threading.Thread | None = None
         self._flushes_seen = 0
         self._hung: list[threading.Thread] = []
+        self._left_out: set[Portion] | None = None
+        """Since the tracker refused something: what it gets no more. None while it takes all."""
+        self._refusals: Counter[Portion] = Counter()
+        self._num_left_out_in_a_row = 0
         self._retry_at = clock()
 
     @property
@@ -112,7 +129,12 @@ class Feed:
             return
         self._flushes_seen = 0
         self._delivery = Delivery(
-            self._run_dir, self.config, self._file, finishing=self._finishing, clock=self._clock
+            self._run_dir,
+            self.config,
+            self._file,
+            finishing=self._finishing,
+            clock=self._clock,
+            left_out=None if self._left_out is None else frozenset(self._left_out),
         )
         name = f"tracker-{self.title}"
         self._thread = threading.Thread(target=self._delivery.run, name=name, daemon=True)
@@ -127,7 +149,28 @@ class Feed:
             self._drop()
         else:
             error = delivery.error
-            self._fail(_cause(error), is_final=isinstance(error, ConfigError | CorruptStateError))
+            no_more = self._note_refusal(delivery.last_portion, error)
+            is_final = no_more or isinstance(error, ConfigError | CorruptStateError | ImportError)
+            self._fail(_cause(error), is_final=is_final)
+
+    def _note_refusal(self, portion: Portion | None, error: BaseException) -> bool:
+        """Leave out what is refused again and again; True when too much is."""
+        if portion is None or not isinstance(error, _REFUSALS) or isinstance(error, _NO_REFUSALS):
+            return False
+        if self._left_out is None:
+            self._left_out = set()  # Several came at once; from now on they come one by one.
+            return False
+        self._refusals[portion] += 1
+        if self._refusals[portion] < MOST_REFUSALS:
+            return False
+        if self._num_left_out_in_a_row == MOST_REFUSALS:
+            return True
+        self._num_left_out_in_a_row += 1
+        self._left_out.add(portion)
+        self.failed_in_a_row = 0
+        what = f"the {portion.kind} of step {portion.step}"
+        self._say(f"{self.title}: does not take {what}, which are left out: {_cause(error)}")
+        return False
 
     def _note_flushes(self, delivery: Delivery) -> None:
         if delivery.num_flushed > self._flushes_seen:
@@ -136,6 +179,7 @@ class Feed:
 
     def _works_again(self) -> None:
         self.failed_in_a_row = 0
+        self._num_left_out_in_a_row = 0
         if self.cause is not None:
             self.cause = None
             self._say(f"{self.title}: sends again, and what it missed")
@@ -161,5 +205,8 @@ class Feed:
 def _cause(error: BaseException) -> str:
     """What went wrong, in one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    safe = "".join(c if c.isprintable() else " " for c in text)[:300]
+    hidden = str(without_any_secret(text, os.environ))
+    safe = "".join(c if c.isprintable() else " " for c in hidden)[:300]
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"it needs the module {error.name!r}, which is not installed"
     return safe if isinstance(error, GradusError) else f"{type(error).__name__}: {safe}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gradus.config import MonitorConfig, TrackerProcessConfig
-from gradus.errors import ConfigError, DeadlineError, RunDirectoryError
+from gradus.errors import ConfigError, DeadlineError, GradusError, RunDirectoryError
 from gradus.log import get_logger
 from gradus.run.lease import check_term, is_in_use
 from gradus.run.paths import RunDirectory
@@ -71,7 +71,8 @@ def send_run(
         left = feed.unsent()
         if feed.cause is not None:
             kind = ConfigError if feed.is_done else DeadlineError
-            raise kind(f"{feed.title}: {left} records are not sent: {feed.cause}")
+            what = f"{left} records are not sent" if left else "the end is not confirmed"
+            raise kind(f"{feed.title}: {what}: {feed.cause}")
         return max(0, before - left)
     finally:
         feed.close()
@@ -133,14 +134,17 @@ def _finish(run_dir: RunDirectory, feeds: Sequence[Feed]) -> None:
 
 
 def _sum_up(run_dir: RunDirectory, feed: Feed) -> None:
-    left = feed.unsent()
+    try:
+        left: int | None = feed.unsent()
+    except (GradusError, OSError):  # The cause says it, and the others have their turn.
+        left = None
     is_closed = feed.is_done and feed.cause is None
     feed.close()
     if is_closed:
         return
     cause = feed.cause or f"not done within {feed.config.flush_seconds:g} s"
-    tell(
-        run_dir,
-        f"{feed.title}: {left} records are not sent ({cause}); "
-        f"send them with: gradus track {run_dir.root} --to {feed.title}",
-    )
+    if left == 0:
+        what = f"got everything and has not confirmed the end ({cause}); make sure"
+    else:
+        what = f"{left or 'some'} records are not sent ({cause}); send them"
+    tell(run_dir, f"{feed.title}: {what} with: gradus track {run_dir.root} --to {feed.title}")

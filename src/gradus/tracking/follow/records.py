@@ -15,6 +15,7 @@ from gradus.tracking.base import TrackedRecord
 from gradus.tracking.follow.cursor import Cursor
 
 _BLOCK_BYTES = 1 << 18
+_NO_RECORD = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ def first_cursor(run_dir: RunDirectory) -> Cursor:
     return Cursor(num_cuts=len(read_cuts(run_dir)))
 
 
-def read_block(run_dir: RunDirectory, cursor: Cursor) -> Block:
-    """What follows the cursor; only lines whose end is written count."""
+def read_block(run_dir: RunDirectory, cursor: Cursor, *, num_bytes: int = _BLOCK_BYTES) -> Block:
+    """Whole lines behind the cursor, until they have `num_bytes` or more; 1 gives one line."""
     try:
         with run_dir.metrics.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(cursor.offset)
-            lines = file.readlines(_BLOCK_BYTES)
+            lines = file.readlines(num_bytes)
     except FileNotFoundError:
         size, lines = 0, []
     # After the lines: what was read before a cut is void. Whoever cuts notes it before the file
@@ -103,19 +104,27 @@ def num_unsent(run_dir: RunDirectory, cursor: Cursor) -> int:
 
 
 def parse_record(line: bytes) -> TrackedRecord | None:
-    """None for a line that a crash cut off."""
+    """None for a line that a crash cut off, or that is none of ours."""
     try:
         value: dict[str, Any] = json.loads(line)
         step, time = value["step"], float(value["time"])
-    except (ValueError, KeyError, TypeError):
+    except _NO_RECORD:
         return None
     if type(step) is not int:
         return None
-    metrics = {
-        name: float(number)
-        for name, number in value.items()
-        if name not in RESERVED_KEYS and type(number) in (int, float) and math.isfinite(number)
-    }
+    try:
+        metrics = {
+            _as_unicode(name): float(number)
+            for name, number in value.items()
+            if name not in RESERVED_KEYS and type(number) in (int, float) and math.isfinite(number)
+        }
+    except OverflowError:
+        return None
     names = value.get("non_finite")
-    non_finite = tuple(map(str, names)) if isinstance(names, list) else ()
+    non_finite = tuple(_as_unicode(str(it)) for it in names) if isinstance(names, list) else ()
     return TrackedRecord(step, time, metrics, non_finite)
+
+
+def _as_unicode(name: str) -> str:
+    """JSON can hold half a character, which no tracker can."""
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
