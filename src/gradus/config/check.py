@@ -114,6 +114,13 @@ def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
                 ("monitor", place, "name"),
                 f"two trackers are called {monitor.title!r}; give this one another name",
             )
+        if monitor.is_alone and any(other.type == monitor.type for other in monitors[:place]):
+            yield Problem(
+                ("monitor", place, "type"),
+                f"a run sends to one tracker of the type {monitor.type!r}, whose library serves "
+                f"one in a process; `gradus track RUN --to {monitor.type} --name SECOND` sends "
+                "to another",
+            )
         known.add(monitor.title)
         yield from _plugin_problems(("monitor", place), monitor)
 

@@ -27,12 +27,19 @@ def test_two_trackers_of_one_type_need_two_names() -> None:
     assert refusals({"type": "tensorboard"}, {"type": "tensorboard", "name": "second"}) == []
 
 
+def test_a_library_that_serves_one_tracker_in_a_process_gets_one() -> None:
+    (found,) = refusals({"type": "wandb"}, {"type": "wandb", "name": "second"})
+    assert found.startswith("monitor.1.type: a run sends to one tracker of the type 'wandb'")
+    assert refusals({"type": "wandb"}, {"type": "trackio"}) == []
+
+
 @pytest.mark.parametrize(
     ("table", "words"),
     [
         ({"type": "tensorbord"}, "did you mean 'tensorboard'"),
         ({"type": "tensorboard", "foldr": "x"}, "monitor.0.folder"),
         ({"type": "tensorboard", "name": "../up"}, "monitor.0.name"),
+        ({"type": "tensorboard", "name": "x.json"}, "monitor.0.name"),
         ({"type": "tensorboard", "episodes_interval_steps": 0}, "at least 1"),
         ({"type": "tensorboard", "flush_seconds": -1.0}, "at least 0"),
         ({"name": "x"}, "monitor.0"),

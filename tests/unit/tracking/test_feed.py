@@ -266,7 +266,7 @@ def test_a_tracker_that_refuses_everything_gets_nothing_more_and_nothing_counts_
 def test_an_outage_never_leaves_a_record_out(tmp_path: Path, place: TrackedPlace) -> None:
     place.is_down = True
     fed = Fed(build_tracked_run(tmp_path / "run", num_records=2))
-    fed.until(lambda: fed.feed.failed_in_a_row == 8)
+    fed.until(lambda: fed.feed.failed_in_a_row == 5)
     place.is_down = False
     fed.finish()
     assert place.steps == [0, 1]

@@ -48,6 +48,14 @@ def points(folder: Path, tag: str = "loss/total/mean") -> list[tuple[int, float]
     return [(event.step, event.value) for event in read(folder).Scalars(tag)]
 
 
+def test_two_trackers_with_one_folder_leave_each_other_alone(tmp_path: Path) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=3)
+    for name in (None, "second"):
+        feed(run_dir, TensorBoardConfig(folder=str(tmp_path / "all"), name=name))
+    folders = sorted((tmp_path / "all").iterdir())
+    assert [len(points(folder)) for folder in folders] == [3, 3]
+
+
 def test_the_event_files_hold_the_numbers_of_the_records(tmp_path: Path) -> None:
     run_dir = build_tracked_run(tmp_path / "run")
     monitor = JsonlMonitor(run_dir.metrics, clock=lambda: 1_800_000_000.5)

@@ -138,6 +138,34 @@ def test_one_that_hangs_and_one_that_is_down_hold_up_neither_the_third_nor_the_e
     assert "well:" not in said
 
 
+def test_a_damaged_note_of_one_tracker_costs_the_others_nothing(
+    run_dir: RunDirectory, tmp_path: Path
+) -> None:
+    odd, well = (Place(tmp_path / name) for name in ("odd", "well"))
+    run_dir.trackers.mkdir()
+    (run_dir.trackers / "odd.json").write_text("{")
+    write_json(run_dir.summary, {"outcome": "done"})
+    process = start_tracker(run_dir, odd.monitor(), well.monitor())
+    wait_until(lambda: well.steps, timeout_seconds=60)
+    end(process)
+    assert (odd.steps, well.steps) == ([], [0, 1, 2])
+    assert (well.folder / "outcome").read_text() == "done"
+    assert "odd: some records are not sent" in run_dir.notices.read_text()
+
+
+def test_an_end_that_is_not_confirmed_is_not_called_0_records(
+    run_dir: RunDirectory, tmp_path: Path
+) -> None:
+    place = Place(tmp_path / "here")
+    process = start_tracker(run_dir, place.monitor(flush_seconds=0.5))
+    wait_until(lambda: (run_dir.trackers / "here.json").is_file(), timeout_seconds=60)
+    (place.folder / "outcome").mkdir()  # So `close` raises.
+    end(process)
+    said = run_dir.notices.read_text()
+    assert "here: got everything and has not confirmed the end (" in said
+    assert f"make sure with: gradus track {run_dir.root} --to here" in said
+
+
 def test_track_sends_what_the_run_could_not(run_dir: RunDirectory, tmp_path: Path) -> None:
     place = Place(tmp_path / "here")
     note = {"config": {"monitor": [place.monitor()]}, "code_version": "1", "packages": {}}

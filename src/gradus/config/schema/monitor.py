@@ -15,10 +15,12 @@ from gradus.config.schema.base import (
     StrictConfig,
     by_type,
 )
-from gradus.config.schema.environment import NAME_PATTERN
 from gradus.log import LogFormat, LogLevel, LogSettings
 
 MIB = 1 << 20
+
+_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+"""Without a dot: `x.json` is what a tracker called `x` notes."""
 
 
 class LogConfig(StrictConfig):
@@ -53,10 +55,12 @@ class MonitorConfig(PluginConfig):
 
     library: ClassVar[str] = ""
     """The module that it needs; empty when gradus brings all of it."""
+    is_alone: ClassVar[bool] = False
+    """Its library serves one connection in a process."""
     extra: ClassVar[str] = ""
     """The extra of gradus that installs the library."""
 
-    name: str | None = Field(None, pattern=NAME_PATTERN)
+    name: str | None = Field(None, pattern=_NAME_PATTERN)
     """Tells trackers of one type apart. None means the type."""
     group: str | None = None
     """Runs that belong together, where the tracker knows groups. None means no group."""
@@ -138,6 +142,7 @@ class WandbConfig(MonitorConfig):
     type: Literal["wandb"] = "wandb"
     implementation = "gradus.tracking.wandb:Wandb"
     library = "wandb"
+    is_alone = True
     extra = "wandb"
     project: str = Field("gradus", pattern=r"^[^/\\#?%:]{1,128}$")
     """The project that holds the run."""
