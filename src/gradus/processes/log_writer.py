@@ -272,7 +272,9 @@ class _Stream:
             try:
                 values = json.loads(record)
                 yield _rendered(values, self._settings)
-            except (ValueError, KeyError, TypeError):  # its process ended while it wrote
+            # Its process ended while it wrote, or was none of ours and made up a record: that may
+            # be any JSON, and a writer that fell over it would cost the lines of all.
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 yield from self._outputs(record)
 
     def _outputs(self, output: bytes) -> Iterator[bytes]:

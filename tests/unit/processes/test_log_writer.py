@@ -113,6 +113,22 @@ def test_an_exception_is_one_record(tmp_path: Path, writers: list[LogWriter]) ->
     assert record["exception"].endswith("ZeroDivisionError: division by zero")
 
 
+@pytest.mark.parametrize(
+    "made_up",
+    ["[1]", "null", "{}", "[" * 100_000, '{"time": "t", "level": 2, "process": 3, "message": 4}'],
+    ids=["list", "null", "empty", "deep", "numbers"],
+)
+def test_a_record_that_is_made_up_stops_no_writer(
+    tmp_path: Path, writers: list[LogWriter], made_up: str
+) -> None:
+    program = (
+        f"{LOGGING}from gradus.log import LogSettings\n"
+        f"os.write(2, (LogSettings.current().mark + {made_up!r} + '\\n').encode())\n"
+        "log.info('after')"
+    )
+    assert said(tmp_path, writers, program, TEXT)[-1].endswith("gradus.part: after")
+
+
 def test_a_huge_message_keeps_its_ends(tmp_path: Path, writers: list[LogWriter]) -> None:
     program = LOGGING + "log.info('begin' + 'x' * 9_000_000 + 'end')"
     (record,) = records(said(tmp_path, writers, program))
