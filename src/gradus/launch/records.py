@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradus.monitor import agents_rewards
+
 _MAX_READ_BYTES = 8 << 20
 
 
@@ -148,6 +150,16 @@ class Summary:
         values = [r.metrics[key] for r in self.records if key in r.metrics]
         return (values[0], statistics.fmean(values[-LAST_STEPS:])) if values else None
 
+    def agents_first_and_last(self) -> tuple[str, str] | None:
+        """The same of each agent that trains, where several do and their mean says nothing."""
+        told = [r.metrics for r in self.records if agents_rewards(r.metrics)]
+        if self.headline[0] != "reward" or not told:
+            return None
+        last = told[-LAST_STEPS:]
+        names = dict.fromkeys(name for metrics in last for name in metrics if "/agent/" in name)
+        means = {name: statistics.fmean(m[name] for m in last if name in m) for name in names}
+        return agents_rewards(told[0]), agents_rewards(means)
+
     def median_seconds(self) -> dict[str, float]:
         """Where the time of a step goes: the median over all steps, by part."""
         medians = {}
@@ -200,9 +212,14 @@ class Summary:
         steps = _num_steps(self.records)
         lines = [_line(self.outcome, f"{steps} of {self.max_steps} steps in {seconds.total:.1f} s")]
         ends = self.first_and_last()
+        shown = self.agents_first_and_last()
         if ends is not None:
-            last = f"{ends[1]:.3f} at the end (mean of the last {min(LAST_STEPS, steps)} steps)"
-            lines.append(_line(self.headline[0], f"{ends[0]:.3f} at the first step, {last}"))
+            shown = (f"{ends[0]:.3f}", f"{ends[1]:.3f}")
+        if shown is not None:
+            first, last = shown
+            count = f"mean of the last {min(LAST_STEPS, steps)} steps"
+            told = f"{first} at the first step, {last} at the end ({count})"
+            lines.append(_line(self.headline[0], told))
         failures = self.failures()
         if failures:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())

@@ -10,6 +10,7 @@ from gradus.monitor.console import (
     SFT_COLUMNS,
     Column,
     ConsoleMonitor,
+    agents_rewards,
     format_seconds,
     format_step,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "LiveNumbers",
     "Monitor",
     "MonitorGroup",
+    "agents_rewards",
     "describe",
     "format_seconds",
     "format_step",

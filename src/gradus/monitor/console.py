@@ -21,8 +21,8 @@ class Column:
     suffix: str = ""
     is_note: bool = False
     """Shown only when it is there and not zero."""
-    instead: Callable[[Mapping[str, float]], str] = field(default=lambda _: _MISSING)
-    """Shown when none of the keys is there."""
+    instead: Callable[[Mapping[str, float]], str] = field(default=lambda _: "")
+    """Shown when none of the keys is there, and "-" where this is empty."""
 
 
 _MISSING = "-"
@@ -31,6 +31,7 @@ _MAX_AGENTS = 3
 
 def agents_rewards(metrics: Mapping[str, float]) -> str:
     """The mean reward of each agent that trains; of more than a few, the lowest and the highest.
+    Empty where no agent is told of.
 
     >>> agents_rewards({"episode/go/agent/black/reward/mean": 0.25,
     ...                 "episode/go/agent/black/trained/share": 1.0})
@@ -46,8 +47,6 @@ def agents_rewards(metrics: Mapping[str, float]) -> str:
             found[f"{source}/{agent}"] = reward
     agents = [name.partition("/")[2] for name in found]
     is_plain = len(set(agents)) == len(agents)
-    if not found:
-        return _MISSING
     if len(found) > _MAX_AGENTS:
         return f"{min(found.values()):.3f} to {max(found.values()):.3f}"
     named = zip(agents if is_plain else found, found.values(), strict=True)
@@ -160,5 +159,5 @@ def _value(column: Column, metrics: Mapping[str, float]) -> float | None:
 def _cell(column: Column, metrics: Mapping[str, float]) -> str:
     value = _value(column, metrics)
     number = None if value is None else f"{value:{column.format}}{column.suffix}"
-    shown = number or column.instead(metrics)
+    shown = number or column.instead(metrics) or _MISSING
     return f"{column.label} {shown}" if column.label else shown

@@ -66,6 +66,28 @@ def test_the_lines_are_short_and_complete() -> None:
     ]
 
 
+def test_where_several_agents_train_the_reward_is_that_of_each() -> None:
+    records = [
+        Record(
+            step,
+            {
+                "episode/go/agent/black/reward/mean": 0.1 * step,
+                "episode/go/agent/black/trained/share": 1.0,
+                "episode/go/agent/white/reward/mean": -0.1 * step,
+                "episode/go/agent/white/trained/share": 1.0,
+                "episode/go/agent/judge/reward/mean": 9.0,
+                "episode/go/agent/judge/trained/share": 0.0,
+            },
+        )
+        for step in range(1, 6)
+    ]
+    summary = build_summary(records)
+    assert summary.lines()[1] == (
+        "reward      black 0.100 white -0.100 at the first step, "
+        "black 0.400 white -0.400 at the end (mean of the last 3 steps)"
+    )
+
+
 def test_failed_episodes_are_summed_by_kind_over_all_sources_once() -> None:
     metrics = {"episode/error/TaskError/sum": 2.0, "episode/words/error/TaskError/sum": 2.0}
     records = [Record(0, metrics), Record(1, {**metrics, "episode/error/timeout/sum": 1.0})]
