@@ -22,6 +22,7 @@ from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedR
 
 _FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\..+\.gradus")
 _MAX_TEXT_CHARACTERS = 100_000
+_DIGEST = re.compile("[0-9a-f]{32,}")
 
 
 class TensorBoard:
@@ -82,11 +83,12 @@ class TensorBoard:
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         """A table on the page "Text"."""
-        head = ("reward", "advantage", "source", "task", "prompt", "reply")
+        head = ("reward", "advantage", "prompt", "reply", "source", "task")
         cells = list(head)
         for row in rows:
-            cells += [_number(row.reward), _number(row.advantage), row.source, row.task]
+            cells += [_number(row.reward), _number(row.advantage)]
             cells += [_as_block(row.prompt), _as_block(row.reply)]
+            cells += [row.source, _narrow(row.task)]
         tag = f"episodes/{rows[0].purpose}"
         value = self._text(tag, cells, shape=(len(rows) + 1, len(head)))
         self._summary([value], step=step, at=time.time())
@@ -180,6 +182,11 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _leaves(member, f"{prefix}{key}.")
         elif member is not None:
             yield f"{prefix}{key}", member
+
+
+def _narrow(key: str) -> str:
+    """A key that is a digest, as its first digits: in full it takes the place of the texts."""
+    return f"{key[:12]}…" if _DIGEST.fullmatch(key) else key
 
 
 def _number(value: float | None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
+from tracked import episode_row, tracked_run
 from tracked_runs import build_tracked_run, record_episodes, record_steps
 
 from gradus.config.schema.monitor import TensorBoardConfig
@@ -20,6 +21,7 @@ from gradus.tracking.describe import describe_run
 from gradus.tracking.follow.cursor import Cursor
 from gradus.tracking.follow.delivery import build_tracker
 from gradus.tracking.follow.feed import Feed
+from gradus.tracking.tensorboard import TensorBoard
 
 CONFIG = TensorBoardConfig()
 
@@ -124,8 +126,18 @@ def test_config_and_episodes_can_be_read_and_hold_no_secret(tmp_path: Path) -> N
     (table,) = accumulator.Tensors("episodes/train")
     cells = [cell.decode() for cell in table.tensor_proto.string_val]
     assert [d.size for d in table.tensor_proto.tensor_shape.dim] == [3, 6]
-    assert cells[6:12] == ["0", "-0.5", "words", "task 0", "    question 0", "    answer 0"]
+    assert cells[6:12] == ["0", "-0.5", "    question 0", "    answer 0", "words", "task 0"]
     assert not [f for f in folder.iterdir() if b"hf_secret" in f.read_bytes()]
+
+
+def test_a_digest_for_a_key_leaves_the_place_to_the_texts(tmp_path: Path) -> None:
+    tracker = TensorBoard()
+    tracker.open(tracked_run(tmp_path))
+    tracker.log_episodes(0, [episode_row(task="5cf78f2dd6afc630" * 4), episode_row(task="a" * 31)])
+    tracker.close("done")
+    (table,) = read(tmp_path / "trackers" / "tracker").Tensors("episodes/train")
+    cells = [cell.decode() for cell in table.tensor_proto.string_val]
+    assert cells[5::6] == ["task", "5cf78f2dd6af…", "a" * 31]
 
 
 def test_a_shorter_mark_than_the_file_keeps_the_mark(tmp_path: Path) -> None:
