@@ -18,27 +18,42 @@ _SECRET_WORDS = (
     r"|api[_-]?key|access[_-]?key|private[_-]?key|secret[_-]?key|signature|sig"
 )
 _SECRET_KEY = re.compile(
-    rf"(?:^|[_\-. ])(?:{_SECRET_WORDS}|auth|pwd|keys?|tokens?)(?:[_\-. ](?:value|b64|base64))?$",
+    rf"(?:^|[_\-. ])(?:{_SECRET_WORDS}|auth|pass|passcode|pwd|pat|dsn|jwt|keys?|tokens?"
+    r"|webhook(?:[_-]?url)?|connection[_-]?string)"
+    r"(?:[_\-. ]?\d+|[_\-. ](?:value|b64|base64|header))?$",
     re.IGNORECASE,
 )
-_SECRET_QUERY = re.compile(rf"{_SECRET_WORDS}|token|key|auth|code|pass", re.IGNORECASE)
+_SECRET_QUERY = re.compile(rf"{_SECRET_WORDS}|token|key|auth|code|pass|pwd?$", re.IGNORECASE)
 _SECRET_TABLE = re.compile(
-    r"(?:^|_)(?:env_vars|environ|env_variables|headers|extra_headers|cookies|credentials|secrets)$",
+    r"(?:^|_)(?:env_vars|environ|env_variables|environment_variables|headers|extra_headers|cookies"
+    r"|credentials|secrets)$",
     re.IGNORECASE,
 )
 _HARMLESS_KEY = re.compile(r"^(?:eos|bos|pad|unk|mask|sep|cls|stop)_tokens?$", re.IGNORECASE)
 _HARMLESS_VALUE = re.compile(r"^environment(?:/task|/agent)*$")
 """What the option `key` of an algorithm may be."""
 _NAMES_A_VARIABLE = re.compile(r"(?:_var|_vars|_env|_from_env|_variable)$", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|COOKIE|DSN", re.I)
+_SECRET_VARIABLE = re.compile(
+    r"KEY|TOKEN|SECRET|PASS(?:WORD|WD|PHRASE)?(?:_|$)|CREDENTIAL|COOKIE|DSN|(?:^|_)PAT(?:_|$)", re.I
+)
 _SECRET_VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_\-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
     r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_\-]{16,}|xox[abprs]-[A-Za-z0-9\-]{10,}"
     r"|AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|AIza[A-Za-z0-9_\-]{30,}|npm_[A-Za-z0-9]{20,}"
     r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*)"
     r"|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/=._\-]{8,}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*",
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
+    r"|(?<=//hooks\.slack\.com/services/)[A-Za-z0-9/]+"
+    r"|(?<=/api/webhooks/)\d+/[A-Za-z0-9_\-]+",
 )
+_VALUE = r"(\"[^\"]*\"|'[^']*'|(?:[Tt]oken )?[^\s\"',;]+)"
+_FLAG_IN_TEXT = re.compile(rf"(?<![\w\-])--?([A-Za-z][\w\-]*)[\s=]{_VALUE}")
+_ASSIGNMENT = re.compile(rf"(?<![\w\-?&])([A-Za-z][\w\-]*)\s?[=:]\s?{_VALUE}")
+"""`--name value`, `NAME=value` and `Name: value` inside a text, a command for example."""
+_USER_OF_PROXY = re.compile(
+    r"(?<![\w/])[^\s:/@\"'=]{1,100}:[^\s:/@\"']{1,300}@(?!sha\d)(?=[\w.\-])"
+)
+_PASSWORD_WITH_SLASH = re.compile(r"(?<=://)[^/\s:@]{1,100}:(?!\d+/)[^\s@\"']{1,300}@")
 _URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s\"'<>]+")
 _FLAG = re.compile(r"^--?([A-Za-z][\w\-]*)(?:=(.*))?$", re.DOTALL)
 _LEAST_CHARACTERS = 6
@@ -76,6 +91,8 @@ def _clean(value: Any, known: Sequence[str]) -> Any:
 def _member(key: str, value: Any, known: Sequence[str]) -> Any:
     if isinstance(value, Mapping) and _SECRET_TABLE.search(key):
         return dict.fromkeys(value, REMOVED)
+    if isinstance(value, list) and _SECRET_TABLE.search(key):
+        return _removed(value)
     is_harmless = isinstance(value, str) and _HARMLESS_VALUE.match(value)
     if _is_secret_key(key) and not is_harmless:
         return _removed(value)
@@ -120,6 +137,10 @@ def _clean_text(text: str, known: Sequence[str]) -> str:
     for secret in known:
         text = text.replace(secret, REMOVED)
     text = _SECRET_VALUE.sub(REMOVED, text)
+    text = _PASSWORD_WITH_SLASH.sub("", text)
+    text = _USER_OF_PROXY.sub("", text)
+    text = _FLAG_IN_TEXT.sub(_clean_assignment, text)
+    text = _ASSIGNMENT.sub(_clean_assignment, text)
     return _URL.sub(lambda found: _clean_url(found[0]), text) if "://" in text else text
 
 
@@ -135,3 +156,11 @@ def _clean_url(url: str) -> str:
     host = parts.netloc.rpartition("@")[2]
     # A fragment may carry a token and says nothing of where a server is.
     return urlunsplit((parts.scheme, host, parts.path, "&".join(fields), ""))
+
+
+def _clean_assignment(found: re.Match[str]) -> str:
+    """Numbers stay, they are counts."""
+    name, value = found.groups()
+    if not _is_secret_key(name) or value.strip("\"'").isdigit():
+        return found[0]
+    return f"{found[0][: -len(value)]}{REMOVED}"

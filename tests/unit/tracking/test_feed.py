@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tracked_runs import (
@@ -46,7 +47,7 @@ def place() -> Iterator[TrackedPlace]:
 class Fed:
     """A feed of the tracker "here", driven by a test."""
 
-    def __init__(self, run_dir: RunDirectory, **shared: object) -> None:
+    def __init__(self, run_dir: RunDirectory, **shared: Any) -> None:
         self.said: list[str] = []
         self.clock = Clock()
         config = scripted_monitor("here", **shared)
@@ -294,7 +295,12 @@ def test_no_option_that_a_class_refuses_is_said_where_it_is_secret(tmp_path: Pat
     config = scripted_monitor("elsewhere", options={"api_key": "hidden"})
     said: list[str] = []
     feed = Feed(build_tracked_run(tmp_path / "run"), config, say=said.append)
-    wait_until(lambda: feed.tick() or feed.is_done)
+
+    def is_done() -> bool:
+        feed.tick()
+        return feed.is_done
+
+    wait_until(is_done)
     feed.close()
     assert "hidden" not in said[0]
     assert "'api_key': '(removed)'" in said[0]

@@ -79,3 +79,51 @@ def test_the_value_of_a_secret_variable_is_removed_wherever_it_stands() -> None:
 def test_a_secret_inside_a_secret_table_does_not_hide_deeper() -> None:
     value = {"credentials": {"user": {"names": ["a", "b"], "id": 5}}}
     assert without_any_secret(value, {}) == {"credentials": {"user": REMOVED}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "agent --api-key hidden --steps 1",
+        "agent --api-key=hidden",
+        "OPENAI_API_KEY=hidden python agent.py",
+        "curl -H 'Authorization: token hidden' x",
+        "X-API-Key: hidden",
+        "me:hidden@proxy:3128",
+        "http://me:hid/hidden@host/x",
+        "https://hooks.slack.com/services/T0/B0/hidden",
+    ],
+)
+def test_a_secret_inside_a_text_is_removed(text: str) -> None:
+    assert "hidden" not in str(without_any_secret({"command": text}, {}))
+
+
+@pytest.mark.parametrize(
+    "key", ["db_pass", "dsn", "password2", "hf_token_2", "webhook_url", "authorization_header"]
+)
+def test_less_common_names_of_secrets_are_known(key: str) -> None:
+    assert without_any_secret({key: "hidden"}, {}) == {key: REMOVED}
+
+
+def test_variables_that_are_written_as_a_list_are_removed() -> None:
+    assert without_any_secret({"env_vars": ["A=hidden"]}, {}) == {"env_vars": [REMOVED]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "agent --max-tokens 512 --name x",
+        "package.module:Class",
+        "image:tag@sha256:0123abcd",
+        "http://127.0.0.1:8000/v1/x@y",
+        "git+https://host/team/code@main",
+        "Say what `x: y` means: z",
+    ],
+)
+def test_a_text_without_a_secret_stays(text: str) -> None:
+    assert without_any_secret({"text": text}, {}) == {"text": text}
+
+
+@pytest.mark.parametrize("part", ["-", "a", " ", "://x:", "a:", "a=", "--a ", "'", "x@"])
+def test_a_long_text_is_read_in_time_that_grows_with_its_length(part: str) -> None:
+    assert without_any_secret([part * 50_000], {})
