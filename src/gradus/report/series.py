@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -18,6 +17,8 @@ EVALUATION = "eval/version"
 """A record with this metric is about an evaluated version instead of a trained step."""
 
 _RESERVED = ("step", "time", "non_finite")
+_LARGEST = 1e100
+"""Numbers from here on count as not finite: sums of their squares would not be."""
 _MAX_BYTES = 48 << 20
 _NUM_PLACES = 2_000
 _TAIL_BYTES = 3 << 20
@@ -178,7 +179,7 @@ def _points(path: Path) -> Iterator[Point]:
 
 def _point(value: Mapping[str, Any]) -> Point | None:
     step = value.get("step")
-    if type(step) is not int:
+    if type(step) is not int or abs(step) > _LARGEST:
         return None
     time: Any = value.get("time")
     listed = value.get("non_finite")
@@ -187,9 +188,9 @@ def _point(value: Mapping[str, Any]) -> Point | None:
     for name, number in value.items():
         if name in _RESERVED or type(number) not in (int, float):
             continue
-        if math.isfinite(number):
+        if abs(number) < _LARGEST:
             metrics[name] = float(number)
         elif name not in non_finite:
             non_finite.append(name)
-    is_known = isinstance(time, int | float) and math.isfinite(time)
+    is_known = isinstance(time, int | float) and abs(time) < _LARGEST
     return Point(step, float(time) if is_known else None, metrics, tuple(non_finite))

@@ -169,6 +169,12 @@ def test_torn_lines_and_numbers_that_are_not_finite_are_told(tmp_path: Path) -> 
     )
 
 
+def test_numbers_too_large_to_draw_are_told_like_those_that_are_not_finite(tmp_path: Path) -> None:
+    metrics = [{"loss/total/mean": -1e308}, {"loss/total/mean": 1e308}]
+    page = page_of(a_run(tmp_path / "run", metrics=metrics))
+    assert "missing in the curves: loss/total/mean (step 1, 2)" in page.text
+
+
 def test_settings_that_were_chosen_stand_apart_and_secrets_nowhere(tmp_path: Path) -> None:
     env = [{"id": "words", "taskset": {"api_key": "abc123", "url": "http://me:pw@host/x"}}]
     root = a_run(tmp_path / "run", changes={"orchestrator": {"train": {"env": env}}})
