@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gradus.environments.containers import (
+    LABEL,
     close_without_containers,
     engines_of,
     is_orphaned,
@@ -16,6 +20,8 @@ from gradus.environments.containers import (
     remove_own,
 )
 
+IMAGE = "localhost/gradus-sandbox:1"
+"""Of the task sets with a container; any image with `sleep` would do."""
 ENGINE = """#!/bin/sh
 # Answers as an engine does, from a folder with one file for each container, its label in it.
 cd "$(dirname "$0")/containers"
@@ -38,6 +44,30 @@ def containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "containers").mkdir()
     return tmp_path / "containers"
+
+
+@pytest.fixture
+def real_containers() -> Iterator[dict[str, str]]:
+    """Containers of Podman: one of a process that was killed, and one of this process."""
+    if shutil.which("podman") is None or podman("image", "exists", IMAGE) is None:
+        pytest.skip(f"podman with the image {IMAGE} is not installed here")
+    own = owner_label("real")
+    started: dict[str, str] = {}
+    try:
+        for name, label in (("left", gone(own)), ("mine", own)):
+            words = ("--detach", "--network=none", f"--label={LABEL}={label}")
+            number = podman("run", *words, IMAGE, "sleep", "infinity")
+            assert number, f"podman run gave no container {name}"
+            started[name] = number
+        yield started
+    finally:
+        podman("rm", "--force", "--ignore", "--time=0", *started.values())
+
+
+def podman(*words: str) -> str | None:
+    """What Podman says; None when it fails."""
+    done = subprocess.run(["podman", *words], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def gone(label: str) -> str:
@@ -72,6 +102,22 @@ async def test_what_a_killed_process_left_is_removed_and_nothing_else(containers
     assert sorted(os.listdir(containers)) == ["mine", "other"]
     assert await remove_own(["podman"], own) == 1
     assert os.listdir(containers) == ["other"]
+
+
+@pytest.mark.slow
+async def test_podman_loses_what_a_killed_process_left_and_then_one_s_own(
+    real_containers: dict[str, str],
+) -> None:
+    def left() -> set[str]:
+        listed = podman("ps", "--all", "--no-trunc", "--quiet")
+        assert listed is not None
+        return {name for name, number in real_containers.items() if number in listed.split()}
+
+    assert left() == {"left", "mine"}
+    await remove_left_over(["podman"])
+    assert left() == {"mine"}
+    assert await remove_own(["podman"], owner_label("real")) == 1
+    assert left() == set()
 
 
 async def test_containers_go_before_those_who_would_wait_for_them(containers: Path) -> None:
