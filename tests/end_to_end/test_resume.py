@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from metric_names import families_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradus.orchestrator.records.journal import check_journal, read_journal
 from gradus.run.checkpoints import CheckpointStore
@@ -48,6 +50,11 @@ deterministic = true
 [trainer.optimizer]
 lr = 1e-2
 """
+TRACKER = """
+[[monitor]]
+type = "tensorboard"
+episodes_interval_steps = 2
+"""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +81,10 @@ def weights(run_dir: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def straight(root: Path, tiny_model: Path) -> Path:
-    """The directory of a run that nothing disturbed."""
-    finish(scripted_rl("@", write_config(root, "straight", tiny_model)))
+    """The directory of a run that nothing disturbed; of all runs here it alone has a tracker."""
+    config = Path(write_config(root, "straight", tiny_model))
+    config.write_text(config.read_text() + TRACKER)
+    finish(scripted_rl("@", str(config)))
     return root / "straight"
 
 
@@ -99,6 +108,32 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert [row["step"] for row in records(found / "metrics.jsonl")] == list(range(MAX_STEPS))
     ours, theirs = weights(found), weights(expected)
     assert [name for name in theirs if ours.get(name) != theirs[name]] == []
+
+
+def test_tensorboard_has_each_number_of_the_records_once_and_tables_of_episodes(
+    straight: Path,
+) -> None:
+    folder = straight / "trackers" / "tensorboard"
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    points = [
+        ((name, point.step), point.value)
+        for name in events.Tags()["scalars"]
+        for point in events.Scalars(name)
+    ]
+    recorded = {
+        (name, row["step"]): row[name]
+        for row in records(straight / "metrics.jsonl")
+        for name in row.keys() - {"step", "time", "non_finite"}
+    }
+    assert len(points) == len(recorded)
+    assert dict(points) == pytest.approx(recorded, rel=1e-6, abs=1e-30)
+    assert [table.step for table in events.Tensors("episodes/train")] == [0, 2, 4]
+
+
+def test_each_metric_of_a_run_has_one_entry_in_the_catalogue(straight: Path) -> None:
+    rows = records(straight / "metrics.jsonl")
+    names = {name for row in rows for name in row} - {"step", "time", "non_finite"}
+    assert families_of(names) >= {"loss/mismatch_kl/mean", "time/step_seconds"}
 
 
 def test_a_run_whose_orchestrator_was_killed_ends_as_an_undisturbed_one(
