@@ -15,10 +15,14 @@ from hypothesis import settings
 
 SMALL_DISK_BYTES = 4 << 20
 
+# Examples have no deadline: a busy machine is no failure.
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
+
 # `pytest --hypothesis-profile=nightly`: fifteen times as many examples where a test follows it;
 # `quick` is for a look between two edits.
-settings.register_profile("quick", max_examples=20)
-settings.register_profile("nightly", max_examples=1_500)
+settings.register_profile("quick", max_examples=20, deadline=None)
+settings.register_profile("nightly", max_examples=1_500, deadline=None)
 
 TORCH_FOLDERS = {"trainer"}
 """Folders of tests whose fixtures import torch."""
