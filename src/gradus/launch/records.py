@@ -103,6 +103,14 @@ STEP_PARTS = {
 """Name of a part of a step → the metrics whose sum it is. The parts overlap: roles run at once."""
 
 
+def _mean(values: Sequence[float]) -> float:
+    """Also of numbers whose sum is none, such as an environment may return as rewards."""
+    try:
+        return statistics.fmean(values)
+    except OverflowError:
+        return sum(value / len(values) for value in values)
+
+
 _FAILURES = re.compile(r"episode/error/([^/]+)/sum")
 
 
@@ -148,7 +156,7 @@ class Summary:
         """The headline at the first step, and its mean over the last steps."""
         key = self.headline[1]
         values = [r.metrics[key] for r in self.records if key in r.metrics]
-        return (values[0], statistics.fmean(values[-LAST_STEPS:])) if values else None
+        return (values[0], _mean(values[-LAST_STEPS:])) if values else None
 
     def agents_first_and_last(self) -> tuple[str, str] | None:
         """The same of each agent that trains, where several do and their mean says nothing."""
@@ -157,7 +165,7 @@ class Summary:
             return None
         last = told[-LAST_STEPS:]
         names = dict.fromkeys(name for metrics in last for name in metrics if "/agent/" in name)
-        means = {name: statistics.fmean(m[name] for m in last if name in m) for name in names}
+        means = {name: _mean([m[name] for m in last if name in m]) for name in names}
         return agents_rewards(told[0]), agents_rewards(means)
 
     def median_seconds(self) -> dict[str, float]:

@@ -43,6 +43,13 @@ def test_the_reward_at_the_end_is_the_mean_of_the_last_steps() -> None:
     assert [round(value, 6) for value in ends] == [0.0, 0.3]
 
 
+def test_rewards_whose_sum_is_no_number_do_not_hide_how_a_run_ended() -> None:
+    records = [Record(step, {"episode/reward/mean": 1.5e308}) for step in range(3)]
+    ends = build_summary(records).first_and_last()
+    assert ends is not None
+    assert abs(ends[1] / 1.5e308 - 1) < 1e-9
+
+
 def test_the_parts_of_a_step_are_medians() -> None:
     medians = build_summary(rl_records()).median_seconds()
     assert medians == {"step": 4.0, "weights apply": 0.2, "training": 1.5}
