@@ -72,6 +72,8 @@ class TrackedPlace:
     """Records that a flush confirmed."""
     episodes: dict[int, list[Any]] = field(default_factory=dict)
     outcomes: list[str] = field(default_factory=list)
+    shown_by: str | None = None
+    """What the tracker says of where to look."""
     open_failures: int = 0
     """How many connections are still refused."""
     is_down: bool = False
@@ -108,6 +110,7 @@ class ScriptedTracker:
         if self._place.open_failures:
             self._place.open_failures -= 1
             raise ConnectionError("connection refused")
+        self.shown_by = self._place.shown_by
         self._place.runs.append(run)
         if run.resume_step is not None:
             kept = [record for record in self._place.safe if record.step < run.resume_step]

@@ -92,7 +92,11 @@ class EpisodeRow:
 
 
 class Tracker(Protocol):
-    """One place where numbers go; built from the options in its table of the config."""
+    """One place where numbers go; built from the options in its table of the config.
+
+    An attribute `shown_by`, if `open` sets one, says where to look: a command, an address or a
+    folder. The console of the run says it once.
+    """
 
     def open(self, run: TrackedRun) -> None:
         """Find or make the run there. Called once, before anything else."""

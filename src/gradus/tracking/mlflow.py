@@ -50,6 +50,8 @@ class Mlflow:
         """Find or make the experiment and the run, and leave the settings there."""
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or _own_store(run.own_folder)
         self._client = self._library.MlflowClient(tracking_uri=uri)
+        is_store = uri.startswith("sqlite:")
+        self.shown_by = f"mlflow ui --backend-store-uri {uri}" if is_store else uri
         experiment_id = self._experiment_id(uri)
         found = self._client.search_runs(
             [experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run.id}'", max_results=1

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ class TensorBoard:
             own = "" if run.tracker == "tensorboard" else f"-{run.tracker}"
             folder = Path(self._folder).expanduser() / f"{run.name}-{run.id[:8]}{own}"
         folder.mkdir(parents=True, exist_ok=True)
+        self.shown_by = f"tensorboard --logdir {shlex.quote(str(folder))}"
         newest = _cut_to_mark(folder, run.mark)
         name = f"events.out.tfevents.{newest + 1:010d}.{socket.gethostname()}.gradus"
         self._file = (folder / name).open("xb")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import shlex
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -40,7 +41,9 @@ class Trackio:
         """Void what the run does again, and write its configuration."""
         self._run = run
         folder = self._folder or os.environ.get("TRACKIO_DIR") or str(run.own_folder)
-        self._library = _library(Path(folder).expanduser().absolute())
+        place = Path(folder).expanduser().absolute()
+        self.shown_by = f"TRACKIO_DIR={shlex.quote(str(place))} trackio show"
+        self._library = _library(place)
         self._store = self._library.sqlite_storage.SQLiteStorage
         try:
             self._store.validate_project_name(self._project)

@@ -14,11 +14,9 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.files import append_whole
-from gradus.log import get_logger
 from gradus.monitor import read_objects
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedRun
 
-_LOG = get_logger(__name__)
 _FILE_FLUSH_SECONDS = 0.25
 _OPEN_SECONDS = 60.0
 _FINISH_SECONDS = 60.0
@@ -64,8 +62,7 @@ class Wandb:
         known = int(run.mark or 0) if self._run.offline else self._run.starting_step
         for index, line in self._outbox.lines(known):
             self._send(index, line)
-        if not self._run.offline:
-            _LOG.info("the run is shown at %s", self._run.url)
+        self.shown_by = f"offline files in {folder}" if self._run.offline else self._run.url
 
     def log(self, record: TrackedRecord) -> None:
         """Hand the record to the service of W&B, unless an earlier attempt did."""

@@ -79,6 +79,24 @@ def test_every_record_arrives_once_and_in_order(tmp_path: Path, place: TrackedPl
     assert (place.steps, place.outcomes, fed.feed.unsent()) == ([0, 1, 2, 3, 4], ["unknown"], 0)
 
 
+def test_where_to_look_is_said_once_when_something_is_there_and_without_a_password(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    place.shown_by = "http://me:hunter22@numbers.example/run"
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+    fed = Fed(run_dir)
+    fed.until(lambda: place.steps == [0, 1])
+    place.is_down = True
+    record_steps(run_dir, range(2, 3))
+    fed.until(lambda: fed.feed.failed_in_a_row == 1)
+    place.is_down = False
+    fed.finish()
+    looks = [line for line in fed.said if "numbers.example" in line]
+    assert looks == [fed.said[0]]
+    assert looks[0].startswith("here: http")
+    assert "hunter22" not in looks[0]
+
+
 def test_a_new_process_goes_on_where_the_killed_one_was(
     tmp_path: Path, place: TrackedPlace
 ) -> None:

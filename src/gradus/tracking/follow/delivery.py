@@ -75,6 +75,8 @@ class Delivery:
         """Everything was sent and the tracker is closed."""
         self.num_flushed = 0
         """Flushes that succeeded; more than zero means that the tracker works."""
+        self.shown_by: str | None = None
+        """Where the tracker says that its numbers are seen, once it is open."""
         self.busy_since: float | None = None
         """When the call that runs now began; None between calls."""
         self.last_portion: Portion | None = None
@@ -117,6 +119,8 @@ class Delivery:
         run = describe_run(self._run_dir, self._config, cursor)
         with self._calling():
             tracker.open(run)
+        said = getattr(tracker, "shown_by", None)
+        self.shown_by = said if isinstance(said, str) else None
         again = records_again(self._run_dir, cursor)
         if cursor.resume_step is not None:
             for record in again:

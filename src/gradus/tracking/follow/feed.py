@@ -69,6 +69,7 @@ class Feed:
         self._delivery: Delivery | None = None
         self._thread: threading.Thread | None = None
         self._flushes_seen = 0
+        self._has_said_where = False
         self._hung: list[threading.Thread] = []
         self._left_out: set[Portion] | None = None
         """Since the tracker refused something: what it gets no more. None while it takes all."""
@@ -176,6 +177,12 @@ class Feed:
         if delivery.num_flushed > self._flushes_seen:
             self._flushes_seen = delivery.num_flushed
             self._works_again()
+            self._say_where(delivery.shown_by)
+
+    def _say_where(self, shown_by: str | None) -> None:
+        if shown_by is not None and not self._has_said_where:
+            self._has_said_where = True
+            self._say(f"{self.title}: {_safe(shown_by)}")
 
     def _works_again(self) -> None:
         self.failed_in_a_row = 0
@@ -205,8 +212,13 @@ class Feed:
 def _cause(error: BaseException) -> str:
     """What went wrong, in one line."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    hidden = str(without_any_secret(text, os.environ))
-    safe = "".join(c if c.isprintable() else " " for c in hidden)[:300]
+    safe = _safe(text)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"it needs the module {error.name!r}, which is not installed"
     return safe if isinstance(error, GradusError) else f"{type(error).__name__}: {safe}"
+
+
+def _safe(text: str) -> str:
+    """For a terminal and a log: bounded, without control characters and secrets."""
+    hidden = str(without_any_secret(text, os.environ))
+    return "".join(c if c.isprintable() else " " for c in hidden)[:300]
