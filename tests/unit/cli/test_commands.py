@@ -193,7 +193,7 @@ def test_check_lists_what_does_not_work(folder: Path, capsys: pytest.CaptureFixt
     assert [line.split(": ")[1] for line in lines] == ["--seed", "--model.name"]
 
 
-WITHOUT_CONFIG = {"export", "init", "completion", "env"}
+WITHOUT_CONFIG = {"export", "init", "completion", "env", "track", "compare", "report"}
 
 
 @pytest.mark.parametrize("command", [c for c in (*COMMANDS, *ROLES) if c not in WITHOUT_CONFIG])
@@ -204,7 +204,12 @@ def test_help_of_a_command_shows_keys_and_sections(
     shown = capsys.readouterr().out
     assert shown.startswith(f"usage: gradus {command}")
     assert "default: " in shown
-    named = {"serve": "--tool-parser", "check-loss": "--options", "env-server": "--verifiers"}
+    named = {
+        "serve": "--tool-parser",
+        "check-loss": "--options",
+        "env-server": "--verifiers",
+        "tracker": "--monitor.N.options",
+    }
     assert named.get(command, "--model.name" if command in COMMANDS else "model]") in shown
 
 
@@ -249,16 +254,18 @@ def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[s
 
 def role_configs() -> dict[str, StrictConfig]:
     """Subcommand → a config as the launcher writes it."""
-    run = resolve(build_run_config(), run_dir=Path("runs/x"), term=4)
+    config = build_run_config({"monitor": [{"type": "tensorboard"}]})
+    run = resolve(config, run_dir=Path("runs/x"), term=4)
     env = [{"id": "gradus-reverse-text"}]
     evaluation = EvalConfig.model_validate({"model": {"name": "someone/tiny"}, "env": env})
-    config = build_sft_config({"eval": {"env": env}})
-    sft = resolve(config, run_dir=Path("runs/x"), term=4)
+    supervised = build_sft_config({"eval": {"env": env}})
+    sft = resolve(supervised, run_dir=Path("runs/x"), term=4)
     replayed = ReplayConfig(build_run_config(), recorded=Path("runs/demo"), num_steps=2)
     return {
         "inference": run.inference,
         "env-server": run.environments[0],
         "trainer": run.trainer,
+        "tracker": run.tracker,
         "sft-trainer": sft.trainer,
         "sft-evaluator": sft.evaluator,
         "bench-rank": run.trainer,
@@ -278,6 +285,7 @@ ENTRIES = {
     "evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
     "sft-evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
     "replayer": ("gradus.orchestrator.replay.replayer", "run", "replayer"),
+    "tracker": ("gradus.tracking.follow.process", "run", "tracker"),
 }
 
 

@@ -69,12 +69,18 @@ def test_an_evaluation_may_be_greedy() -> None:
         ENDPOINT,
         {"env": [{"id": "reverse-text", "taskset": {"seed": 1}}]},
         {"env": [{"id": "reverse-text", "max_turns": 2}]},
-        {"env": [{"id": "reverse-text", "headers_from": "routing"}]},
     ],
 )
 def test_what_changes_an_episode_changes_the_identity(changes: dict[str, Any]) -> None:
     before = resolved(build_eval_config()).evaluator.identity
     assert resolved(build_eval_config(**changes)).evaluator.identity != before
+
+
+def test_headers_of_tasks_belong_to_the_identity() -> None:
+    source = {"id": "reverse-text", "agents": {"agent": {"model": "m", **ENDPOINT}}}
+    before = resolved(build_eval_config(env=[source])).evaluator.identity
+    sent = {**source, "headers_from": "routing"}
+    assert resolved(build_eval_config(env=[sent])).evaluator.identity != before
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ async def test_prompts_that_one_frame_cannot_hold_are_asked_all_the_same(
     for answer in await asyncio.gather(*asked, return_exceptions=True):
         # The engine read it, and has a context of its own.
         assert isinstance(answer, openai.APIStatusError), answer
-        assert "the prompt has 60000 tokens" in str(answer)
+        assert "the prompt has 60000" in str(answer)
 
 
 async def test_both_routes_say_the_same(engine: ScriptedEngine, client: EngineClient) -> None:
