@@ -26,6 +26,14 @@ def take_value(
 
     ConfigError, which says what it `wants`, when the option has no value or is given twice.
     """
+    found, rest = take_values(words, option, wants=wants)
+    if len(found) > 1:
+        raise ConfigError(f"{option} is given twice: {', '.join(found)}")
+    return (found[0] if found else None), rest
+
+
+def take_values(words: Sequence[str], option: str, *, wants: str) -> tuple[list[str], list[str]]:
+    """The values of an option that may be given again, and the other words."""
     rest: list[str] = []
     found: list[str] = []
     waiting = iter(words)
@@ -38,9 +46,7 @@ def take_value(
         if not value or value.startswith("--"):
             raise ConfigError(f"{option} needs {wants} after it")
         found.append(value)
-    if len(found) > 1:
-        raise ConfigError(f"{option} is given twice: {', '.join(found)}")
-    return (found[0] if found else None), rest
+    return found, rest
 
 
 def wants_help(words: Sequence[str]) -> bool:

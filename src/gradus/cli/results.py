@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradus.cli.options import take_options, take_value, wants_help
+from gradus.cli.options import take_options, take_value, take_values, wants_help
 from gradus.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def compare(words: Sequence[str]) -> int:
         print(COMPARE_HELP)
         return ExitCode.DONE if words else ExitCode.CONFIG
     options, rest = take_options(words, {"--json": ""})
-    patterns, rest = _take_all(rest, "--metric")
+    wants = "the name of a metric, or a pattern such as 'loss/*',"
+    patterns, rest = take_values(rest, "--metric", wants=wants)
     last, rest = take_value(rest, "--last", wants="a number of steps")
     out, rest = take_value(rest, "--out", wants="the name of a file that ends with .png")
     over, rest = take_value(rest, "--over", wants="steps, tokens or minutes")
@@ -98,23 +99,6 @@ def compare(words: Sequence[str]) -> int:
         if not options:
             print(f"\n{'picture':<12}{out}")
     return ExitCode.DONE
-
-
-def _take_all(words: Sequence[str], option: str) -> tuple[list[str], list[str]]:
-    """Every value of an option that may be given again."""
-    found: list[str] = []
-    rest: list[str] = []
-    waiting = iter(words)
-    for word in waiting:
-        name, equals, attached = word.partition("=")
-        if name != option:
-            rest.append(word)
-            continue
-        value = attached if equals else next(waiting, "")
-        if not value:
-            raise ConfigError(f"{option} needs the name of a metric, or a pattern such as 'loss/*'")
-        found.append(value)
-    return found, rest
 
 
 def _settings(words: Sequence[str]) -> tuple[list[Path], list[Path]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -95,13 +95,12 @@ class RunSeries:
         return _StepNumber({id(point) for point in self.evaluations})
 
 
-class _Places:
-    def __call__(self, point: Point) -> float | None:
-        raise NotImplementedError
+_Places = Callable[[Point], float | None]
+"""Where a point lies on the axis; None leaves it out."""
 
 
 @dataclass(frozen=True)
-class _StepNumber(_Places):
+class _StepNumber:
     evaluated: set[int]
 
     def __call__(self, point: Point) -> float:
@@ -110,14 +109,14 @@ class _StepNumber(_Places):
 
 
 @dataclass(frozen=True)
-class _MinutesSince(_Places):
+class _MinutesSince:
     start: float
 
     def __call__(self, point: Point) -> float | None:
         return None if point.time is None else (point.time - self.start) / 60
 
 
-class _TokensSoFar(_Places):
+class _TokensSoFar:
     """Tokens trained until a step; where steps are left out, the mean of its neighbours stands."""
 
     def __init__(self, steps: Sequence[Point]) -> None:
