@@ -77,7 +77,7 @@ class Job:
     evaluation_seconds: float = 0.0
     """Time that evaluations at the end may take."""
     written: StrictConfig | None = None
-    """What the user wrote, with the dtypes that were chosen. None where nobody is told."""
+    """What the user wrote, with the dtypes that were chosen. None where no process records it."""
     notes: tuple[str, ...] = ()
     """What a person must know before it starts."""
     logs: LogSettings = field(default_factory=LogSettings)

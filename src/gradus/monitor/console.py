@@ -31,7 +31,7 @@ _MAX_AGENTS = 3
 
 def agents_rewards(metrics: Mapping[str, float]) -> str:
     """The mean reward of each agent that trains; of more than a few, the lowest and the highest.
-    Empty where no agent is told of.
+    Empty where the record names no agent.
 
     >>> agents_rewards({"episode/go/agent/black/reward/mean": 0.25,
     ...                 "episode/go/agent/black/trained/share": 1.0})

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run: its identity, its config without secrets, its versions."""
+"""What a tracker learns about a run: its identity, its config without secrets, its versions."""
 
 from __future__ import annotations
 

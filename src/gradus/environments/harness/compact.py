@@ -117,7 +117,7 @@ class CompactSession(ChatSession):
         """Replace the conversation; False when the rollout ended instead.
 
         Where the whole does not fit, the notes are of the longest prompt that did and leaves room.
-        What a user said last needs no notes: it stands behind them. A model that writes none keeps
+        What a user said last needs no notes: it follows them. A model that writes none keeps
         the conversation as long as it fits; without notes it would not know its task any more.
         """
         config = self.harness.config
