@@ -27,22 +27,42 @@ TOOL: dict[str, Any] = {
 
 
 def demonstrations(
-    num: int, *, seed: int, tiers: tuple[int, ...] = (0,), careless_share: float = 0.0
+    num: int,
+    *,
+    seed: int,
+    tiers: tuple[int, ...] = (0,),
+    careless_share: float = 0.0,
+    tells_results: bool = True,
 ) -> list[dict[str, Any]]:
     """Conversations in the brief style, from problems of a seed of their own.
 
     In `careless_share` of them the program only pushes the numbers of the formula, so a model
-    learns how to hand in, and has still to find out which programs pay.
+    learns how to hand in, and has still to find out which programs pay. Without `tells_results`
+    the tool's answers name a number drawn at random: a model that learns from them as well knows
+    their form, and has still to find out what they say of a program.
     """
     draw = random.Random(f"forth-lang demonstrations {seed}")
     found = [one.problem for one in build_problems(tiers, 400, seed=seed) if one.problem.formula]
-    return [_shown(draw.choice(found), draw.random() < careless_share) for _ in range(num)]
+    shown = []
+    for _ in range(num):
+        problem = draw.choice(found)
+        code = problem.solution(SOLUTION)
+        if draw.random() < careless_share:
+            code = _numbers_only(problem)
+        if tells_results:
+            num_passed = grade(code, SOLUTION, problem.cases).num_passed
+        else:
+            num_passed = draw.randint(0, len(problem.cases))
+        shown.append(_conversation(problem, code, num_passed))
+    return shown
 
 
-def _shown(problem: Problem, is_careless: bool) -> dict[str, Any]:
+def _numbers_only(problem: Problem) -> str:
     numbers = " ".join(re.findall(r"\d+", problem.formula))
-    code = f": {SOLUTION} {numbers} ;" if is_careless else problem.solution(SOLUTION)
-    num_passed = grade(code, SOLUTION, problem.cases).num_passed
+    return f": {SOLUTION} {numbers} ;"
+
+
+def _conversation(problem: Problem, code: str, num_passed: int) -> dict[str, Any]:
     call = {"name": "submit_code", "arguments": {"code": code}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": problem.formula},

@@ -185,3 +185,9 @@ def test_demonstrations_are_right_unless_they_shall_be_careless() -> None:
             assert result.is_right == is_right
             told = shown["messages"][2]["content"]
             assert told == f"passed {result.num_passed} of {result.num_cases}"
+
+
+def test_demonstrations_may_keep_silent_about_the_results() -> None:
+    shown = demonstrations(200, seed=5, tells_results=False)
+    told = [row["messages"][2]["content"] for row in shown]
+    assert set(told) == {f"passed {num} of 8" for num in range(9)}
