@@ -26,8 +26,9 @@ _PLAIN_CHAT = "null"
 def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with a seat for every role of the environment's class, named or not.
 
-    Refuses a role that the class lacks, a role among the settings, and a remote runtime that nobody
-    but the author chose. What the author pinned is left out of a seat: verifiers merges it in.
+    Refuses a role that the class lacks, a role among the settings, a key of the source that
+    reaches no role, and a remote runtime that nobody but the author chose. What the author pinned
+    is left out of a seat: verifiers merges it in.
     """
     result = {key: value for key, value in verifiers_config.items() if key != EVERY_ROLE}
     given = verifiers_config.get(EVERY_ROLE)
@@ -42,6 +43,8 @@ def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str
         if role not in roles:
             text = hint(role, list(roles), "its roles")
             raise ConfigError(f"{name}: agents.{role} is no role of this environment; {text}")
+    if len(roles) > 1:
+        _refuse_unused(name, given, roles, has_harness=has_harness)
     for role, declared in roles.items():
         if role in result:
             raise ConfigError(f"{name}: settings.{role} is a role; write agents.{role}")
@@ -77,6 +80,27 @@ def _pins(declared: AgentConfig, written_harness: Mapping[str, Any] | None) -> d
     if written_harness is not None and written_harness["id"] == _PLAIN_CHAT:
         return {}
     return {"harness": {**harness.model_dump(exclude_unset=True), "id": CHAT_HARNESS_MODULE}}
+
+
+def _refuse_unused(
+    name: str, given: Mapping[str, Any], roles: Mapping[str, AgentConfig], *, has_harness: bool
+) -> None:
+    """A key of the source that reaches no role, as the author set it for those that are left."""
+    for key, value in given["written"].items():
+        if key == "timeout" or (key == "harness" and value["id"] == _PLAIN_CHAT):
+            continue
+        left = {role: it for role, it in roles.items() if key not in given["roles"].get(role, {})}
+        pinned = [
+            role
+            for role, declared in left.items()
+            if key in declared.model_fields_set
+            or (key == "harness" and has_harness and declared.harness is None)
+        ]
+        if pinned and len(pinned) == len(left):
+            raise ConfigError(
+                f"{name}: `{key}` of the source has no effect, because the author of the "
+                f"environment set it for {', '.join(pinned)}; write agents.{pinned[0]}.{key}"
+            )
 
 
 def _joined(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

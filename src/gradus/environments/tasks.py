@@ -71,6 +71,11 @@ class TaskIndex:
             self._restart()
 
     @property
+    def finite_tasks(self) -> Sequence[AnyTask]:
+        """All tasks of a finite taskset; of an endless one none."""
+        return self._all or ()
+
+    @property
     def num_tasks(self) -> int | None:
         """Number of tasks. None means endless."""
         return None if self._all is None else len(self._all)
@@ -233,7 +238,24 @@ def load_tasks(
         raise ConfigError(
             f"{name} has no tasks: its data set is empty. Check the source's `taskset` settings"
         )
+    alone = len(index.agents) == 1
+    if is_rendered and alone and (shown := first_with_image(index.finite_tasks)) is not None:
+        raise ConfigError(
+            f"{name}: {shown} shows the model an image, and gradus trains text models; leave such "
+            "tasks out (tasks.exclude), or choose another task set"
+        )
     return index
+
+
+def first_with_image(tasks: Iterable[AnyTask]) -> str | None:
+    """The first task whose prompt holds an image; None when all are text."""
+    for task in tasks:
+        messages = task.data.prompt
+        for message in messages if isinstance(messages, list) else ():
+            parts = message.content if isinstance(message.content, list) else ()
+            if any(isinstance(part, vf.ImageUrlContentPart) for part in parts):
+                return f"task {task.data.name or task.key!r}"
+    return None
 
 
 def trainable_agents(environment: vf.Env[Any]) -> dict[str, bool]:

@@ -63,6 +63,19 @@ def test_a_config_that_asks_for_the_plain_chat_gets_it(source: dict[str, Any]) -
     assert environment(id=ROLES, **source).critic.harness.id == "null"
 
 
+def test_a_key_of_the_source_that_reaches_no_role_is_refused() -> None:
+    chat = {"id": "chat"}
+    own = {"harness": chat}
+    with pytest.raises(
+        ConfigError, match=r"`harness`.*plain, critic, boxed; write agents\.plain\."
+    ):
+        completed(id=ROLES, harness=chat)
+    with pytest.raises(ConfigError, match=r"set it for boxed; write agents\.boxed\.harness"):
+        completed(id=ROLES, harness=chat, agents={"plain": own, "critic": own})
+    every = {"plain": own, "critic": own, "boxed": own}
+    assert environment(id=ROLES, harness=chat, agents=every).boxed.harness.id == "gradus_chat"
+
+
 def test_a_harness_of_the_task_sets_own_package_is_a_pin() -> None:
     config = environment(id=ROLES)
     assert config.plain.harness is None

@@ -254,6 +254,15 @@ def test_a_harness_whose_tokens_cannot_be_recorded_is_refused(
     assert load_tasks("here", config).num_tasks is not None
 
 
+def test_a_task_that_shows_an_image_is_refused_where_the_policy_plays() -> None:
+    config = completed(id="gradus-test-picture")
+    with pytest.raises(ConfigError, match="task 'picture' shows the model an image"):
+        load_tasks("here", config, is_rendered=True)
+    words = TaskSelectionConfig(exclude=["picture"])
+    assert load_tasks("here", config, is_rendered=True, selection=words).num_tasks == 1
+    assert load_tasks("here", config).num_tasks == 2
+
+
 def test_modules_that_are_imported_only_while_it_plays_are_looked_for() -> None:
     index = load_tasks("here", completed(id="openenv", taskset={"env": "x"}))
     assert index.missing_modules == ("openenv",)
