@@ -1,4 +1,4 @@
-"""Draw what results.json holds, one small panel per run (needs the extra `plot`).
+"""Draw what results.json holds, one small panel per run and quantity (needs the extra `plot`).
 
 python examples/algorithms/plot_results.py --out examples/algorithms/curves.png
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib
 
@@ -17,29 +18,31 @@ from learn import Row, read_results
 from matplotlib import pyplot
 
 COLUMNS = 5
-_LONGEST_WORDS = 34
+_LINE_CHARS = 32
+_FEWEST = 2
+"""A quantity measured so often, before and after, is no curve."""
 
 
 def plot_results(rows: Sequence[Row], out: Path) -> None:
-    """The first quantity of every run over its steps; further seeds go into the same panel."""
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    num_lines = -(-len(names) // COLUMNS)
+    """Every quantity of every run over its steps; further seeds go into the same panel."""
+    keys = dict.fromkeys((row["name"], it["measure"]) for row in rows for it in row["shown"])
+    drawn = [key for key in keys if any(_values(row, key) for row in rows)]
+    num_lines = -(-len(drawn) // COLUMNS)
     figure, grid = pyplot.subplots(
         num_lines, COLUMNS, figsize=(2.3 * COLUMNS, 2.1 * num_lines), dpi=90, squeeze=False
     )
-    panels = dict(zip(names, grid.flat, strict=False))
-    for row in rows:
-        shown = row["shown"][0]
-        steps = [
-            place * row["steps"] / len(shown["values"]) for place in range(len(shown["values"]))
-        ]
-        panels[row["name"]].plot(steps, shown["values"], label=f"seed {row['seed']}")
-        panels[row["name"]].set_title(row["name"], fontsize=9)
-        panels[row["name"]].set_xlabel(_short(shown["measure"]), fontsize=7)
     for panel in grid.flat:
+        panel.set_visible(False)
+    for key, panel in zip(drawn, grid.flat, strict=False):
+        panel.set_visible(True)
         panel.tick_params(labelsize=7)
         panel.grid(alpha=0.3)
-        panel.set_visible(bool(panel.lines))
+        panel.set_title(key[0], fontsize=9)
+        panel.set_xlabel(fill(key[1].replace("`", ""), _LINE_CHARS), fontsize=7)
+        for row in rows:
+            if values := _values(row, key):
+                steps = [place * row["steps"] / len(values) for place in range(len(values))]
+                panel.plot(steps, values, label=f"seed {row['seed']}")
         if len(panel.lines) > 1:
             panel.legend(fontsize=6)
     figure.tight_layout()
@@ -47,9 +50,10 @@ def plot_results(rows: Sequence[Row], out: Path) -> None:
     pyplot.close(figure)
 
 
-def _short(words: str) -> str:
-    words = words.replace("`", "")
-    return words if len(words) <= _LONGEST_WORDS else f"{words[: _LONGEST_WORDS - 1]}…"
+def _values(row: Row, key: tuple[str, str]) -> list[float]:
+    """The curve of one quantity in a run; none where it is of another run, or only two points."""
+    found = [it["values"] for it in row["shown"] if (row["name"], it["measure"]) == key]
+    return found[0] if found and len(found[0]) > _FEWEST else []
 
 
 def main() -> None:
