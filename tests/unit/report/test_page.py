@@ -89,6 +89,20 @@ def test_a_page_has_the_sections_that_a_run_has_something_for(tmp_path: Path) ->
     assert "+1 in mean reward" in page.text
 
 
+def test_the_head_tells_the_reward_of_each_agent_where_a_run_has_none_of_its_own(
+    tmp_path: Path,
+) -> None:
+    def seats(step: int) -> dict[str, float]:
+        mean = "episode/poker/agent/{}/reward/mean"
+        return {mean.format("first"): step / 8, mean.format("second"): -step / 8}
+
+    text = page_of(a_run(tmp_path / "run", metrics=[seats(step) for step in range(8)])).text
+    assert "0.0625 → 0.8125reward of first, mean of the first and last 2" in text
+    assert "-0.8125reward of second" in text
+    both = [{**seats(step), REWARD: 0.5} for step in range(8)]
+    assert "reward of first" not in page_of(a_run(tmp_path / "both", metrics=both)).text
+
+
 def test_an_alarm_is_told_with_its_steps_and_not_its_number(tmp_path: Path) -> None:
     metrics = [
         {"alarm/words/truncated": float(step in (4, 5)), "alarm/words/truncated/value": 0.6}

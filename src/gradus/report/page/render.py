@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -36,6 +38,9 @@ _KINDS = {
 }
 _ENDS = {"killed": "ended without a word", "running": "still running"}
 _MAX_NAMES_IN_TABLE = 400
+_AGENT_REWARD = r"episode/[^/]+/agent/[^/]+/reward/mean"
+_MAX_AGENTS = 4
+"""Tiles of rewards where each agent has its own."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +140,7 @@ def _tiles(run: Read) -> str:
         steps = number(float(last_step if series.is_sampled else done))
         of_all = f" of {number(float(planned))}" if type(planned) is int else ""
         tiles.append((f"{steps}{of_all}", "steps"))
-    for name, title in (("episode/reward/mean", "reward"), ("loss/total/mean", "loss")):
-        values = [value for _, value in series.values(name)]
-        if values and not (title == "loss" and folder.kind == "rl"):
-            count = max(1, min(10, len(values) // 4))
-            first, last = sum(values[:count]) / count, sum(values[-count:]) / count
-            mean = f"{title}, mean of the first and last {count}" if count > 1 else title
-            tiles.append((f"{number(first)} → {number(last)}", mean))
+    tiles += _first_and_last(run)
     seconds = folder.summary.get("seconds")
     total = seconds.get("total") if isinstance(seconds, dict) else None
     times = [p.time for p in (*series.steps, *series.evaluations) if p.time is not None]
@@ -164,6 +163,25 @@ def _tiles(run: Read) -> str:
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
         for value, label in tiles
     )
+
+
+def _first_and_last(run: Read) -> list[tuple[str, str]]:
+    """The reward of an RL run, by agent where only agents have one; the loss of another run."""
+    series = run.series
+    named = {"episode/reward/mean": "reward"}
+    if named.keys().isdisjoint(series.names):
+        agents = (n for n in series.names if re.fullmatch(_AGENT_REWARD, n, re.DOTALL))
+        named = {name: f"reward of {name.split('/')[-3]}" for name in islice(agents, _MAX_AGENTS)}
+    if run.folder.kind != "rl":
+        named["loss/total/mean"] = "loss"
+    tiles = []
+    for name, title in named.items():
+        if values := [value for _, value in series.values(name)]:
+            count = max(1, min(10, len(values) // 4))
+            first, last = sum(values[:count]) / count, sum(values[-count:]) / count
+            mean = f"{title}, mean of the first and last {count}" if count > 1 else title
+            tiles.append((f"{number(first)} → {number(last)}", mean))
+    return tiles
 
 
 def _curves(series: RunSeries, over: Axis) -> str:
