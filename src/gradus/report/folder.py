@@ -164,13 +164,16 @@ def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
 
 
 def differing(settings: Mapping[str, Settings]) -> list[tuple[str, list[Any]]]:
-    """Keys whose values differ between runs, with the value of each run; None where it has none."""
-    keys = sorted({key for of_run in settings.values() for key in of_run.values})
-    rows = [(key, [of_run.values.get(key) for of_run in settings.values()]) for key in keys]
+    """Keys whose values differ between runs, with the value of each run; None where it has none.
+
+    A run whose folder holds no config differs in nothing.
+    """
+    known = [of_run.values for of_run in settings.values() if of_run.values]
+    keys = sorted({key for values in known for key in values})
     return [
-        (key, values)
-        for key, values in rows
-        if key not in _PLACES and any(value != values[0] for value in values)
+        (key, [of_run.values.get(key) for of_run in settings.values()])
+        for key in keys
+        if key not in _PLACES and any(values.get(key) != known[0].get(key) for values in known)
     ]
 
 

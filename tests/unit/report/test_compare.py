@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,16 @@ def test_the_settings_that_differ_are_listed_by_their_keys_and_secrets_hidden(
     }
     text = "\n".join(as_lines(comparison)) + json.dumps(as_json(comparison))
     assert "abc123" not in text
+
+
+def test_a_folder_without_a_config_differs_in_no_setting(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / f"seed{seed}", changes={"seed": seed}) for seed in range(2)]
+    bare = a_run(tmp_path / "bare")
+    shutil.rmtree(bare / "replay")
+    for order in ([bare, *runs], [*runs, bare]):
+        comparison = compare(order)
+        assert [key for key, _ in comparison.settings] == ["seed"]
+        assert "bare: The folder holds no config." in as_lines(comparison)
 
 
 def test_a_metric_that_only_one_run_has_is_shown(tmp_path: Path) -> None:
