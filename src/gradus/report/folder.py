@@ -166,15 +166,24 @@ def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
 def differing(settings: Mapping[str, Settings]) -> list[tuple[str, list[Any]]]:
     """Keys whose values differ between runs, with the value of each run; None where it has none.
 
-    A run whose folder holds no config differs in nothing.
+    A run whose folder holds no config differs in nothing. Of a table that only some runs have, a
+    source for example, only what somebody chose is listed.
     """
-    known = [of_run.values for of_run in settings.values() if of_run.values]
-    keys = sorted({key for values in known for key in values})
-    return [
-        (key, [of_run.values.get(key) for of_run in settings.values()])
-        for key in keys
-        if key not in _PLACES and any(values.get(key) != known[0].get(key) for values in known)
-    ]
+    known = [of_run for of_run in settings.values() if of_run.values]
+    tables = [{_table_of(key) for key in of_run.values} for of_run in known]
+    keys = sorted({key for of_run in known for key in of_run.values})
+    rows = []
+    for key in keys:
+        is_same = all(of_run.values.get(key) == known[0].values.get(key) for of_run in known)
+        is_everywhere = all(_table_of(key) in of_run for of_run in tables)
+        is_chosen = is_everywhere or any(key in of_run.changed for of_run in known)
+        if key not in _PLACES and not is_same and is_chosen:
+            rows.append((key, [of_run.values.get(key) for of_run in settings.values()]))
+    return rows
+
+
+def _table_of(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -88,6 +88,20 @@ def test_the_settings_that_differ_are_listed_by_their_keys_and_secrets_hidden(
     assert "abc123" not in text
 
 
+def test_of_a_source_that_only_one_run_has_what_was_chosen_is_listed(tmp_path: Path) -> None:
+    def sources(*sources: dict[str, object]) -> dict[str, object]:
+        return {"orchestrator": {"train": {"env": list(sources)}}}
+
+    words = {"id": "words", "max_turns": 3}
+    one = a_run(tmp_path / "one", changes=sources(words))
+    two = a_run(tmp_path / "two", changes=sources({"id": "words"}, {"id": "sums", "ratio": 2.0}))
+    assert dict(compare([one, two]).settings) == {
+        "orchestrator.train.env.sums.id": [None, "sums"],
+        "orchestrator.train.env.sums.ratio": [None, 2.0],
+        "orchestrator.train.env.words.max_turns": [3, None],
+    }
+
+
 def test_a_folder_without_a_config_differs_in_no_setting(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / f"seed{seed}", changes={"seed": seed}) for seed in range(2)]
     bare = a_run(tmp_path / "bare")
