@@ -50,6 +50,11 @@ def is_bare(reply: str) -> bool:
     return bool(text) and "\n" not in text and text.strip(string.punctuation) == text
 
 
+def is_cut_off(trace: vf.Trace) -> bool:
+    """Whether the limit of tokens ended the reply; half a sentence has no full stop either."""
+    return bool(trace.calls) and trace.calls[-1].finish_reason == "length"
+
+
 def has_answer(reply: str, answer: str) -> bool:
     """True when the answer is one of the words of the reply, in any case."""
     return answer in re.findall(r"[a-z]+", reply.lower())
@@ -70,8 +75,8 @@ class RequiredFormatTask(vf.Task[RequiredFormatData, vf.State, vf.TaskConfig]):
 
     @vf.reward(weight=0.25)
     async def bare(self, trace: vf.Trace) -> float:
-        """1 for one line without punctuation around it."""
-        return float(is_bare(trace.last_reply))
+        """1 for one line without punctuation around it, unless the limit of tokens ended it."""
+        return float(is_bare(trace.last_reply) and not is_cut_off(trace))
 
     @vf.reward(weight=0.25)
     async def answer(self, trace: vf.Trace) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,8 +79,9 @@ def test_any_reply_gets_parts_between_zero_and_one(reply: str) -> None:
 class FakeTrace:
     """A trace that ends with one reply."""
 
-    def __init__(self, reply: str) -> None:
+    def __init__(self, reply: str, finish_reason: str = "stop") -> None:
         self.last_reply = reply
+        self.calls = [SimpleNamespace(finish_reason=finish_reason)]
 
 
 async def test_only_the_bare_right_word_gets_everything() -> None:
@@ -92,6 +94,13 @@ async def test_only_the_bare_right_word_gets_everything() -> None:
 
     assert await rate(task.data.answer) == [1.0] * 5
     assert await rate(f"The answer is {task.data.answer}.") == [0.25, 0.75, 0.0, 1.0, 0.0]
+
+
+async def test_a_reply_that_was_cut_off_is_not_bare_for_want_of_a_full_stop() -> None:
+    [task] = tasks(num_tasks=1)
+    words: Any = "the opposite of hot is cold, and"
+    assert await task.bare(FakeTrace(words)) == 1.0
+    assert await task.bare(FakeTrace(words, "length")) == 0.0
 
 
 def test_the_package_names_its_taskset_for_verifiers() -> None:
