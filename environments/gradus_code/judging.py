@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,13 +15,28 @@ from gradus_code.problems import (
     Problem,
     assemble,
     is_python,
+    plain_output,
+    plain_value,
     read_program,
     same_output,
     same_value,
 )
 
 _HERE = Path(__file__).parent
+_ANY_LENGTH = 1_000
+_MOST_LONGER = 12
+"""An answer that is longer by this factor is wrong; an escaped character has 10."""
 _CHECK_LIMITS = Limits(seconds=60.0, cpu_seconds=30, memory_bytes=1 << 30)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What the best program passes that solves nothing: one that raises, that says the same to
+    every call, or that gives an argument back."""
+
+    passed: int
+    total: int
+    """Tests that a right program meets; one that raises between them may end them sooner."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +56,12 @@ class Verdict:
         """Of the tests, between 0 and 1."""
         return self.passed / self.total if self.total else 0.0
 
-    def beyond(self, constant_share: float) -> float:
-        """The share beyond what a program passes that says the same to every call, from 0 to 1."""
-        if self.is_right or constant_share >= 1:
+    def beyond(self, floor: Floor) -> float:
+        """The share of the tests beyond those that a program passes which solves nothing."""
+        total = max(self.total, floor.total)
+        if self.is_right or floor.passed >= total:
             return float(self.is_right)
-        return max(0.0, (self.share - constant_share) / (1 - constant_share))
+        return max(0.0, (self.passed - floor.passed) / (total - floor.passed))
 
     @property
     def is_right(self) -> bool:
@@ -60,7 +75,7 @@ class Judge:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._calls: dict[str, str] = {}
-        self._constant_shares: dict[str, float] = {}
+        self._floors: dict[str, Floor] = {}
 
     async def judge(self, problem: Problem, reply: str, limits: Limits) -> Verdict:
         """What a reply is worth; never an exception for anything that a model can write."""
@@ -75,20 +90,23 @@ class Judge:
         passed, total = await self._count(problem, calls, answers)
         return Verdict(passed, total, program, ended, ended.info())
 
-    async def constant_share(self, problem: Problem, limits: Limits) -> float:
-        """The share of the calls that the most frequent right answer is right for.
+    async def floor(self, problem: Problem, limits: Limits) -> Floor:
+        """What can be passed for nothing.
 
-        0 where nothing says what is right: checks in Python without a known solution.
+        Checks in Python without a known solution do not say which constants to try.
         """
-        if problem.name not in self._constant_shares:
-            right: Sequence[str] = problem.expected
-            if problem.kind == "checks" and problem.solution:
-                calls = await self._calls_of(problem)
+        if problem.kind != "checks":
+            return _floor_of_values(problem)
+        if problem.name not in self._floors:
+            calls = await self._calls_of(problem)
+            right: list[str] = []
+            if problem.solution:
                 source = assemble(problem, problem.solution)
                 _, right = await self._answers(problem, source, calls, limits)
-            most = max(Counter(right).values(), default=0)
-            self._constant_shares[problem.name] = most / len(right) if right else 0.0
-        return self._constant_shares[problem.name]
+            self._floors[problem.name] = Floor(
+                *await self._check(problem, calls, right, order="trivial")
+            )
+        return self._floors[problem.name]
 
     async def _answers(
         self, problem: Problem, source: str, calls: str, limits: Limits
@@ -109,6 +127,9 @@ class Judge:
             return await self._check(problem, calls, answers)
         right = 0
         for found, expected in zip(answers, problem.expected, strict=False):
+            # Reading it takes hundreds of times its size, in this process.
+            if len(found) > _MOST_LONGER * (len(expected) + _ANY_LENGTH):
+                continue
             if problem.kind == "function":
                 right += same_value(found, expected)
             else:
@@ -125,9 +146,11 @@ class Judge:
             self._calls[problem.name] = await self._run_checks(problem, "calls", {})
         return self._calls[problem.name]
 
-    async def _check(self, problem: Problem, calls: str, answers: list[str]) -> tuple[int, int]:
+    async def _check(
+        self, problem: Problem, calls: str, answers: list[str], *, order: str = "judge"
+    ) -> tuple[int, int]:
         files = {"calls.txt": calls, "answers.txt": "\n".join(answers)}
-        printed = await self._run_checks(problem, "judge", files)
+        printed = await self._run_checks(problem, order, files)
         held, total = printed.split()
         return int(held), int(total)
 
@@ -136,7 +159,7 @@ class Judge:
         command = ("python", "-I", "-S", "checking.py", order, problem.function)
         ended = await self._sandbox.run(UntrustedProgram(command, files), _CHECK_LIMITS)
         if not ended.succeeded or not ended.stdout.strip():
-            if order == "judge" and ended.reason is not Reason.EXITED:
+            if order != "calls" and ended.reason is not Reason.EXITED:
                 # Answers so large that the checks cannot read them are wrong answers.
                 return "0 1"
             raise EnvironmentFailure(
@@ -148,6 +171,25 @@ class Judge:
 @cache
 def _text(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _floor_of_values(problem: Problem) -> Floor:
+    """The most that one constant, or one argument given back, is right for."""
+    is_function = problem.kind == "function"
+    constants = Counter(
+        plain_value(expected) if is_function else plain_output(expected)
+        for expected in problem.expected
+    )
+    echoes: Counter[int] = Counter()
+    for given, expected in zip(problem.inputs, problem.expected, strict=True):
+        if is_function:
+            arguments = ast.literal_eval(given)
+            right = [same_value(repr(argument), expected) for argument in arguments]
+        else:
+            right = [same_output(given, expected)]
+        echoes.update(place for place, is_right in enumerate(right) if is_right)
+    most = max([*constants.values(), *echoes.values()], default=0)
+    return Floor(most, len(problem.expected))
 
 
 def _as_text(answer: str) -> str:

@@ -181,7 +181,12 @@ def is_python(program: str) -> bool:
 
 def same_output(found: str, expected: str) -> bool:
     """Outputs are equal but for space at the ends of lines and of the text."""
-    return _lines(found) == _lines(expected)
+    return plain_output(found) == plain_output(expected)
+
+
+def plain_output(text: str) -> str:
+    """An output without space at the ends of lines and of the text."""
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
 def same_value(found: str, expected: str) -> bool:
@@ -192,8 +197,12 @@ def same_value(found: str, expected: str) -> bool:
         return False
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
+def plain_value(expected: str) -> str:
+    """A value as JSON, written in one way."""
+    try:
+        return json.dumps(json.loads(expected))
+    except (ValueError, RecursionError):
+        return expected
 
 
 def _plain(value: Any) -> Any:

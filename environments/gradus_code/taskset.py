@@ -49,8 +49,8 @@ class CodeRewardConfig(ProgramConfig):
     """How a program is run, and what it is worth."""
 
     partial: bool = False
-    """Pay the share of passed tests beyond what a program passes that always says the same;
-    otherwise 1 for all and 0 for less."""
+    """Pay the share of passed tests beyond what a program passes that always says the same, or
+    gives an argument back; otherwise 1 for all and 0 for less."""
 
 
 class CodeKeys(vf.TasksetConfig, HoldoutKeys):
@@ -124,7 +124,7 @@ class CodeTask(vf.Task[CodeData, vf.State, CodeRewardConfig]):
 
     @vf.reward
     async def passed(self, trace: vf.Trace) -> float:
-        """1 when every test passes; with `partial`, the share of them beyond a constant's."""
+        """1 when every test passes; with `partial`, the share that is not had for nothing."""
         verdict = await run_reply(self.data, self.config, trace)
         trace.record_metric("tests_passed", verdict.share)
         trace.record_metric("has_program", float(bool(verdict.program)))
@@ -132,7 +132,7 @@ class CodeTask(vf.Task[CodeData, vf.State, CodeRewardConfig]):
             return float(verdict.is_right)
         judge = judge_here(self.config.require)
         problem = Problem(**self.data.problem)
-        return verdict.beyond(await judge.constant_share(problem, self.config.limits))
+        return verdict.beyond(await judge.floor(problem, self.config.limits))
 
 
 class CodeTaskset(vf.Taskset[CodeTask, CodeConfig]):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gradus.errors import ConfigError
 from gradus.sandbox import Limits, Reason, Sandbox
-from gradus_code.judging import Judge
+from gradus_code.judging import Floor, Judge
 from gradus_code.problems import (
     Problem,
     assemble,
@@ -182,23 +182,65 @@ EVEN = Problem(
 )
 
 
+STRAY = """
+def check(candidate):
+    assert True, "always holds"
+    assert candidate(2) == 4
+    assert candidate(-3) == -6
+    last = candidate(4)
+    assert last == 8
+    assert candidate(0) == 0
+    assert candidate(5) == 10
+"""
+
+
 @pytest.mark.slow
-async def test_a_part_of_the_tests_pays_what_a_constant_does_not_reach(judge: Judge) -> None:
+async def test_a_part_of_the_tests_pays_what_is_not_had_for_nothing(judge: Judge) -> None:
     async def paid(problem: Problem, program: str) -> float:
         verdict = await judge.judge(problem, program, LIMITS)
-        return verdict.beyond(await judge.constant_share(problem, LIMITS))
+        return verdict.beyond(await judge.floor(problem, LIMITS))
 
-    assert await judge.constant_share(EVEN, LIMITS) == 0.8
+    assert await judge.floor(EVEN, LIMITS) == Floor(4, 5)
     assert await paid(EVEN, "def even(n): return False") == 0.0
     assert await paid(EVEN, "def even(n): return n < 4") == 0.0
     assert await paid(EVEN, "def even(n): return n % 2 == 0") == 1.0
-    assert await judge.constant_share(TWICE, LIMITS) == 0.5
+    assert await judge.floor(TWICE, LIMITS) == Floor(1, 2)
     assert await paid(TWICE, "def twice(n): return 4") == 0.0
     unknown = dataclasses.replace(TWICE, name="unknown", solution="")
     assert await paid(unknown, "def twice(n): return 4") == 0.5
     always = dataclasses.replace(EVEN, name="always", expected=("true",) * 5)
     assert await paid(always, "def even(n): return n > 1") == 0.0
     assert await paid(always, "def even(n): return True") == 1.0
+    assert await judge.floor(ECHO, LIMITS) == Floor(2, 2)
+    same = dataclasses.replace(ECHO, name="same", inputs=("1", "2"), expected=("a\n", "a"))
+    assert await judge.floor(same, LIMITS) == Floor(2, 2)
+
+
+@pytest.mark.slow
+async def test_checks_that_always_hold_or_that_end_early_pay_nothing(judge: Judge) -> None:
+    stray = dataclasses.replace(TWICE, name="stray", checks=PREAMBLE + STRAY)
+    # `assert True`, and what is right for 0: also what a program says that gives its argument back.
+    assert await judge.floor(stray, LIMITS) == Floor(2, 6)
+    for program, passed, pay in (
+        ("def twice(n): raise ValueError", 1, 0.0),
+        ("def twice(n): return n", 2, 0.0),
+        ("def twice(n): return {2: 4}[n]", 2, 0.0),
+        ("def twice(n): return {2: 4, -3: -6}[n]", 3, 0.25),
+        (RIGHT, 6, 1.0),
+    ):
+        verdict = await judge.judge(stray, program, LIMITS)
+        assert verdict.passed == passed, program
+        assert verdict.beyond(await judge.floor(stray, LIMITS)) == pay, program
+
+
+@pytest.mark.slow
+async def test_an_answer_far_longer_than_the_right_one_is_not_read(judge: Judge) -> None:
+    long = "class A:\n  def __repr__(s): return '[' + '[], ' * 5000 + ']'\ndef even(n): return A()"
+    assert (await judge.judge(EVEN, long, LIMITS)).passed == 0
+    text = "\U0001f600" * 5000
+    wide = Problem("wide", "Print it.", "program", inputs=("",), expected=(text,))
+    verdict = await judge.judge(wide, f"print({text!r})", LIMITS)
+    assert verdict.is_right
 
 
 class FakeTrace(SimpleNamespace):
