@@ -9,6 +9,12 @@ MAX_READ_CHARACTERS = 20_000
 """From the end of a reply."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w])")
 _DROPPED = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\s+|\\%|%|\^\\circ|\^\{\\circ\}")
+_FORMULA = re.compile(r"\$\$?(.+?)\$\$?|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_FRACTION = re.compile(r"\\frac(?:\{(-?\d+)\}|(\d))(?:\{(\d+)\}|(\d))")
+_OPERATION = re.compile(
+    r"[\w)\]}][-+*/^!|]|\\(?:times|cdot|div|frac|sqrt|d?binom|log|ln|sin|cos|tan|lfloor|lceil)"
+)
+_UNIT = re.compile(r"(.*[\d}])(?:\s|\\ |~)+([A-Za-z]{3,})\.?", re.DOTALL)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -46,4 +52,46 @@ def plain(answer: str) -> str:
     """
     text = _DROPPED.sub("", answer.strip().rstrip("."))
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = text.replace("\N{MINUS SIGN}", "-").replace("\N{EN DASH}", "-")
     return _THOUSANDS.sub("", text)
+
+
+def without_unit(answer: str, question: str) -> str:
+    r"""An answer without the word after it, where the question has that word.
+
+    >>> without_unit("154 dollars", "How many dollars must be paid?")
+    '154'
+    >>> without_unit("154 million", "How many dollars must be paid?")
+    '154 million'
+    """
+    found = _UNIT.fullmatch(answer.strip())
+    if not found or found[2].lower() not in re.findall(r"[a-z]+", question.lower()):
+        return answer
+    return found[1]
+
+
+def is_copied(given: str, question: str, answer: str) -> bool:
+    r"""Whether an answer that is written otherwise than the right one is an expression of the
+    question: then nothing was computed.
+
+    >>> is_copied(r"4 + 20 \times 3", r"What is $4 + 20 \times 3$?", "64")
+    True
+    >>> is_copied("1/2", "What is the larger of $1/2$ and $1/3$?", r"\frac{1}{2}")
+    False
+    """
+    text, value = _value(given), _value(answer)
+    if not _OPERATION.search(text) or text == value:
+        return False
+    within = re.compile(rf"(?<![\w\\]){re.escape(text)}(?!\w)")
+    formulas = ("".join(parts) for parts in _FORMULA.findall(question))
+    return any(within.search(_bare(formula)) for formula in formulas)
+
+
+def _value(answer: str) -> str:
+    return _bare(answer).rpartition("=")[2]
+
+
+def _bare(text: str) -> str:
+    """Without braces, which may stand round anything, and with fractions in a line."""
+    in_line = _FRACTION.sub(r"\1\2/\3\4", plain(text))
+    return in_line.replace("{", "").replace("}", "")

@@ -24,7 +24,7 @@ from gradus_hendrycks_math.problems import (
     read_solve_rates,
     template_problems,
 )
-from gradus_hendrycks_math.reading import last_boxed, plain
+from gradus_hendrycks_math.reading import is_copied, last_boxed, plain, without_unit
 
 INSTRUCTION = "Reason step by step, and put the final answer into \\boxed{}."
 DEFAULT_NUM_TEMPLATE_TASKS = 300
@@ -102,13 +102,15 @@ def helpers_here() -> HelperCalls:
     return HelperCalls(memory_bytes=_HELPER_MEMORY_BYTES)
 
 
-async def is_right(reply: str, answer: str, *, seconds: float) -> bool:
-    """Whether the last box of a reply holds the answer, written in any way."""
-    given = last_boxed(reply)
+async def is_right(reply: str, answer: str, *, seconds: float, question: str = "") -> bool:
+    """Whether the last box of a reply holds the answer, written in any way but the question's."""
+    given = without_unit(last_boxed(reply), question)
     if not given:
         return False
     if plain(given) == plain(answer):
         return True
+    if is_copied(given, question, answer):
+        return False
     if all(_is_integer(text) for text in (given, answer)):
         return False
     try:
@@ -129,8 +131,9 @@ class MathTask(vf.Task[MathData, vf.State, MathTaskConfig]):
     @vf.reward
     async def right(self, trace: vf.Trace) -> float:
         """1 when the last box holds the answer."""
-        seconds = self.config.seconds
-        return float(await is_right(trace.last_reply, self.data.answer, seconds=seconds))
+        data, seconds, question = self.data, self.config.seconds, str(self.data.prompt)
+        reply = trace.last_reply
+        return float(await is_right(reply, data.answer, seconds=seconds, question=question))
 
     @vf.metric
     async def boxed(self, trace: vf.Trace) -> float:

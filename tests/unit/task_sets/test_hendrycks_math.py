@@ -151,6 +151,44 @@ async def test_equal_answers_are_right_however_they_are_written(
     assert await is_right(reply, answer, seconds=1.0 if "^" in reply else 10.0) is right
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("question", "given", "answer", "right"),
+    [
+        (r"What is $4 + 20 \times 3$?", r"4 + 20 \times 3", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"x = 4+20\times{3}", "64", False),
+        (r"What is $\frac{7}{8} + \frac{3}{9}$?", r"\dfrac78+\frac{3}{9}", r"\frac{29}{24}", False),
+        (r"Simplify $\frac{14}{21}$.", "14/21", r"\frac{2}{3}", False),
+        (r"Expand \[(x+1)^2.\]", "(x+1)^2", "x^2+2x+1", False),
+        (r"Factor $x^2 + 3x + 2 = 0$.", "x^2+3x+2", "(x+1)(x+2)", False),
+        (r"Simplify $\sqrt{12}$.", r"\sqrt{12}", r"2\sqrt{3}", False),
+        (r"Simplify $\sqrt{12}$.", r"\sqrt{3}\cdot2", r"2\sqrt{3}", True),
+        (r"Which is larger, $1/2$ or $1/3$?", "1/2", r"\frac{1}{2}", True),
+        (r"Which line is steeper, $y = 2x + 3$ or $y = x$?", "2x+3", "y=2x+3", True),
+        (r"Which power is larger, $x^2$ or $x^3$?", "x^{3}", "x^3", True),
+        (r"What is $3x + 20 - x - 8$?", "12+2x", "2x+12", True),
+        (r"What is $-5 + 0$?", "-5", "-5", True),
+        ("How many dollars must be paid?", "154 dollars", "154", True),
+        ("How many dollars must be paid?", "154 million", "154", False),
+        ("How many dollars must be paid?", "-\N{EN DASH}154", "-154", False),
+        ("What is $3 - 8$?", "\N{EN DASH}5", "-5", True),
+    ],
+)
+async def test_an_expression_of_the_question_is_no_answer_and_its_unit_may_follow(
+    question: str, given: str, answer: str, right: bool
+) -> None:
+    pytest.importorskip("math_verify")
+    reply = f"\\boxed{{{given}}}"
+    assert await is_right(reply, answer, seconds=10.0, question=question) is right
+
+
+async def test_no_template_gives_its_answer_away() -> None:
+    for task in load(num_tasks=70):
+        for formula in str(task.data.prompt).split("$")[1::2]:
+            trace: Any = SimpleNamespace(last_reply=f"\\boxed{{{formula}}}")
+            assert await task.right(trace) == 0.0 or formula == task.data.answer, task.data.name
+
+
 async def test_the_gold_reply_of_every_template_is_right() -> None:
     for task in load():
         [reply] = task.gold_replies()
