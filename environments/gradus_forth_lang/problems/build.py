@@ -40,7 +40,7 @@ def build_problems(tiers: Sequence[int], per_tier: int, *, seed: int = 0) -> Ite
             index = number // len(templates)
             problem = template.build(Random(f"{seed} {template.name} {index}"))
             number += 1
-            if problem.effect + problem.text not in seen:
+            if problem.needs_its_input and problem.effect + problem.text not in seen:
                 seen.add(problem.effect + problem.text)
                 found += 1
                 yield Numbered(f"t{tier}-{template.name}-{index}", tier, problem)

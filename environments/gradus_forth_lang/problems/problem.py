@@ -59,6 +59,11 @@ class Problem:
     formula: str = ""
     """The task in a few characters, for small models; empty where there is no such form."""
 
+    @property
+    def needs_its_input(self) -> bool:
+        """Whether two cases leave different things, so that no constant solves it."""
+        return len({(case.stack, case.output) for case in self.cases}) > 1
+
     def solution(self, name: str) -> str:
         """A right submission."""
         return f"{self.helpers} : {name} {self.reference} ;".strip()

@@ -128,6 +128,8 @@ def _which_divides(draw: Random) -> Problem:
 def _in_range(draw: Random) -> Problem:
     low = draw.randint(-20, 10)
     high, divisor = low + draw.randint(5, 25), draw.randint(2, 5)
+    # Among numbers at random often none is both: then a program that always says false would do.
+    inside = high // divisor * divisor
 
     def solve(n: int) -> int:
         return -1 if low <= n <= high and n % divisor == 0 else 0
@@ -137,7 +139,7 @@ def _in_range(draw: Random) -> Problem:
         text=f"Leave true (-1) where n lies in {low} to {high}, both included, and {divisor} "
         "divides it; else false (0).",
         reference=f"dup {low} {high} between swap {divisor} mod 0= and",
-        cases=build_cases([(low,), (high,), (high + 1,), *_numbers(draw)[3:]], solve),
+        cases=build_cases([(low,), (high,), (high + 1,), (inside,), *_numbers(draw)[4:]], solve),
     )
 
 

@@ -50,6 +50,13 @@ def test_every_reference_solves_its_problem_and_an_empty_word_none() -> None:
         assert not grade(f": {SOLUTION} ;", SOLUTION, one.problem.cases).is_right, one.name
 
 
+def test_no_constant_solves_a_problem() -> None:
+    for seed in range(3):
+        for one in build_problems(range(NUM_TIERS), 100, seed=seed):
+            results = {(case.stack, tuple(case.output.split())) for case in one.problem.cases}
+            assert len(results) > 1, (one.name, one.problem.text)
+
+
 def test_every_template_gives_problems_and_more_of_them_change_none() -> None:
     few = {one.name: one.problem for one in build_problems(range(NUM_TIERS), 12)}
     many = {one.name: one.problem for one in build_problems(range(NUM_TIERS), 40)}
