@@ -17,8 +17,10 @@ from tempfile import TemporaryDirectory
 from gradus.cli.init import new_task_set
 from gradus.cli.options import take_options, take_value, wants_help
 from gradus.config import (
+    EVERY_ROLE,
     NO_KEY_VARIABLE,
     EnvironmentConfig,
+    EnvironmentProcessConfig,
     EvalConfig,
     LaunchedConfig,
     RunConfig,
@@ -136,7 +138,6 @@ def _ready(source: EnvironmentConfig) -> EnvironmentConfig:
     values = source.model_dump(exclude_unset=True)
     values["timeout"] = {**_SECONDS, **values.get("timeout", {})}
     values["pool"] = {"type": "static", "num_workers": 1}
-    values["max_turns"] = source.max_turns or _MAX_TURNS
     for role in values.get("agents", {}).values():
         for key in ("base_url", "model", "api_key_var"):
             role.pop(key, None)
@@ -155,7 +156,7 @@ def subject_of(source: EnvironmentConfig, endpoint: ModelEndpoint | None = None)
     configs = resolve(config, run_dir=Path("."), term=0)
     if not configs.environments:
         raise ConfigError(f"{source.id}: you run it at {source.address}; leave `address` out")
-    process = configs.environments[0]
+    process = _bounded(configs.environments[0])
     (resolved,) = resolve_sources(config).evaluated
     variables = source_variables(
         os.environ,
@@ -167,6 +168,14 @@ def subject_of(source: EnvironmentConfig, endpoint: ModelEndpoint | None = None)
         names = sorted({*process.env_var_names, endpoint.api_key_var} - {NO_KEY_VARIABLE})
         process = process.model_copy(update={"env_var_names": names})
     return Subject(process, variables, resolved.complete.unmeasured_agents, endpoint)
+
+
+def _bounded(process: EnvironmentProcessConfig) -> EnvironmentProcessConfig:
+    """With an end of every conversation to which neither the config nor the author set one."""
+    seats = process.verifiers[EVERY_ROLE]
+    seat = {**seats["seat"], "max_turns": seats["seat"]["max_turns"] or _MAX_TURNS}
+    verifiers = {**process.verifiers, EVERY_ROLE: {**seats, "seat": seat}}
+    return process.model_copy(update={"verifiers": verifiers})
 
 
 def _endpoint(base_url: str | None, model: str | None, key: str | None) -> ModelEndpoint | None:

@@ -13,6 +13,7 @@ from gradus.cli.env import sources_of, subject_of
 from gradus.conformance.check import describe
 from gradus.conformance.findings import Outcome
 from gradus.conformance.reader import read
+from gradus.errors import ConfigError
 
 WRITE_ROWS = """
 import json
@@ -52,3 +53,20 @@ def test_a_task_without_the_headers_that_it_should_carry_is_named() -> None:
     assert line.outcome is Outcome.BROKEN
     assert "its data has no field 'routing'" in line.seen
     assert [line for line in describe(reading_of()) if line.check == "headers"] == []
+
+
+def test_conversations_have_an_end_that_is_the_authors_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def settings(*words: str) -> dict[str, Any]:
+        (source,) = sources_of(words)
+        found: dict[str, Any] = read(subject_of(source).process)["settings"]
+        return found
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "environments"))
+    pair = settings("gradus-test-pair")
+    assert "max_turns" not in pair["one"], "verifiers merges the author's 2 in"
+    assert settings("reverse-text")["agent"]["max_turns"] == 64
+    assert settings("reverse-text", "--max-turns", "5")["agent"]["max_turns"] == 5
+    with pytest.raises(ConfigError, match=r"`max_turns` of the source has no effect.* one, two"):
+        settings("gradus-test-pair", "--max-turns", "5")
