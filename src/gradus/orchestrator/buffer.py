@@ -270,8 +270,9 @@ class GroupBuffer:
     def _graded(self, group: Group) -> None:
         """The group has its credit: it waits for a batch, or trains nothing."""
         self.slots.complete(group.id)
+        result = TaskResult.of(group, Ending.PLAYED)
         try:
-            self.tasks.record(group.pointer, TaskResult.of(group, Ending.PLAYED))
+            self.tasks.record(group.pointer, result)
         except EpisodeFailed as failed:
             group.fail(failed.failure)
         for episode_id, failure in group.failures.items():
@@ -290,7 +291,7 @@ class GroupBuffer:
                 return
             self._drop(group)
             last = next((failure.message for failure in group.failures.values()), "")
-            self.batcher.reject(group.reasons, last=last)
+            self.batcher.reject(group.reasons, last=last, rewards=result.rewards)
 
     @contextmanager
     def _noting_the_end(self) -> Iterator[None]:

@@ -397,8 +397,11 @@ async def test_only_errors_end_the_run_with_the_most_frequent_one_first(build_ri
 async def test_equal_rewards_everywhere_end_the_run_with_a_reason(build_rig: Any) -> None:
     environment = ScriptedEnvironment(play=lambda number: build_episode(reward=1.0))
     rig = build_rig(max_empty_attempts=2, environment=environment)
-    with pytest.raises(EmptyBatchError, match=r"4 groups in a row.*8 x zero_advantage"):
+    with pytest.raises(
+        EmptyBatchError, match=r"4 groups in a row.*8 x zero_advantage\. In the l"
+    ) as it:
         await rig.play()
+    assert "In the last group every episode earned 1. Equal rewards in every group" in str(it.value)
     evicted = (rig.root / "control" / "evicted.txt").read_text()
     assert evicted.startswith("no trainable sample in 4 groups in a row, by reason: 8 x zero_adv")
 

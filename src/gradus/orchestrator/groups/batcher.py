@@ -21,8 +21,9 @@ from gradus.orchestrator.types import ERROR_PREFIX, STALE
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
 
+ZERO_ADVANTAGE = "zero_advantage"
 _ADVICE = {
-    "zero_advantage": (
+    ZERO_ADVANTAGE: (
         "Equal rewards in every group give no gradient: use easier or harder tasks, a larger "
         "group_size, or another reward"
     ),
@@ -141,17 +142,20 @@ class Batcher:
         self._announce()
         return drop
 
-    def reject(self, reasons: Mapping[str, int], *, last: str = "") -> None:
+    def reject(
+        self, reasons: Mapping[str, int], *, last: str = "", rewards: Sequence[float] = ()
+    ) -> None:
         """Count a group that gave no sample, with the reasons of its episodes and samples.
 
-        `last` is what a plug-in said about this group, for the message.
+        `last` is what a plug-in said about this group and `rewards` what its episodes earned, for
+        the message: a run whose tasks are all solved ends here too.
         After `max_empty_attempts` batches' worth of such groups in a row the run must end:
         EnvironmentFailure when nothing but errors came, else EmptyBatchError; both with the counts.
         """
         self._empty_groups += 1
         self._reasons.update(reasons)
         if self._empty_groups >= self._max_empty_groups:
-            raise self._no_batch_error(last)
+            raise self._no_batch_error(last, rewards)
 
     async def next_batch(self) -> SampleBatch:
         """The batch of `step`, once it is full; then the next step begins to fill."""
@@ -198,7 +202,9 @@ class Batcher:
         else:
             self._full.clear()
 
-    def _no_batch_error(self, last: str) -> EnvironmentFailure | EmptyBatchError:
+    def _no_batch_error(
+        self, last: str, rewards: Sequence[float]
+    ) -> EnvironmentFailure | EmptyBatchError:
         # Errors come before empties: an error explains why nothing else came.
         errors = [r for r in self._reasons.most_common() if r[0].startswith(ERROR_PREFIX)]
         others = [r for r in self._reasons.most_common() if not r[0].startswith(ERROR_PREFIX)]
@@ -208,7 +214,10 @@ class Batcher:
             look = f"The last: {last}" if last else "See episodes/ and logs/envs/"
             return EnvironmentFailure(f"every episode failed; {text}. {look}")
         commonest = others[0][0] if others else ""
-        return EmptyBatchError(f"{text}. {_ADVICE.get(commonest, _LOOK)}")
+        earned = ""
+        if commonest == ZERO_ADVANTAGE and rewards and len(set(rewards)) == 1:
+            earned = f" In the last group every episode earned {rewards[0]:.3g}."
+        return EmptyBatchError(f"{text}.{earned} {_ADVICE.get(commonest, _LOOK)}")
 
 
 def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
