@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shlex
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from verifiers.v1.errors import SandboxError
 
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus_general_agent.jobs import jobs
-from gradus_swe_sandbox.shell import ShellHarness, ShellHarnessConfig
+from gradus_swe_sandbox.shell import GRACE_SECONDS, ShellHarness, ShellHarnessConfig
 from gradus_swe_sandbox.taskset import LOCAL_IMAGE, shell_call, unpack
 
 FOLDER = "/app/job"
@@ -74,9 +75,10 @@ class JobTask(vf.Task[JobData, vf.State, vf.TaskConfig]):
     async def answered(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
         """1 when the file holds the answer."""
         try:
-            written = await runtime.read(ANSWER, max_bytes=_MAX_ANSWER_BYTES)
-        except SandboxError:
-            # Nothing there, or far more than an answer.
+            async with asyncio.timeout(GRACE_SECONDS):
+                written = await runtime.read(ANSWER, max_bytes=_MAX_ANSWER_BYTES)
+        except (SandboxError, TimeoutError):
+            # Nothing there, far more than an answer, or a container in which nothing goes on.
             trace.record_metric("wrote_answer", 0.0)
             return 0.0
         trace.record_metric("wrote_answer", 1.0)

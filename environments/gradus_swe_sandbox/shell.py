@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -9,6 +10,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 from verifiers.v1.errors import SandboxError
 
+from gradus.environments.containers import is_kept
 from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig, ChatSession
 from gradus.errors import EnvironmentFailure
 
@@ -20,20 +22,32 @@ _SCRIPT = (
 
 
 RUINED = "error: the container can run no command any more"
+GRACE_SECONDS = 30.0
+"""What a command may take beyond its own deadline, which an agent can wreck in its container."""
 _NOT_STARTED = (126, 127)
 """What engines answer when the container runs and the command cannot be started in it."""
+_PROBE_SECONDS = 10.0
 
 
 async def is_there(runtime: vf.Runtime) -> bool:
     """Whether the engine still has the container, be it in ruins.
 
-    What an agent wrecks is its own work; an engine that lost the container is not.
+    What an agent wrecks is its own work, also a container that it ended, or in which no process
+    can be started or goes on; an engine that lost the container is not.
     """
+    if await _exit_code(runtime) in (0, *_NOT_STARTED):
+        return True
+    engine, container = getattr(runtime, "engine", None), getattr(runtime, "info", None)
+    return bool(engine and container and await is_kept(engine, str(container.id)))
+
+
+async def _exit_code(runtime: vf.Runtime) -> int | None:
+    """Of a command that does nothing; None when there is none in time."""
     try:
-        done = await runtime.run(["true"], {})
-    except SandboxError:
-        return False
-    return done.exit_code in (0, *_NOT_STARTED)
+        async with asyncio.timeout(_PROBE_SECONDS):
+            return int((await runtime.run(["true"], {})).exit_code)
+    except (SandboxError, TimeoutError):
+        return None
 
 
 class ShellHarnessConfig(ChatHarnessConfig):
@@ -78,8 +92,12 @@ class Shell:
         command = command.encode("utf-8", "replace").decode()
         config = self._config
         bounds = (f"{config.command_seconds:g}", command, str(config.max_output_bytes))
-        done = await self._runtime.run(["sh", "-c", _SCRIPT, "sh", *bounds], {})
-        if done.exit_code != 0 and not done.stdout and not await self._runtime.alive():
+        try:
+            async with asyncio.timeout(config.command_seconds + GRACE_SECONDS):
+                done = await self._runtime.run(["sh", "-c", _SCRIPT, "sh", *bounds], {})
+        except TimeoutError:
+            return f"error: no answer after {config.command_seconds + GRACE_SECONDS:g} s"
+        if done.exit_code != 0 and not done.stdout and await _exit_code(self._runtime) != 0:
             if not await is_there(self._runtime):
                 raise EnvironmentFailure(f"the container is gone: {done.stderr.strip()[:300]}")
             return RUINED

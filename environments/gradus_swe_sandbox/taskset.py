@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import shlex
@@ -17,7 +18,7 @@ from gradus.errors import EnvironmentFailure
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
 from gradus_swe_sandbox.rows import HubTests, hub_repairs
-from gradus_swe_sandbox.shell import is_there
+from gradus_swe_sandbox.shell import GRACE_SECONDS, is_there
 
 LOCAL_IMAGE = "localhost/gradus-sandbox:1"
 FOLDER = "/app/ledger"
@@ -116,12 +117,13 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
         A container that its agent wrecked earns 0: a failed episode would be played again.
         """
         try:
-            passed, total = await self._judge(runtime)
-        except (SandboxError, EnvironmentFailure) as error:
+            async with asyncio.timeout(self.config.seconds + GRACE_SECONDS):
+                passed, total = await self._judge(runtime)
+        except (SandboxError, EnvironmentFailure, TimeoutError) as error:
             if not await is_there(runtime):
                 raise
             passed, total = 0, 1
-            trace.info["ruined"] = str(error)[:300]
+            trace.info["ruined"] = str(error)[:300] or "the checks did not end"
         trace.record_metric("checks_passed", passed / total)
         trace.info["repair"] = {"passed": passed, "total": total}
         return passed / total if self.config.partial else float(passed == total)

@@ -25,6 +25,8 @@ ENGINE_SECONDS = 30.0
 """Deadline of one command of a container engine."""
 
 _ENGINES = ("docker", "podman")
+_ENDED_FROM_OUTSIDE = ("137", "143")
+"""Exit codes of a container that was killed or stopped: nothing in it can do that to process 1."""
 _PREFIX = "gradus"
 
 log = get_logger(__name__)
@@ -65,6 +67,19 @@ def engines_of(verifiers_config: Mapping[str, Any]) -> list[str]:
     runtimes = [seat["runtime"] for seat in seats if isinstance(seat.get("runtime"), Mapping)]
     used = {runtime.get("type") for runtime in runtimes}
     return [engine for engine in _ENGINES if engine in used]
+
+
+async def is_kept(engine: str, container: str) -> bool:
+    """Whether a container runs, or was ended by what ran in it and still lies there.
+
+    False where the engine lost it, or somebody outside ended it.
+    """
+    told = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
+    found = await _ask(engine, "inspect", "--type", "container", "--format", told, container)
+    status, code, is_full = (found.split() + [""] * 3)[:3]
+    if status in ("exited", "stopped"):
+        return code not in _ENDED_FROM_OUTSIDE or is_full == "true"
+    return status == "running"
 
 
 async def remove_left_over(engines: Iterable[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -202,6 +203,80 @@ class LostRuntime:
 
     async def alive(self) -> bool:
         return False
+
+
+ENDS_PROCESS_1 = """
+import ctypes, os
+call = ctypes.CDLL(None).ptrace
+call.argtypes = [ctypes.c_long] * 4
+call(16, 1, 0, 0)
+os.waitpid(1, 0x40000000)
+for line in open("/proc/1/maps"):
+    places, rights = line.split()[:2]
+    if "x" in rights and "[v" not in line:
+        start, end = (int(place, 16) for place in places.split("-"))
+        with open("/proc/1/mem", "r+b", 0) as memory:
+            memory.seek(start)
+            memory.write(b"\\xcc" * (end - start))
+call(17, 1, 0, 0)
+"""
+
+
+@pytest.mark.slow
+async def test_an_agent_that_ends_its_container_earns_nothing(container: vf.Runtime) -> None:
+    task = next(iter(SweSandboxTaskset(SweSandboxConfig(id="gradus-swe-sandbox"))))
+    trace: Any = FakeTrace()
+    shell = Shell(container, ShellHarnessConfig())
+    await task.setup(trace, container)
+    command = f"python3 -c {shlex.quote(ENDS_PROCESS_1)}"
+    assert await shell.call("shell", {"command": command}) == RUINED
+    assert await task.repaired(trace, container) == 0.0
+    assert "ruined" in trace.info
+
+
+@pytest.mark.slow
+async def test_a_container_that_was_killed_from_outside_fails_the_episode(
+    container: vf.Runtime,
+) -> None:
+    task = next(iter(SweSandboxTaskset(SweSandboxConfig(id="gradus-swe-sandbox"))))
+    trace: Any = FakeTrace()
+    await task.setup(trace, container)
+    subprocess.run(["podman", "kill", str(container.info.id)], check=True, capture_output=True)
+    with pytest.raises(SandboxError):
+        await task.repaired(trace, container)
+
+
+class StuckRuntime:
+    """A container in which a command that does something never ends."""
+
+    async def run(self, words: list[str], _: Any) -> ProgramResult:
+        if words != ["true"]:
+            await asyncio.Event().wait()
+        return ProgramResult(0, "", "")
+
+    async def write(self, *_: Any) -> None:
+        return
+
+    async def read(self, *_: Any, **__: Any) -> bytes:
+        return await asyncio.Event().wait() and b""
+
+
+async def test_a_container_in_which_nothing_ends_earns_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("gradus_swe_sandbox.shell", "gradus_swe_sandbox.taskset"):
+        monkeypatch.setattr(f"{module}.GRACE_SECONDS", -0.99)
+    monkeypatch.setattr("gradus_general_agent.taskset.GRACE_SECONDS", 0.01)
+    runtime: Any = StuckRuntime()
+    keys: Any = {"id": "gradus-swe-sandbox", "task": {"seconds": 1}}
+    repair = next(iter(SweSandboxTaskset(SweSandboxConfig(**keys))))
+    job = next(iter(GeneralAgentTaskset(GeneralAgentConfig(id="gradus-general-agent"))))
+    trace: Any = FakeTrace()
+    shell = Shell(runtime, ShellHarnessConfig(command_seconds=1.0))
+    assert "no answer after" in await shell.call("shell", {"command": "ls"})
+    assert await repair.repaired(trace, runtime) == 0.0
+    assert trace.info["ruined"] == "the checks did not end"
+    assert await job.answered(trace, runtime) == 0.0
 
 
 @pytest.mark.parametrize("answer", [None, ProgramResult(125, "", "no such container")])
