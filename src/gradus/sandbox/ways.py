@@ -132,7 +132,9 @@ def _bwrap(limits: Limits, python: str) -> Iterator[str]:
     # Installed packages may hold the answers; gradus itself may be one of them.
     for folder in _installed_packages(prefix):
         yield from ("--size", "4096", "--tmpfs", folder, "--remount-ro", folder)
-    yield from ("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev")
+    # A program of root's, without a user of its own, could set the kernel's variables in /proc/sys.
+    yield from ("--proc", "/proc", "--remount-ro", "/proc")
+    yield from ("--dev", "/dev", "--remount-ro", "/dev")
     yield from ("--size", str(limits.disk_bytes), "--tmpfs", _INSIDE, "--chdir", _INSIDE)
     yield from ("--symlink", _INSIDE.lstrip("/"), "/tmp", "--remount-ro", "/", "--")
 

@@ -222,6 +222,23 @@ async def test_a_program_finds_no_installed_packages() -> None:
     assert await run(source, STRONGEST) == (Reason.EXITED, "", "")
 
 
+BOXED = [way for way in WAYS.values() if way.kind == "bwrap"]
+
+
+@pytest.mark.parametrize("way", BOXED, ids=lambda way: way.name)
+async def test_a_program_can_set_no_variable_of_the_kernel(way: Way) -> None:
+    source = (
+        "import os\n"
+        "for folder, _, names in os.walk('/proc/sys'):\n"
+        "    for name in names:\n"
+        "        path = os.path.join(folder, name)\n"
+        "        assert not os.access(path, os.W_OK), path\n"
+        "assert os.path.exists('/proc/sys/kernel/core_pattern')\n"
+        "assert not os.access('/proc/self/oom_score_adj', os.W_OK)\n"
+    )
+    assert await run(source, way) == (Reason.EXITED, "", "")
+
+
 async def test_many_programs_at_once_keep_apart() -> None:
     sandbox = Sandbox(LIMITS, max_running=3)
     ended = await asyncio.gather(
