@@ -1,6 +1,6 @@
 """Does each algorithm learn? Short CPU runs on the tiny model, one per algorithm, and a table.
 
-    python examples/algorithms/learn.py                # everything, about half an hour on two cores
+    python examples/algorithms/learn.py                # everything, 45 minutes on two cores
     python examples/algorithms/learn.py rae echo       # these two
     python examples/algorithms/learn.py grpo --seed 1  # another seed of the run
     python examples/algorithms/learn.py --table        # the table of results.json, into README.md
