@@ -270,9 +270,8 @@ class GroupBuffer:
     def _graded(self, group: Group) -> None:
         """The group has its credit: it waits for a batch, or trains nothing."""
         self.slots.complete(group.id)
-        result = TaskResult.of(group, Ending.PLAYED)
         try:
-            self.tasks.record(group.pointer, result)
+            self.tasks.record(group.pointer, result := TaskResult.of(group, Ending.PLAYED))
         except EpisodeFailed as failed:
             group.fail(failed.failure)
         for episode_id, failure in group.failures.items():

@@ -252,7 +252,8 @@ def test_the_table_is_put_between_its_marks(load: Callable[[str], Any], tmp_path
 
 def test_the_plot_has_a_panel_for_every_run(load: Callable[[str], Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    shown = [{"measure": "a long name of a quantity, in nats per token", "values": [2.0, 1.0]}]
+    curve = {"measure": "a long name of a quantity, in nats per token", "values": [2.0, 1.5, 1.0]}
+    shown = [curve, {"measure": "before and after, no curve", "values": [1.0, 2.0]}]
     rows = [
         {"name": name, "seed": seed, "steps": 6, "shown": shown}
         for name, seed in (("grpo", 0), ("grpo", 1), *((f"run{n}", 0) for n in range(5)))

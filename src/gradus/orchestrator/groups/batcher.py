@@ -214,10 +214,9 @@ class Batcher:
             look = f"The last: {last}" if last else "See episodes/ and logs/envs/"
             return EnvironmentFailure(f"every episode failed; {text}. {look}")
         commonest = others[0][0] if others else ""
-        earned = ""
-        if commonest == ZERO_ADVANTAGE and rewards and len(set(rewards)) == 1:
-            earned = f" In the last group every episode earned {rewards[0]:.3g}."
-        return EmptyBatchError(f"{text}.{earned} {_ADVICE.get(commonest, _LOOK)}")
+        if commonest == ZERO_ADVANTAGE and len(set(rewards)) == 1:
+            text += f". In the last group every episode earned {rewards[0]:.3g}"
+        return EmptyBatchError(f"{text}. {_ADVICE.get(commonest, _LOOK)}")
 
 
 def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
