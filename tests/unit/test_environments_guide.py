@@ -94,7 +94,7 @@ async def test_one_file_in_the_folder_rewards_what_it_says() -> None:
 
 def test_the_function_beside_the_file_rates_a_row() -> None:
     rate = module("rate_sums").rate
-    assert rate("It is 21.", {"answer": "21"})["right"] == 1.0
+    assert rate("It is 21.", {"answer": "21"})["right"] == 0.9
     assert rate("", {"answer": "21"}) == {"right": 0.0, "short": 0.1}
 
 

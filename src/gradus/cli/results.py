@@ -168,6 +168,8 @@ def track(words: Sequence[str]) -> int:
     configure_logging("track")
     num_sent = send_run(run_dir, config.monitor)
     print(f"{config.monitor.title} has all of {run_dir.root}; {num_sent} records were sent now")
+    if given and not num_sent:
+        print("with --name NAME they are sent to a second place of this type")
     return ExitCode.DONE
 
 

@@ -72,13 +72,13 @@ def run(words: Sequence[str]) -> int:
     end_quietly()
 
     from gradus.inference.parsers import Parsers, find_parsers
-    from gradus.inference.server import check_model, run_model_server
+    from gradus.inference.server import ask_hub, check_model, run_model_server
     from gradus.inference.settings import ServedModel
 
     with model_directory(source) as model:
         process = _process_config(config, model)
         check_model(process.model)
-        _ask_hub(model)
+        ask_hub(model)
         found = find_parsers(model, config.tokenizer)
         parsers = Parsers(
             found.tool if config.tool_parser == "auto" else config.tool_parser,
@@ -143,29 +143,6 @@ def find_source(model: str) -> ServedSource:
             f"{model} is neither a model directory (it has no config.json) nor a run of gradus"
         )
     return _newest(run_dir)
-
-
-def _ask_hub(model: str) -> None:
-    """ConfigError when a model that is not on this disk cannot be had from the hub."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-
-    from gradus.run.model_files import model_folder
-
-    try:
-        if model_folder(model) is None:
-            hf_hub_download(model, "config.json")
-    except RemoteEntryNotFoundError:
-        return  # the model is there and has another format, on which the engine decides
-    except (OSError, ValueError) as error:
-        why = (
-            "the hub cannot be reached to ask for it"
-            if isinstance(error, LocalEntryNotFoundError)
-            else f"the hub refuses it: {str(error).strip()}"
-        )
-        raise ConfigError(
-            f"model: {model!r} is no directory (seen from {Path.cwd()}), and {why}"
-        ) from error
 
 
 def _name_of(path: Path) -> str:

@@ -159,6 +159,8 @@ def _words(config: LaunchedConfig, sources: Sources) -> dict[str, str]:
             words["evaluator"] = f"{_all_tasks(sources)}, every {steps} steps"
     else:
         words["evaluator"] = f"at most {config.max_in_flight_episodes} episodes at once"
+    if config.monitor:
+        words["tracker"] = ", ".join(monitor.title for monitor in config.monitor)
     return words
 
 

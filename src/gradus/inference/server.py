@@ -16,8 +16,11 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+
 from gradus.config import InferenceProcessConfig, ModelConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, HubError
 from gradus.inference.guard import Tokens
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
@@ -27,6 +30,7 @@ from gradus.inference.settings import (
 )
 from gradus.log import get_logger
 from gradus.processes.child import uncollected
+from gradus.run.model_files import model_folder
 from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
@@ -47,9 +51,11 @@ def run(config: InferenceProcessConfig) -> None:
     """Serve the policy until SIGTERM or SIGINT.
 
     Writes the ready file once a generate request was answered. Refuses with ConfigError: a model
-    that is not there, a port in use, a host that others can reach without allow_public_bind.
+    that is not there, a port in use, a host that others can reach without allow_public_bind;
+    HubError when the hub is to say whether there is such a model, and is not reached.
     """
     check_model(config.model)
+    ask_hub(config.model.name)
     tokens = Tokens.read_or_make(RunDirectory(Path(config.run_dir)))
     own = config.inference
     with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
@@ -106,6 +112,24 @@ def check_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.name: {directory} has no *.safetensors file; save the model with safetensors"
         )
+
+
+def ask_hub(model: str) -> None:
+    """ConfigError when the hub does not give a model that is not on this disk, HubError when it is
+    not reached."""
+    where = f"model: {model!r} is no directory (seen from {Path.cwd()})"
+    try:
+        if model_folder(model) is None:
+            hf_hub_download(model, "config.json")
+    except RemoteEntryNotFoundError:
+        return  # the model is there and has another format, on which the engine decides
+    except LocalEntryNotFoundError as error:
+        raise HubError(
+            f"{where}, and the hub cannot be reached to ask for it; give the folder of a model, or "
+            "try again with a connection"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}, and the hub refuses it: {str(error).strip()}") from error
 
 
 def bind(host: str, port: int, *, allow_public_bind: bool) -> socket.socket:

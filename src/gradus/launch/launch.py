@@ -171,6 +171,8 @@ class _Launch:
             if interrupted.is_from_outside and self._job.saves and self._phases.ready is not None:
                 self._save()
             self._stop()
+            if self._job.saves and not interrupted.is_from_outside:
+                self._say_what_is_saved()
             self._sum_up("interrupted", str(interrupted))
             return interrupted.exit_code
         except GradusError as error:
@@ -204,6 +206,13 @@ class _Launch:
             self._supervisor.pause()
         last = "step 1" if before is None else f"checkpoint {before}"
         self._view.line(f"no checkpoint was saved in time; --resume goes on from {last}")
+
+    def _say_what_is_saved(self) -> None:
+        newest = CheckpointStore(self._lease.run_dir, self._lease.term).newest_step()
+        if newest is None:
+            self._view.line("no checkpoint was saved yet; --resume starts again at step 1")
+        else:
+            self._view.line(f"--resume goes on from checkpoint {newest}")
 
     def _start(self) -> None:
         for stage in self._plan.stages:

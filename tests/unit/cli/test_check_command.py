@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,12 @@ def test_the_overview_names_the_dtype_that_this_machine_computes_in(
     shown = capsys.readouterr().out
     assert f"vLLM, {dtype}," in shown
     assert f"1 process, {dtype}," in shown
+
+
+def test_the_overview_names_the_trackers_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitors = '[[monitor]]\ntype = "tensorboard"\n[[monitor]]\ntype = "prometheus"\n'
+    (tmp_path / "run.toml").write_text(f"{RUN_TOML}\n{monitors}")
+    assert run(["rl", "--fast", "@", str(tmp_path / "run.toml")]) == 0
+    assert re.search(r"^  tracker +tensorboard, prometheus$", capsys.readouterr().out, re.M)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def test_files_merge_left_to_right(base: str, tmp_path: Path) -> None:
     assert (config.max_steps, config.model.name) == (5, "someone/tiny")
     assert config.model.max_length_tokens == 64
     assert load_config(RunConfig, ["@", str(overlay), "@", base]).max_steps == 20
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run.json"])
+def test_a_byte_order_mark_and_the_line_ends_of_windows_are_read_over(
+    tmp_path: Path, name: str
+) -> None:
+    text = RUN_TOML if name.endswith(".toml") else json.dumps(tomllib.loads(RUN_TOML), indent=1)
+    path = tmp_path / name
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_config(RunConfig, ["@", str(path)]).model.name == "someone/tiny"
 
 
 def test_a_list_of_a_later_file_replaces_the_list(base: str, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gradus.config import ModelConfig
-from gradus.errors import ConfigError, ExitCode
+from gradus.errors import ConfigError, ExitCode, HubError
 from gradus.inference.http_server import base_url_of
-from gradus.inference.server import bind, check_model
+from gradus.inference.server import ask_hub, bind, check_model
 
 
 def complete_model(directory: Path) -> Path:
@@ -40,6 +40,21 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path: Path, missing: str) -
     (model / missing).unlink()
     with pytest.raises(ConfigError, match=missing.removeprefix("model")):
         check_model(ModelConfig(name=str(model)))
+
+
+def test_a_model_that_the_hub_cannot_be_asked_for_says_where_it_was_sought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        HubError, match=r"'o/tiny' is no directory \(seen from .*be reached"
+    ) as caught:
+        ask_hub("o/tiny")
+    assert caught.value.exit_code == ExitCode.TRY_AGAIN
+
+
+def test_the_hub_is_not_asked_for_a_model_that_is_here(tmp_path: Path) -> None:
+    ask_hub(str(complete_model(tmp_path / "model")))
 
 
 def test_port_zero_gives_a_free_port_that_nobody_can_take_meanwhile() -> None:

@@ -56,12 +56,14 @@ WAIT = "ready(); signal.pause()"
 # A launcher process of its own; argv: output directory, then the programs as JSON.
 LAUNCHER = """
 import json, pathlib, sys
+from dataclasses import replace
 sys.path.insert(0, sys.argv[3])
 from test_launch import build_job
 from gradus.errors import GradusError
 from gradus.launch.launch import launch
 try:
-    sys.exit(launch(build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])), sys.stdout))
+    job = build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
+    sys.exit(launch(replace(job, saves=sys.argv[4] == "saves"), sys.stdout))
 except GradusError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -100,9 +102,11 @@ def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
     )
 
 
-def start_launcher(tmp_path: Path, programs: Mapping[str, str]) -> subprocess.Popen[str]:
-    here = str(Path(__file__).parent)
-    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), json.dumps(programs), here]
+def start_launcher(
+    tmp_path: Path, programs: Mapping[str, str], *, saves: bool = False
+) -> subprocess.Popen[str]:
+    here, kind = str(Path(__file__).parent), "saves" if saves else ""
+    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), json.dumps(programs), here, kind]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -338,6 +342,14 @@ def test_a_signal_ends_everything(
     assert "interrupted 0 of 3 steps" in output
     assert living(pids) == []
     assert read_json(tmp_path / "demo" / "summary.json")["cause"] == f"stopped by {word}"
+
+
+def test_ctrl_c_says_where_a_resume_begins(tmp_path: Path) -> None:
+    launcher = start_launcher(tmp_path, {"trainer": WAIT, "orchestrator": WAIT}, saves=True)
+    registered(tmp_path, 3)
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=20)
+    assert "no checkpoint was saved yet; --resume starts again at step 1" in output
 
 
 def test_a_signal_while_starting_ends_everything(tmp_path: Path) -> None:

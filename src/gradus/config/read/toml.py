@@ -51,9 +51,9 @@ def read_config_file(name: str) -> ConfigFile:
 
 
 def _read_text(name: str) -> str:
-    """The text of the file, or an error that says why there is none."""
+    """The text of the file without a byte order mark, or an error that says why there is none."""
     try:
-        return Path(name).read_text(encoding="utf-8")
+        return Path(name).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{name}: no such config file (seen from {Path.cwd()})") from None
     except UnicodeDecodeError as error:

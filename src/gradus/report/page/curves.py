@@ -33,7 +33,7 @@ FIGURES = (
     Figure("Mismatch KL, trainer against engine", r"loss/mismatch_kl/mean", True),
     Figure("Staleness", r"sample/staleness/(?P<label>mean|max)", True),
     Figure(
-        "Episodes that train nothing, by reason",
+        "Shares of episodes",
         r"episode/(?P<label>error|flat|dropped|truncated)/share",
         True,
     ),
