@@ -174,9 +174,11 @@ def _exceptions(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _complete(text: str, following: Sequence[str]) -> str:
-    """An exception whose message begins with a line break names its cause on the next line."""
+    """An exception whose message begins with a line break names its cause on the next line, or
+    below a line of asterisks."""
     if text.endswith(":") and following:
-        return f"{text} {following[0].strip()}"
+        worded = (line for line in following[:5] if any(c.isalnum() for c in line))
+        return f"{text} {next(worded, following[0]).strip()}"
     return text
 
 

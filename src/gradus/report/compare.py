@@ -85,7 +85,8 @@ def compare(
     found = [sorted({n for run in runs for n in run.series.matching([p])}) for p in wanted]
     names = list(dict.fromkeys(name for matching in found for name in matching))
     if patterns and not names:
-        known = ", ".join(list(runs[0].series.names)[:8]) or "none at all"
+        near = [n for n in runs[0].series.names if any(p.strip("*") in n for p in patterns)]
+        known = ", ".join((near or list(runs[0].series.names))[:8]) or "none at all"
         asked = " or ".join(map(repr, patterns))
         raise ConfigError(f"no metric matches {asked}; {runs[0].label} has {known}, ...")
     if not patterns:

@@ -161,3 +161,11 @@ def test_torchruns_report_names_the_exit_code_of_the_guilty_rank(tmp_path: Path)
 
 def test_a_log_without_a_report_of_torchrun_names_no_rank(tmp_path: Path) -> None:
     assert last_rank_exit_code(write(tmp_path / "log", "my exitcode  : 3\n")) is None
+
+
+def test_the_cause_of_an_exception_stands_below_its_line_of_asterisks(tmp_path: Path) -> None:
+    log = tmp_path / "env.log"
+    lines = ["Traceback (most recent call last):", '  File "x.py", line 1, in load']
+    lines += ["LookupError: ", "*" * 70, "  Resource words not found.", "*" * 70]
+    log.write_text("\n".join(lines) + "\n")
+    assert find_cause(log) == "LookupError: Resource words not found."

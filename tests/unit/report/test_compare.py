@@ -131,6 +131,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     two = a_run(tmp_path / "two")
     with pytest.raises(ConfigError, match="no metric matches 'nothing'; one has episode/reward"):
         compare([one, two], patterns=["nothing"])
+    three = a_run(tmp_path / "three", metrics=[{"loss/total/mean": 1.0, REWARD: 1.0}])
+    with pytest.raises(ConfigError, match="no metric matches 'reward'; three has episode/reward"):
+        compare([three, two], patterns=["reward"])
     with pytest.raises(ConfigError, match="named twice"):
         compare([one, one])
     words = [str(one), str(two)]
