@@ -45,7 +45,7 @@ def read_rows(path: Path, *, key: str | None = None) -> Iterator[PromptRow]:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             yield from file
     except OSError as error:
         raise ConfigError(

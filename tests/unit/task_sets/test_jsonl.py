@@ -92,6 +92,12 @@ def test_a_file_that_holds_nothing_readable_is_told(tmp_path: Path) -> None:
         list(read_rows(path))
 
 
+def test_a_file_of_windows_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}\r\n')
+    assert [found.prompt for found in read_rows(path)] == ["a", "b"]
+
+
 def test_the_prompt_may_have_another_key(tmp_path: Path) -> None:
     path = write(tmp_path, {"question": "a", "prompt": "not this"})
     assert [found.prompt for found in read_rows(path, key="question")] == ["a"]
