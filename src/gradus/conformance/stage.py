@@ -297,8 +297,7 @@ class Stage:
         """Kill the only worker; gives everything that ran below the environment process."""
         assert self._process is not None
         below = self.below()
-        worker = next(entry for entry in below if entry.parent == self._process.pid)
-        os.kill(worker.pid, signal.SIGKILL)
+        os.kill(first_child(self._process.pid, below).pid, signal.SIGKILL)
         return below
 
     async def wait_end(self, seconds: float) -> int | None:
@@ -326,6 +325,15 @@ def _marked(settings: Mapping[str, Any], roles: Iterable[str]) -> dict[str, Any]
         seat = marked.get(role, {})
         marked[role] = {**seat, "sampling": {**seat.get("sampling", {}), "cache_salt": role}}
     return marked
+
+
+def first_child(parent: int, processes: Iterable[ProcessEntry]) -> ProcessEntry:
+    """The child of `parent` that was started first: of an environment process its worker.
+
+    Programs of containers become its children later, with a lower pid where numbers began again.
+    """
+    children = (entry for entry in processes if entry.parent == parent)
+    return min(children, key=lambda entry: entry.start_time)
 
 
 def command_of(pid: int) -> str:
