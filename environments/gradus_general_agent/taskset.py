@@ -13,7 +13,7 @@ from verifiers.v1.errors import SandboxError
 
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus_general_agent.jobs import jobs
-from gradus_swe_sandbox.shell import GRACE_SECONDS, ShellHarness, ShellHarnessConfig
+from gradus_swe_sandbox.shell import GRACE_SECONDS, ShellHarness, ShellHarnessConfig, is_there
 from gradus_swe_sandbox.taskset import LOCAL_IMAGE, shell_call, unpack
 
 FOLDER = "/app/job"
@@ -79,6 +79,8 @@ class JobTask(vf.Task[JobData, vf.State, vf.TaskConfig]):
                 written = await runtime.read(ANSWER, max_bytes=_MAX_ANSWER_BYTES)
         except (SandboxError, TimeoutError):
             # Nothing there, far more than an answer, or a container in which nothing goes on.
+            if not await is_there(runtime):
+                raise
             trace.record_metric("wrote_answer", 0.0)
             return 0.0
         trace.record_metric("wrote_answer", 1.0)

@@ -201,6 +201,9 @@ class LostRuntime:
     async def write(self, *_: Any) -> None:
         raise SandboxError("no such container")
 
+    async def read(self, *_: Any, **__: Any) -> bytes:
+        raise SandboxError("no such container")
+
     async def alive(self) -> bool:
         return False
 
@@ -288,6 +291,9 @@ async def test_a_container_that_the_engine_lost_fails_the_episode(
     trace: Any = FakeTrace()
     with pytest.raises(SandboxError):
         await task.repaired(trace, runtime)
+    job = next(iter(GeneralAgentTaskset(GeneralAgentConfig(id="gradus-general-agent"))))
+    with pytest.raises(SandboxError):
+        await job.answered(trace, runtime)
     with pytest.raises((EnvironmentFailure, SandboxError)):
         await Shell(runtime, ShellHarnessConfig()).call("shell", {"command": "ls"})
 
