@@ -178,6 +178,8 @@ class _Launch:
         except GradusError as error:
             self._stop()
             self._view.lines(last_words(error))
+            if self._job.saves and self._phases.ready is not None:
+                self._say_what_is_saved()
             self._sum_up("failed", str(error))
             raise
         except BaseException:

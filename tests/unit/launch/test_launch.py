@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,6 +235,32 @@ def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> Non
     assert summary["outcome"] == "failed"
     assert summary["cause"] == str(caught.value)
     assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
+
+
+def test_a_run_that_fails_after_its_start_says_where_a_resume_begins(tmp_path: Path) -> None:
+    stream, go = io.StringIO(), tmp_path / "go"
+    fail = PLAY + f"while not os.path.exists({str(go)!r}): pass\nsys.exit(70)"
+    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), saves=True)
+
+    def fail_once_steps_are_shown() -> None:
+        try:
+            wait_until(lambda: "step 3/3" in stream.getvalue())
+        finally:
+            go.touch()
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(fail_once_steps_are_shown)
+        with pytest.raises(ChildFailed, match="orchestrator ended with exit code 70"):
+            launch(job, stream)
+    assert "no checkpoint was saved yet; --resume starts again at step 1" in stream.getvalue()
+
+
+def test_a_run_that_fails_while_it_starts_says_nothing_of_a_resume(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    job = replace(build_job(tmp_path, {"inference": "sys.exit(70)"}), saves=True)
+    with pytest.raises(ChildFailed, match="inference ended with exit code 70"):
+        launch(job, stream)
+    assert "--resume" not in stream.getvalue()
 
 
 def test_a_server_that_ends_by_itself_fails_the_run(tmp_path: Path) -> None:
