@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
-from gradus.cli.runs import REPLAY, check_replay
+from gradus.cli.runs import REPLAY, check_replay, kind_of
 from gradus.config import (
     EvalConfig,
     InferenceConfig,
@@ -37,7 +37,6 @@ from gradus.config import (
     read_config_file,
     resolve,
     resolve_sources,
-    top_level_keys,
     without_secrets,
 )
 from gradus.errors import ConfigError, ExitCode
@@ -118,18 +117,10 @@ def _load(
     """The config with its plan in a few lines; ConfigError with every problem of the config."""
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
-    kind = words[0] if is_named else _kind(rest)
+    kind = words[0] if is_named else kind_of(rest) or "rl"
     config = load_config(KINDS[kind], rest, check=partial(check, gpus=gpus))
     config = settled(config, Hardware.current(gpus))
     return config, describe(config, gpus, is_loaded=is_loaded)
-
-
-def _kind(words: Sequence[str]) -> str:
-    """What a config is for, by the sections that it has."""
-    keys = top_level_keys(words)
-    if "orchestrator" in keys:
-        return "rl"
-    return "sft" if "data" in keys else "eval" if "env" in keys else "rl"
 
 
 DEADLINE_SECONDS = 120.0

@@ -121,7 +121,9 @@ def sources_of(words: Sequence[str]) -> list[EnvironmentConfig]:
     kind = next((kind for key, kind in _KINDS.items() if key in keys), None)
     if kind is None:
         return [_ready(load_config(EnvironmentConfig, words))]
-    written = load_config(kind, words)
+    # A file with sources alone says enough: no model is trained here.
+    base = {"model": {"name": "none"}, "max_steps": 1} if kind is RunConfig else None
+    written = load_config(kind, words, base=base)
     known = EnvironmentConfig.model_fields
     sources = []
     for source in resolve_sources(written).all:

@@ -21,6 +21,7 @@ from gradus.config import (
     load_replay,
     one_config,
     resolve,
+    top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, ReplayError
 
@@ -89,6 +90,8 @@ BENCH = RunCommand(
     "time, without inference, environments or orchestrator. See trainer.bench.",
     options={},
 )
+_KINDS = {"orchestrator": RL.name, "data": SFT.name, "env": EVAL.name}
+"""Section that only configs of one command have → the command."""
 RUN_COMMANDS = {command.name: command for command in (RL, SFT, EVAL, BENCH)}
 
 
@@ -113,14 +116,34 @@ def bench_trainer(words: Sequence[str]) -> int:
     return _launch(BENCH, words)
 
 
+def kind_of(words: Sequence[str]) -> str | None:
+    """Which command a config is for, by the sections that it has; None where they do not say."""
+    keys = top_level_keys(words)
+    return next((kind for key, kind in _KINDS.items() if key in keys), None)
+
+
+def _load(command: RunCommand, words: Sequence[str]) -> LaunchedConfig:
+    """The config, checked; ConfigError with all that is wrong, also a config of another command."""
+    if not words:
+        raise ConfigError(f"a config is missing; write gradus {command.name} @ FILE.toml")
+    try:
+        checked = partial(check, is_served=command is not BENCH)
+        return load_config(command.config, words, check=checked)
+    except ConfigError as error:
+        kind = kind_of(words)
+        if kind is None or RUN_COMMANDS[kind].config is command.config:
+            raise
+        text = f"this is a config of `gradus {kind}`, so `gradus {command.name}` refuses it"
+        raise ConfigError(f"{text}\n{error}") from error
+
+
 def _launch(command: RunCommand, words: Sequence[str]) -> int:
     """Load the config, check it on this machine, and launch it."""
     if wants_help(words):
         print_help(command.name, command.summary, command.config, command.all_options, words=words)
         return ExitCode.DONE
     options, rest = _take_options(command, words)
-    checked = partial(check, is_served=command is not BENCH)
-    config = load_config(command.config, rest, check=checked)
+    config = _load(command, rest)
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
 

@@ -335,3 +335,25 @@ def test_a_name_that_no_file_system_takes_is_a_mistake_of_the_caller(
 ) -> None:
     assert main(["export", str(tmp_path / ("n" * 300)), str(tmp_path / "out")]) == ExitCode.CONFIG
     assert "takes 255 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "kind"),
+    [("eval", "run.toml", "rl"), ("rl", "sft.toml", "sft"), ("sft", "eval.toml", "eval")],
+)
+def test_a_config_of_another_command_is_told_first(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, file: str, kind: str
+) -> None:
+    assert folder.is_dir()
+    assert main([command, "@", file]) == ExitCode.CONFIG
+    first = capsys.readouterr().err.splitlines()[0]
+    assert f"a config of `gradus {kind}`, so `gradus {command}` refuses it" in first
+
+
+@pytest.mark.parametrize("command", ["rl", "sft", "eval", "bench-trainer"])
+def test_a_command_without_words_says_how_to_name_a_config(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command]) == ExitCode.CONFIG
+    expected = f"gradus {command}: a config is missing; write gradus {command} @ FILE.toml"
+    assert capsys.readouterr().err.strip() == expected

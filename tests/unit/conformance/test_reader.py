@@ -70,3 +70,10 @@ def test_conversations_have_an_end_that_is_the_authors_where_there_is_one(
     assert settings("reverse-text", "--max-turns", "5")["agent"]["max_turns"] == 5
     with pytest.raises(ConfigError, match=r"`max_turns` of the source has no effect.* one, two"):
         settings("gradus-test-pair", "--max-turns", "5")
+
+
+def test_a_file_with_sources_alone_is_enough(tmp_path: Path) -> None:
+    file = tmp_path / "env.toml"
+    file.write_text('[[orchestrator.train.env]]\nid = "reverse-text"\nmax_turns = 2\n')
+    (source,) = sources_of(["@", str(file)])
+    assert (source.id, source.max_turns) == ("reverse-text", 2)
