@@ -23,7 +23,8 @@ from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.commands import wait_until
 
-STOP_TIMEOUT_SECONDS = 20.0
+STOP_TIMEOUT_SECONDS = 45.0
+"""A process that imports reads its signal late, and its pool then has ten seconds to end."""
 _ENVIRONMENT_START_SECONDS = 90.0
 _INFERENCE_START_SECONDS = 240.0
 
