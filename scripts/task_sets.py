@@ -119,8 +119,8 @@ def page(rows: Sequence[str]) -> str:
 Made by `python scripts/task_sets.py`; how to write your own: [environments.md](environments.md).
 Each row is what `gradus env check` saw, without a model: the tasks that work offline, the last
 reply of a perfect or plain episode and what it was worth, episodes per second of one worker with
-16 in flight and a scripted model that gives a plain reply ({where}, shared
-with other work, so a lower bound), and the verdict.
+16 in flight and a scripted model that gives a plain reply ({where}; work
+beside it only lowers them), and the verdict.
 
 | id | offline tasks | example reply | reward | episodes/s | `gradus env check` |
 |---|---|---|---|---|---|
