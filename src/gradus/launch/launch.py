@@ -210,7 +210,10 @@ class _Launch:
         self._view.line(f"no checkpoint was saved in time; --resume goes on from {last}")
 
     def _say_what_is_saved(self) -> None:
-        newest = CheckpointStore(self._lease.run_dir, self._lease.term).newest_step()
+        try:
+            newest = CheckpointStore(self._lease.run_dir, self._lease.term).newest_step()
+        except OSError:
+            return  # a disk that is gone is no second cause of the end
         if newest is None:
             self._view.line("no checkpoint was saved yet; --resume starts again at step 1")
         else:
