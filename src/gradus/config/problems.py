@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,7 +16,9 @@ from gradus.config.keys import (
     all_key_paths,
     annotation_at,
     dotted,
+    item_annotation,
     keys_at,
+    members,
     models,
 )
 from gradus.config.read.renames import field_hint
@@ -60,8 +63,18 @@ def shown(value: Any) -> str:
 
 
 def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """Every error that pydantic found, in our words and with our key paths."""
-    return [_problem(dict(entry), model) for entry in error.errors(include_url=False)]
+    """Every error that pydantic found, in our words and with our key paths.
+
+    A value that fits no member of a union of plain types has an error for each member.
+    """
+    reasons: dict[KeyPath, str] = {}
+    for entry in error.errors(include_url=False):
+        problem = _problem(dict(entry), model)
+        before, reason = reasons.get(problem.path), problem.message
+        if before is not None:
+            reason = f"{before}, or {reason.removeprefix(shown(entry.get('input'))).lstrip()}"
+        reasons[problem.path] = reason
+    return [Problem(path, reason) for path, reason in reasons.items()]
 
 
 def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
@@ -81,6 +94,8 @@ def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
             return Problem(path, f"missing; use one of: {', '.join(map(str, _variants(found)))}")
         value = value.get("type") if isinstance(value, dict) else value
     reason = _reason(kind, value, entry.get("ctx") or {}) or entry["msg"]
+    if kind == "list_type" and models(item_annotation(annotation_at(model, path))):
+        reason = f"must be a list of tables: [[{dotted(path)}]]"
     if isinstance(value, dict | list) or "env_vars" in path or kind == "value_error":
         return Problem(path, reason)
     return Problem(path, f"{shown(value)} {reason}")
@@ -89,7 +104,7 @@ def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
 def _place(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[KeyPath, Any]:
     """The key that pydantic's location means, and what holds it: the model, list or table.
 
-    The location has the tags of discriminated unions between its keys.
+    The location has the tags of discriminated unions, and names of types, between its keys.
     """
     path: KeyPath = ()
     holder: Any = model
@@ -101,8 +116,19 @@ def _place(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[KeyPath,
         if len(variants) > 1 and part in variants:
             here = variants[str(part)]
             continue
-        path, holder, here = (*path, part), here, annotation_at(here, (part,))
+        if str(part).partition("[")[0] in _plain_members(here):
+            continue
+        # A table that may be left out is a union of its model and None.
+        only = models(here)
+        holder = only[0] if len(only) == 1 else here
+        path, here = (*path, part), annotation_at(here, (part,))
     return path, holder
+
+
+def _plain_members(annotation: Any) -> set[str]:
+    """pydantic's names of the types among which a value may choose; none where there is one."""
+    found = {get_origin(member) or member for member in members(annotation)} - {NoneType}
+    return {str(kind.__name__).lower() for kind in found} if len(found) > 1 else set()
 
 
 def _variants(annotation: Any) -> dict[str | None, type[BaseModel]]:

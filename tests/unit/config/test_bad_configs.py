@@ -74,6 +74,12 @@ WRONG_TYPES = [
     bad("a number for a bool", "[trainer]\ndeterministic = 1", "1 must be true or false"),
     bad("a number for text", "[model]\nname = 7", "7 must be text in quotes"),
     bad("a number for a section", "trainer = 5", "5 must be a table"),
+    bad("a table for a list of them", "[monitor]\ntype = 'wandb'", "of tables: [[monitor]]"),
+    bad(
+        "neither of two types",
+        "[trainer.parallel]\ncompile = 3",
+        "trainer.parallel.compile: 3 must be true or false, without quotes, or is not one of",
+    ),
     bad("a table for a number", "[seed]\nx = 1", "seed: must be a whole number"),
     bad(
         "a list for a table",
