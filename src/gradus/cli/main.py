@@ -112,6 +112,14 @@ def run_command(name: str, words: Sequence[str]) -> int:
         # again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
+    except SystemExit as error:
+        # A subclass is our own way to stop; what others call ends a process before its work is done.
+        if name not in ROLES or type(error) is not SystemExit:
+            raise
+        traceback.print_exc()
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        _complain(name, f"sys.exit({error.code!r}) was called at {at.filename}:{at.lineno}")
+        return ExitCode.INTERNAL
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             _complain(name, str(storage_error(error, disk_to_blame(error, words))))

@@ -8,6 +8,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def run_role(name: str, words: Sequence[str]) -> int:
 
     from gradus.log import configure_logging, end_quietly
     from gradus.processes.child import uncollected, watch_death_pipe
+    from gradus.processes.ready import write_done
+    from gradus.run.paths import RunDirectory
 
     end_quietly()
     watch_death_pipe()
@@ -112,4 +115,5 @@ def run_role(name: str, words: Sequence[str]) -> int:
     with uncollected():
         run = getattr(importlib.import_module(module), function)
     run(config)
+    write_done(RunDirectory(Path(config.run_dir)), process)
     return 0

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from gradus.errors import ConfigError, ProcessError, ProtocolError
-from gradus.files import write_json
+from gradus.files import read_json, write_json
 from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
@@ -34,6 +34,17 @@ class EnvironmentReady(msgspec.Struct, frozen=True):
 def write_ready(run_dir: RunDirectory, process: str, term: int) -> None:
     """Tell the launcher that this process can do its work."""
     write_json(run_dir.ready_file(process), {"pid": os.getpid(), "term": term})
+
+
+def write_done(run_dir: RunDirectory, process: str) -> None:
+    """Tell the launcher that this process has done its work; exit code 0 alone does not say so.
+
+    Only the process that wrote the ready file may: others are ranks beside it, or of an older term.
+    """
+    path = run_dir.ready_file(process)
+    content = read_json(path) if path.exists() else {}
+    if content.get("pid") == os.getpid():
+        write_json(path, content | {"done": True})
 
 
 def read_ready(run_dir: RunDirectory, process: str, kind: type[T]) -> T:

@@ -21,6 +21,7 @@ from gradus.processes.log_tail import (
 )
 
 _ROLE = re.compile(r"^gradus [a-z-]+: ")
+_LEFT = "look for sys.exit and os._exit in your own plug-ins"
 SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that others send; any other one says that the process itself went wrong."""
 
@@ -39,7 +40,8 @@ class ProcessSpec:
     ready_file: Path | None = None
     """JSON that the child writes when it can serve. None means ready at once."""
     finishes: bool = False
-    """Whether it may end by itself, with exit code 0, once it was ready."""
+    """Whether it may end by itself, with exit code 0, once it was ready and its ready file says
+    `done`."""
     restarts: int = 0
     """How often within the supervisor's window it is restarted when it ends after it was ready."""
     is_companion: bool = False
@@ -100,8 +102,9 @@ class ChildFailed(ProcessError):
                 _cause_of_signal(child, -code),
             )
         else:
-            how = f"{spec.name} ended with exit code {code}"
-            cause = find_cause(spec.log, since=since) or "it gave no reason"
+            early = " before its work was done" if code == 0 else ""
+            how = f"{spec.name} ended with exit code {code}{early}"
+            cause = _LEFT if early else find_cause(spec.log, since=since) or "it gave no reason"
         super().__init__(f"{how} after {child.seconds():.1f} s: {cause} (log: {spec.log})")
         self.log = spec.log
         self.log_tail = last_lines(spec.log, since=since)

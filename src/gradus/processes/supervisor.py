@@ -353,7 +353,8 @@ class Supervisor:
             if child.spec.is_companion:
                 continue
             code = child.exit_code()
-            has_finished = code == 0 and child.spec.finishes and child not in not_ready
+            may_finish = child.spec.finishes and child not in not_ready
+            has_finished = code == 0 and may_finish and _is_done(child.spec)
             if code is not None and not has_finished:
                 return child, code
         return None
@@ -494,6 +495,11 @@ def _spawn(
         raise ProcessError(
             f"{spec.name} cannot be started: {error.strerror}: {error.filename} (log: {spec.log})"
         ) from error
+
+
+def _is_done(spec: ProcessSpec) -> bool:
+    """Whether a child has said so: any code of a plug-in may end it with exit code 0."""
+    return spec.ready_file is None or bool((_ready_content(spec) or {}).get("done"))
 
 
 def _ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:

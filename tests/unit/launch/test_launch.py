@@ -46,11 +46,12 @@ def record(step, **metrics):
         file.write(json.dumps({"step": step, "time": 0.0, **metrics}) + "\\n")
 """
 SERVE = "ready(base_url='http://127.0.0.1:1'); signal.pause()"
-TRAIN = "ready()"
+TRAIN = "ready(done=True)"
 PLAY = """
 ready()
 for step in range(3):
     record(step, **{"episode/reward/mean": 0.25 * (step + 1), "time/step_seconds": 0.5})
+ready(done=True)
 """
 WAIT = "ready(); signal.pause()"
 
@@ -122,7 +123,7 @@ def living(pids: list[int]) -> list[int]:
 
 
 def test_a_full_disk_is_told_once(small_disk: Path) -> None:
-    fill = "(run_dir.parent / 'ballast').write_bytes(bytes(3 << 20))\nready()\ntime.sleep(2.5)"
+    fill = "(run_dir.parent / 'ballast').write_bytes(bytes(3 << 20))\nready(done=True)\ntime.sleep(2.5)"
     stream = io.StringIO()
     assert launch(build_job(small_disk, {"orchestrator": fill}), stream) == 0
     assert stream.getvalue().count("is full: make room, the run waits for it") == 1
@@ -186,7 +187,7 @@ def test_a_run_that_serves_nothing_has_no_tokens(tmp_path: Path) -> None:
 
 
 def test_each_process_is_told_its_run_directory_only(tmp_path: Path) -> None:
-    tell = "ready(); print(sorted(os.environ), flush=True)"
+    tell = "ready(done=True); print(sorted(os.environ), flush=True)"
     launch(build_job(tmp_path, {"trainer": tell}), io.StringIO())
     log = (tmp_path / "demo" / "logs" / "trainer.log").read_text()
     assert "GRADUS_DEATH_PIPE" in log

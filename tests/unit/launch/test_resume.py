@@ -42,7 +42,7 @@ PLAYER = """
 import json, os, pathlib, sys
 run_dir, first = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 ready = run_dir / "ready" / "orchestrator.json"
-ready.with_suffix(".new").write_text("{}")
+ready.with_suffix(".new").write_text('{"done": true}')
 ready.with_suffix(".new").rename(ready)  # whole at once: the launcher reads it when it appears
 with open(run_dir / "metrics.jsonl", "a") as file:
     for step in range(first, 4):

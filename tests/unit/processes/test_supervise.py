@@ -229,7 +229,8 @@ def test_the_child_started_first_is_the_cause(supervisor: Supervisor, tmp_path: 
 def test_only_children_that_may_finish_end_without_an_error(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    worker = supervisor.start(replace(spec(tmp_path, "pass", name="worker"), finishes=True))
+    done = replace(spec(tmp_path, READY + "say(done=True)", name="worker"), finishes=True)
+    worker = supervisor.start(done)
     wait_until(lambda: worker.exit_code() == 0)
     supervisor.check()
     server = supervisor.start(spec(tmp_path, "pass"))
@@ -249,9 +250,19 @@ def test_a_child_that_finishes_before_it_is_ready_has_failed(
 def test_a_child_that_finishes_right_after_it_was_ready_is_fine(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    child = supervisor.start(replace(spec(tmp_path, READY + "say()"), finishes=True))
+    child = supervisor.start(replace(spec(tmp_path, READY + "say(done=True)"), finishes=True))
     wait_until(lambda: child.exit_code() == 0)
     supervisor.wait_ready([child], timeout_seconds=10)
+
+
+def test_a_child_that_leaves_with_exit_code_0_before_its_work_is_done_has_failed(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = supervisor.start(replace(spec(tmp_path, READY + "say()"), finishes=True))
+    wait_until(lambda: child.exit_code() == 0)
+    with pytest.raises(ChildFailed, match="exit code 0 before its work was done.*sys.exit") as said:
+        supervisor.check()
+    assert said.value.exit_code == ExitCode.INTERNAL
 
 
 def test_a_program_that_does_not_exist_is_named(supervisor: Supervisor, tmp_path: Path) -> None:
