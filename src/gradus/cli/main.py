@@ -113,7 +113,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     except SystemExit as error:
-        # A subclass is our own way to stop; what others call ends a process before its work is done.
+        # A subclass is our own way to stop; what others call ends a process too early.
         if name not in ROLES or type(error) is not SystemExit:
             raise
         traceback.print_exc()

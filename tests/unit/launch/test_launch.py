@@ -123,7 +123,8 @@ def living(pids: list[int]) -> list[int]:
 
 
 def test_a_full_disk_is_told_once(small_disk: Path) -> None:
-    fill = "(run_dir.parent / 'ballast').write_bytes(bytes(3 << 20))\nready(done=True)\ntime.sleep(2.5)"
+    fill = "(run_dir.parent / 'ballast').write_bytes(bytes(3 << 20))\n"
+    fill += "ready(done=True)\ntime.sleep(2.5)"
     stream = io.StringIO()
     assert launch(build_job(small_disk, {"orchestrator": fill}), stream) == 0
     assert stream.getvalue().count("is full: make room, the run waits for it") == 1
