@@ -42,6 +42,7 @@ from gradus.config.sources import (
     LaunchedConfig,
     Sources,
     TrainSource,
+    reference_problems,
     resolve_sources,
 )
 from gradus.processes.gpus import FoundGpus, find_gpus
@@ -82,13 +83,14 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     is_served = isinstance(config, EvalConfig) and config.base_url is not None
     longest = None if is_served else config.model.max_length_tokens
     settings = renderer_settings(config.model)
+    is_pulled = isinstance(config, RunConfig) and config.trainer.loss.pulls_to_reference
     return [
         *own,
         *(Problem(("model", "renderer", key), it) for key, it in renderer_problems(settings)),
         *_name_problems(sources.train),
         *_name_problems(sources.evaluated),
         *_monitor_problems(config.monitor),
-        *(problem for source in sources.train for problem in _train_problems(source)),
+        *(it for source in sources.train for it in _train_problems(source, is_pulled=is_pulled)),
         *(problem for source in sources.all for problem in _source_problems(source, longest)),
         *(
             Problem((*source.path, "headers_from"), message)
@@ -445,7 +447,7 @@ def _name_problems(sources: Sequence[TrainSource | EvaluatedSource]) -> Iterator
             yield Problem(path, f"{text} name")
 
 
-def _train_problems(source: TrainSource) -> Iterator[Problem]:
+def _train_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem]:
     """What keeps a source from training: its algorithm, its group, its temperature."""
     algo, given, path = source.complete.algo, source.given, source.path
     # Agents that are compared within one episode need no second one.
@@ -458,7 +460,7 @@ def _train_problems(source: TrainSource) -> Iterator[Problem]:
         )
     if given.algo is not None:
         yield from _plugin_problems((*path, "algo"), given.algo)
-    yield from _reference_problems(source)
+    yield from reference_problems(source, is_pulled=is_pulled)
     yield from _plugin_problems((*path, "curriculum"), given.curriculum)
     yield from _temperature_problems(source)
     total = given.max_total_tokens
@@ -467,31 +469,6 @@ def _train_problems(source: TrainSource) -> Iterator[Problem]:
             (*path, "max_input_tokens"),
             f"{given.max_input_tokens} leaves no token to sample in max_total_tokens = {total}",
         )
-
-
-def _reference_problems(source: TrainSource) -> Iterator[Problem]:
-    """Distilling algorithms without their model, or with one that they cannot be compared to."""
-    algo, path = source.complete.algo, source.algo_path
-    temperature = source.complete.sampling.temperature
-    if algo.needs_teacher and algo.reference is None:
-        yield Problem(
-            (*path, "reference"),
-            f"is missing; {algo.type} needs the base_url and the model of a frozen teacher",
-        )
-    if algo.scores_at_temperature_one and temperature != 1.0:
-        yield Problem(
-            (*path, "type"),
-            f"{algo.type} compares with logprobs at temperature 1, but sampling.temperature is "
-            f"{temperature}; set it to 1.0",
-        )
-    if algo.needs_frozen_player and not source.complete.is_frozen:
-        yield Problem(
-            (*path, "type"),
-            f"{algo.type} learns what a frozen model plays, but the policy plays this source; "
-            "give its seats a model and a base_url under agents.<role>",
-        )
-    if algo.reference is not None and not algo.takes_teacher:
-        yield Problem((*path, "reference"), f"{algo.type} asks no frozen model; remove it")
 
 
 def _temperature_problems(source: TrainSource) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from gradus.config.schema.monitor import MonitorConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
-from gradus.config.sources import LaunchedConfig, Sources
+from gradus.config.sources import LaunchedConfig, Sources, keeps_reference
 from gradus.installed import (
     BUILTIN_HARNESSES,
     PLAYED,
@@ -48,7 +48,7 @@ def machine_problems(
 ) -> list[Problem]:
     """What a config needs and this machine does not have; creates nothing."""
     problems = list(_output_problems(config.output_dir))
-    problems += _gpu_problems(config, gpus, is_served=is_served)
+    problems += _gpu_problems(config, sources, gpus, is_served=is_served)
     if not (isinstance(config, EvalConfig) and config.base_url is not None):
         problems += _model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
@@ -110,7 +110,9 @@ def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = T
     return place(wishes, gpus, may_share=may_share)
 
 
-def _gpu_problems(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool) -> Iterator[Problem]:
+def _gpu_problems(
+    config: LaunchedConfig, sources: Sources, gpus: FoundGpus, *, is_served: bool
+) -> Iterator[Problem]:
     """GPUs that are not there, or that two processes would have."""
     placement = placement_of(config, gpus, is_served=is_served)
     for path, message in placement.refusals:
@@ -119,7 +121,11 @@ def _gpu_problems(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool) -
         return
     settings = config.trainer if isinstance(config, RunConfig) else config
     folder = folder_of(config.model.name)
-    footprint = None if folder is None else trainer_footprint(folder, settings)
+    footprint = None
+    if folder is not None:
+        footprint = trainer_footprint(
+            folder, settings, keeps_reference=keeps_reference(config, sources)
+        )
     if footprint is not None and settings.parallel.memory_check == "refuse":
         path = settings.gpu_wish.key
         yield from memory_problems(footprint, config.inference, placement, gpus, path)

@@ -64,6 +64,8 @@ class TrainerProcessConfig(StrictConfig):
     """Processes that receive broadcast weights."""
     engine_sleep_seconds: float | None = None
     """Longest that the engine sleeps for a step of this trainer. None means that it stays awake."""
+    is_reference_served: bool = False
+    """Whether batches bring the reference logprobs that the loss needs."""
     trainer: TrainerConfig
     """The trainer's own section."""
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -272,6 +272,7 @@ def _trainer(config: RunConfig, launch: _Launch) -> TrainerProcessConfig:
             if config.inference.gpu_sharing == "turns"
             else None
         ),
+        is_reference_served=launch.sources.have_references,
         trainer=config.trainer.model_copy(update={"keep_published": keep_published}),
         checkpoint=config.checkpoint,
         resume_step=launch.resume_step,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradus.config.machine import folder_of, placement_of
-from gradus.config.memory.prediction import predict_memory
+from gradus.config.memory.sharing import trainer_footprint
 from gradus.config.processes import EvaluationSourceConfig
 from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
@@ -17,7 +17,13 @@ from gradus.config.schema.learning import OptimizerConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import LoraConfig
-from gradus.config.sources import LaunchedConfig, Sources, TrainSource, resolve_sources
+from gradus.config.sources import (
+    LaunchedConfig,
+    Sources,
+    TrainSource,
+    keeps_reference,
+    resolve_sources,
+)
 from gradus.installed import installed_id
 from gradus.processes.gpus import NOT_ASKED, FoundGpus
 from gradus.processes.placement import Placement
@@ -63,7 +69,7 @@ def describe(
             f"  {process:<24} {words[process]}{_places(placement, process)}"
             for process in configs.by_process()
         ),
-        *_memory_lines(config, placement),
+        *_memory_lines(config, sources, placement),
         *_gpu_notes(gpus, placement, config.inference.gpu_sharing == "turns"),
         *(f"note: {note}" for source in sources.train for note in _notes(source, is_loaded)),
     ]
@@ -78,7 +84,7 @@ def _gpu_lines(gpus: FoundGpus) -> Iterator[str]:
         yield f"gpus: {', '.join(numbers)}: {kind}"
 
 
-def _memory_lines(config: LaunchedConfig, placement: Placement) -> Iterator[str]:
+def _memory_lines(config: LaunchedConfig, sources: Sources, placement: Placement) -> Iterator[str]:
     """What a rank of the trainer will hold, where the model's files are here."""
     if isinstance(config, EvalConfig):
         return
@@ -86,11 +92,11 @@ def _memory_lines(config: LaunchedConfig, placement: Placement) -> Iterator[str]
     folder = folder_of(config.model.name)
     if folder is None:
         return
-    predicted = predict_memory(
+    predicted = trainer_footprint(
         folder,
         settings,
-        compute_bytes=4 if settings.compute_dtype == "float32" else 2,
         on_gpu=bool(placement.gpus.get("trainer")),
+        keeps_reference=keeps_reference(config, sources),
     )
     if predicted is not None:
         yield f"memory of each trainer process, computed: {predicted}"

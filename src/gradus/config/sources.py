@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gradus.config.keys import KeyPath
+from gradus.config.problems import Problem
 from gradus.config.processes import (
     EvaluationSourceConfig,
     Purpose,
@@ -79,6 +80,12 @@ class Sources:
         return (*self.train, *self.evaluated)
 
     @property
+    def have_references(self) -> bool:
+        """Whether each source whose policy gets advantages names a model that scores it."""
+        algorithms = [source.complete.algo for source in self.train]
+        return all(it.reference is not None for it in algorithms if it.gives_advantages)
+
+    @property
     def by_process(self) -> Mapping[str, EnvironmentConfig]:
         """Name of the process that plays a source → the source as it is written."""
         return {environment_process(s.complete.name, s.purpose): s.given for s in self.all}
@@ -99,6 +106,52 @@ def resolve_sources(config: LaunchedConfig) -> Sources:
         return Sources()
     section = merged_sampling(config.eval.sampling, DEFAULT_SAMPLING)
     return Sources(evaluated=_evaluated(("eval", "env"), config.eval.env, section))
+
+
+def keeps_reference(config: LaunchedConfig, sources: Sources) -> bool:
+    """Whether the trainer holds the initial weights too, to score what the policy samples."""
+    is_pulled = isinstance(config, RunConfig) and config.trainer.loss.pulls_to_reference
+    return is_pulled and not sources.have_references
+
+
+def reference_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem]:
+    """A model that scores is missing, asked by nobody, or cannot be compared with; `is_pulled` says
+    that the loss pulls towards one."""
+    algo, path = source.complete.algo, source.algo_path
+    temperature = source.complete.sampling.temperature
+    if algo.needs_teacher and algo.reference is None:
+        yield Problem(
+            (*path, "reference"),
+            f"is missing; {algo.type} needs the base_url and the model of a frozen teacher",
+        )
+    if algo.scores_at_temperature_one and temperature != 1.0:
+        yield Problem(
+            (*path, "type"),
+            f"{algo.type} compares with logprobs at temperature 1, but sampling.temperature is "
+            f"{temperature}; set it to 1.0",
+        )
+    if algo.needs_frozen_player and not source.complete.is_frozen:
+        yield Problem(
+            (*path, "type"),
+            f"{algo.type} learns what a frozen model plays, but the policy plays this source; "
+            "give its seats a model and a base_url under agents.<role>",
+        )
+    if algo.reference is None or algo.takes_teacher:
+        return
+    if not algo.gives_advantages:
+        yield Problem((*path, "reference"), f"{algo.type} asks no frozen model; remove it")
+    elif not is_pulled:
+        yield Problem(
+            (*path, "reference"),
+            f"{algo.type} asks no frozen model, and no loss pulls towards one; set "
+            "trainer.loss.reference_kl_coefficient, or remove it",
+        )
+    elif temperature != 1.0:
+        yield Problem(
+            (*path, "reference"),
+            f"it scores at temperature 1, but sampling.temperature is {temperature}; set it to "
+            "1.0, or remove this: the trainer then scores with the initial weights, at any one",
+        )
 
 
 def _run_sources(config: RunConfig) -> Sources:

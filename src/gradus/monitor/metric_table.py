@@ -284,7 +284,9 @@ SECTIONS = (
             (
                 "loss/reference_kl/mean",
                 "nats",
-                "Distance from the reference model, squared, halved.",
+                "KL from the policy to the reference model, per rl token, estimated from what the "
+                "policy sampled: ratio - ln ratio - 1, ratio = reference over policy. "
+                "`mismatch_kl` is trainer against engine.",
             ),
             ("loss/<name>", "1", "Any other: a metric of a loss of your own."),
         ),
@@ -413,6 +415,7 @@ SECTIONS = (
         + _made_by(
             Maker.TRAINER,
             ("time/receive_seconds", "seconds", "The trainer waited for a batch."),
+            ("time/score_seconds", "seconds", "Reference logprobs by the trainer."),
             ("time/forward_backward_seconds", "seconds", "Loss and gradients."),
             ("time/optimize_seconds", "seconds", "The update."),
             ("time/publish_seconds", "seconds", "Copying the weights; writing goes on beside it."),

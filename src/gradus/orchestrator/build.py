@@ -197,7 +197,8 @@ async def _open_source(
     reference = build_reference(config, source, base_url)
     if reference is not None:
         stack.push_async_callback(reference.close)
-        if source.algo.reference is not None and reads_policy_tokens(source.algo):
+        own = needs_reference(source.algo)
+        if source.algo.reference is not None and (reads_policy_tokens(source.algo) or not own):
             async with _policy_reference(config, base_url) as policy:
                 await compare_tokenizers(reference, policy, source.name)
     grader = build_grader(config, source, reference)

@@ -69,8 +69,12 @@ def plain_loss(name: str, sample: Sequence[PlainToken], **options: Any) -> Plain
         slope = -slope + 2 * chosen["kl_coefficient"] * token.log_ratio
         if token.is_scored:
             distance = token.policy - token.reference
-            value += chosen["reference_kl_coefficient"] * distance**2 / 2
-            slope += chosen["reference_kl_coefficient"] * distance
+            pull, pull_slope = distance**2 / 2, distance
+            if chosen["reference_kl_estimator"] == "k3":
+                pull = math.exp(-distance) + distance - 1
+                pull_slope = 1 - math.exp(-distance)
+            value += chosen["reference_kl_coefficient"] * pull
+            slope += chosen["reference_kl_coefficient"] * pull_slope
         result.values.append(value - chosen["entropy_coefficient"] * token.entropy)
         result.by_logprob.append(slope)
         result.by_entropy.append(-chosen["entropy_coefficient"])
@@ -136,6 +140,7 @@ _COMMON: dict[str, Any] = {
     "kl_coefficient": 0.0,
     "entropy_coefficient": 0.0,
     "reference_kl_coefficient": 0.0,
+    "reference_kl_estimator": "k2",
     "importance_sampling": "off",
     "importance_level": "token",
     "importance_cap": 2.0,

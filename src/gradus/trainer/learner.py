@@ -15,13 +15,15 @@ import torch
 from transformers import PreTrainedModel
 
 from gradus.config import LossConfig, ModelConfig, SftConfig, TrainerConfig
+from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
-from gradus.trainer.checkpoint.training_state import Origin, TrainingState, build_origin
+from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import World
-from gradus.trainer.losses import build_loss
-from gradus.trainer.model.build import build_policy
-from gradus.trainer.model.lora import adapter_files
+from gradus.trainer.losses import build_loss, needs_reference
+from gradus.trainer.model.build import build_policy, build_reference
+from gradus.trainer.model.lora import adapter_files, base_digest
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
+from gradus.trainer.model.reference import Reference
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import save_adapter, save_model, serving_dtype
@@ -48,6 +50,10 @@ class Learner:
     gradients: GradientStep
     optimizer: PolicyOptimizer
     meter: WorkMeter
+    needs_reference: bool = False
+    """Whether the loss needs reference logprobs."""
+    reference: Reference | None = None
+    """The initial weights, where they are what the loss needs."""
 
     @classmethod
     def build(
@@ -59,14 +65,23 @@ class Learner:
         max_steps: int,
         world: World,
         is_resumed: bool = False,
+        is_reference_served: bool = False,
     ) -> Self:
         """Load `base` and get it ready to learn; schedules end at `max_steps`.
 
-        `is_resumed` leaves out what the checkpoint holds that is read next.
+        `is_resumed` leaves out what the checkpoint holds that is read next. `is_reference_served`
+        says that batches bring every reference logprob that the loss needs.
         """
         dtype = serving_dtype(settings.compute_dtype)
-        policy = build_policy(base, settings, world, dtype, is_resumed=is_resumed)
+        token_loss = build_loss(loss)
+        keeps_reference = needs_reference(token_loss) and not is_reference_served
+        policy = build_policy(
+            base, settings, world, dtype, is_resumed=is_resumed, keeps_reference=keeps_reference
+        )
         model = policy.model
+        reference = None
+        if keeps_reference:
+            reference = build_reference(policy, base, settings, world, dtype)
         return cls(
             base=base,
             settings=settings,
@@ -75,7 +90,7 @@ class Learner:
             policy=policy,
             gradients=GradientStep(
                 policy,
-                build_loss(loss),
+                token_loss,
                 world,
                 sync=sync_on(world.device, settings.parallel),
                 aggregation=loss.aggregation,
@@ -88,6 +103,8 @@ class Learner:
                 world=world,
             ),
             meter=WorkMeter.build(model, world, dtype, settings.peak_teraflops),
+            needs_reference=needs_reference(token_loss),
+            reference=reference,
         )
 
     @property
@@ -102,10 +119,14 @@ class Learner:
 
     @cached_property
     def origin(self) -> Origin:
-        """What is trained; with adapters, rank 0 reads the files of the model to digest them."""
+        """What is trained; where some of it stays frozen, rank 0 digests the model's files."""
         settings = self.settings
-        return build_origin(
-            self.base, settings.compute_dtype, settings.lora, model=self.model, world=self.world
+        is_frozen = settings.lora is not None or self.reference is not None
+        return Origin(
+            model=self.base.model_dump(mode="json"),
+            compute_dtype=settings.compute_dtype,
+            lora=None if settings.lora is None else settings.lora.model_dump(mode="json"),
+            base_sha256=base_digest(self.model) if is_frozen and self.world.is_first else None,
         )
 
     @property
@@ -117,18 +138,30 @@ class Learner:
         self, step: int, updates: Sequence[Sequence[MicroBatch]], watch: Stopwatch
     ) -> tuple[StepLoss, Update]:
         """Change the weights once for each update, unless its gradients are not finite."""
-        is_whole_batch = len(updates) == 1
-        if not is_whole_batch:
-            # One part of a batch may well hold no token that a reference model scored.
-            everything = list(chain.from_iterable(updates))
-            self.gradients.refuse_unscored(self.gradients.count(everything))
         losses, done = [], []
-        for micro_batches in updates:
+        for micro_batches in self._scored(updates, watch):
             with watch.measure("forward_backward"):
-                losses.append(self.gradients.run(micro_batches, is_whole_batch=is_whole_batch))
+                losses.append(self.gradients.run(micro_batches))
             with watch.measure("optimize"):
                 done.append(self.optimizer.step(step))
         return merge_losses(losses), merge_updates(done)
+
+    def _scored(
+        self, updates: Sequence[Sequence[MicroBatch]], watch: Stopwatch
+    ) -> Sequence[Sequence[MicroBatch]]:
+        """The batch with the reference logprobs that the loss needs; ConfigError without any."""
+        if self.reference is not None:
+            with watch.measure("score"):
+                return [self.reference.score(micro_batches) for micro_batches in updates]
+        if self.needs_reference:
+            members = self.gradients.count(list(chain.from_iterable(updates)))
+            if members["rl"] and not members["scored"]:
+                raise ConfigError(
+                    "trainer.loss pulls towards the model of algo.reference, but no token of the "
+                    "batch has reference logprobs; let your algorithm write them, or leave "
+                    "algo.reference out: the trainer then computes those of the initial weights"
+                )
+        return updates
 
     def adapter_files(self) -> dict[str, bytes]:
         """The files of the adapter directory except its tensors; none without adapters."""

@@ -104,6 +104,8 @@ class PolicyGradient:
     """Factor of the entropy bonus."""
     reference_kl_coefficient: float = 0.0
     """Factor of the pull towards the reference model, on tokens that it scored."""
+    reference_kl_estimator: str = "k2"
+    """`k2`: ½(lp - lr)². `k3`: e^(lr - lp) - (lr - lp) - 1, as in GRPO."""
     importance_sampling: str = "off"
     """`truncated`: the weight becomes min(r, cap). `masked`: tokens with r outside [1/cap, cap] are
     dropped."""
@@ -180,12 +182,19 @@ class PolicyGradient:
         if self.entropy_coefficient:
             per_token = per_token - self.entropy_coefficient * members.entropies
         if self.reference_kl_coefficient:
-            # The estimator is the one whose gradient is that of KL(policy | reference) where the
-            # policy itself sampled, without a ratio to overflow.
-            distance = members.policy_logprobs - members.reference_logprobs
-            reference_kl = torch.where(members.is_scored, 0.5 * distance.square(), 0.0)
-            metrics["reference_kl/mean"] = reference_kl.detach()
-            per_token = per_token + self.reference_kl_coefficient * reference_kl
+            distance = torch.where(
+                members.is_scored, members.policy_logprobs - members.reference_logprobs, 0.0
+            )
+            # k3 also estimates KL(policy | reference) itself, whatever the pull.
+            ratio = clamped_exp(-distance)
+            metrics["reference_kl/mean"] = ratio - 1.0 + distance.detach()
+            if self.reference_kl_estimator == "k3":
+                pull = carry_gradient(ratio, -distance) - 1.0 + distance
+            else:
+                # Its gradient is that of KL(policy | reference) where the policy itself sampled,
+                # without a ratio to overflow.
+                pull = 0.5 * distance.square()
+            per_token = per_token + self.reference_kl_coefficient * pull
         return per_token
 
 
@@ -331,6 +340,11 @@ def reference_kl(inputs: LossInputs) -> LossOutput:
     ratio = carry_gradient(clamped_exp(kept), kept)
     gain = torch.where(is_kept, pull * ratio, 0.0)
     return LossOutput(-gain + _REF_KL_COEFFICIENT * log_ratio.square())
+
+
+def needs_reference(loss: TokenLoss) -> bool:
+    """Whether a loss reads reference logprobs: its class says `needs_reference_logprobs`."""
+    return bool(getattr(loss, "needs_reference_logprobs", False))
 
 
 def build_loss(config: LossConfig) -> TokenLoss:

@@ -109,16 +109,13 @@ class GradientStep:
             "ce_batch": cross_entropy,
         }
 
-    def run(self, micro_batches: Sequence[MicroBatch], *, is_whole_batch: bool = True) -> StepLoss:
+    def run(self, micro_batches: Sequence[MicroBatch]) -> StepLoss:
         """Add the gradients of one update to the parameters.
 
         Every rank must bring the same number of micro batches; each takes part in backward, with
-        or without members, so that ranks stay in step. Without `is_whole_batch` the caller calls
-        `refuse_unscored`.
+        or without members, so that ranks stay in step.
         """
         members = self.count(micro_batches)
-        if is_whole_batch:
-            self.refuse_unscored(members)
         totals = self._over_ranks(self.accumulate(micro_batches, members))
         return StepLoss(
             total=totals.pop("total"),
@@ -160,16 +157,6 @@ class GradientStep:
         """Members of each component, and what else is counted, over all ranks."""
         totals = self._world.sums(count_locally(micro_batches))
         return {name: int(value) for name, value in totals.items()}
-
-    def refuse_unscored(self, members: Mapping[str, int]) -> None:
-        """ConfigError when the loss pulls towards a reference model that scored no token."""
-        needs_reference = getattr(self._losses["rl"], "needs_reference_logprobs", False)
-        if needs_reference and members["rl"] and not members["scored"]:
-            raise ConfigError(
-                "trainer.loss.reference_kl_coefficient pulls towards a reference model, "
-                "but no token of the batch has reference logprobs; set it to 0, or use an "
-                "algorithm that asks a reference model"
-            )
 
     def _forward(
         self, tensors: TrainTensors, members: Mapping[str, int]

@@ -6,7 +6,7 @@ Shapes: T tokens of the micro batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -98,6 +98,15 @@ class TrainTensors:
             layout=self.layout.on(device),
         )
 
+    def with_reference(self, logprobs: Tensor) -> TrainTensors:
+        """With `logprobs` [T] on the rl tokens that no reference model scored."""
+        is_missing = self.members("rl") & ~self.is_scored
+        return replace(
+            self,
+            reference_logprobs=torch.where(is_missing, logprobs, self.reference_logprobs),
+            is_scored=self.is_scored | is_missing,
+        )
+
     def members(self, name: str) -> Tensor:
         """Bool [T]: the tokens of component `name`."""
         return self.weights[name] != 0
@@ -114,7 +123,7 @@ class ReadyMicroBatch(MicroBatch, frozen=True):
     """A micro batch whose tensors were made before its step; it never leaves the process."""
 
     tensors: TrainTensors
-    """In main memory, pinned for a GPU."""
+    """In main memory, pinned for a GPU; on the device once the reference scored it."""
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, device: torch.device) -> ReadyMicroBatch:

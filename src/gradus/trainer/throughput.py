@@ -73,8 +73,8 @@ class Stopwatch:
 
     @property
     def learning_seconds(self) -> float:
-        """Time of forward, backward and update."""
-        return self.seconds("forward_backward") + self.seconds("optimize")
+        """Time of forward, backward and update, and of the reference's forward."""
+        return sum(self.seconds(name) for name in ("score", "forward_backward", "optimize"))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config import LoraConfig, ParallelConfig, SftConfig, TrainerConfig
+from gradus.config import LoraConfig, ParallelConfig, ServedLoraConfig, SftConfig, TrainerConfig
 from gradus.config.memory.prediction import GIB, Footprint, footprint_of, predict_memory
 from gradus.config.memory.shape import ModelShape, read_model_shape, shape_of_config
 
@@ -211,3 +211,19 @@ def test_a_model_whose_files_are_not_all_here_is_sized_by_its_config(tmp_path: P
     index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert read_model_shape(folder) == shape_of_config(LLAMA_8B)
+
+
+@pytest.mark.parametrize(("num_processes", "compute_bytes"), [(1, 2), (4, 4)])
+def test_a_reference_is_one_copy_in_the_compute_dtype_over_all_ranks(
+    num_processes: int, compute_bytes: int
+) -> None:
+    shape, settings = shape_of_config(LLAMA_8B), TrainerConfig(num_processes=num_processes)
+
+    def states(settings: TrainerConfig, **options: bool) -> int:
+        options = {"on_gpu": True, **options}
+        return footprint_of(shape, settings, compute_bytes=compute_bytes, **options).certain_bytes
+
+    added = states(settings, keeps_reference=True) - states(settings)
+    assert added == compute_bytes * shape.num_parameters // num_processes
+    adapted = settings.model_copy(update={"lora": ServedLoraConfig()})
+    assert states(adapted, keeps_reference=True) == states(adapted)

@@ -356,6 +356,7 @@ class RankPool:
         model: Path | None = None,
         loss: dict[str, Any] | None = None,
         on_gpu_path: bool = False,
+        moved: float = 1.0,
         **parallel: Any,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
@@ -376,6 +377,7 @@ class RankPool:
             "loss": loss or {},
             "parallel": parallel,
             "on_gpu_path": on_gpu_path,
+            "moved": moved,
         }
         for commands, _ in self.pipes:
             commands.write(json.dumps(command) + "\n")

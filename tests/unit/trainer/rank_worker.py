@@ -21,12 +21,12 @@ from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfi
 from gradus.errors import GradusError
 from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import CPU, World, build_world, join_world
-from gradus.trainer.losses import build_loss
-from gradus.trainer.model.build import build_policy
+from gradus.trainer.losses import build_loss, needs_reference
+from gradus.trainer.model.build import build_policy, build_reference
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
-from gradus.trainer.step import GradientStep
+from gradus.trainer.step import GradientStep, StepLoss
 from gradus.wire.codec import decode_rank_batch
 from gradus.wire.micro_batch import MicroBatch
 
@@ -62,15 +62,26 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     policy = build_policy(base, settings, world, torch.float32, platform=platform)
     given = dict(command["loss"])
     loss_config = build_loss_config(given.pop("type", "dppo"), **given.pop("options", {}), **given)
+    loss_of_tokens, reference = build_loss(loss_config), None
+    if needs_reference(loss_of_tokens):
+        reference = build_reference(policy, base, settings, world, torch.float32)
+    with torch.no_grad():
+        for matrix in (p for p in policy.parameters() if p.ndim > 1):
+            matrix.mul_(command["moved"])
+
+    def learned(number: int) -> StepLoss:
+        batch = read_batch(folder, number, world)
+        return step.run(batch if reference is None else reference.score(batch))
+
     step = GradientStep(
         policy,
-        build_loss(loss_config),
+        loss_of_tokens,
         world,
         sync=sync_on(CPU, parallel),
         aggregation=loss_config.aggregation,
     )
     if command["lr"] is None:
-        loss = step.run(read_batch(folder, 0, world))
+        loss = learned(0)
         arrays = gradients_of(policy)
     else:
         optimizer = PolicyOptimizer(
@@ -81,7 +92,7 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
             world=world,
         )
         for number in range(command["steps"]):
-            loss = step.run(read_batch(folder, number, world))
+            loss = learned(number)
             optimizer.step(number)
         arrays = weights_of(policy)
     if world.is_first:

@@ -23,12 +23,22 @@ pytestmark = pytest.mark.torch
 
 
 def build_learner(
-    model: Path, world: World, loss: LossConfig | None = None, *, max_steps: int = 2
+    model: Path,
+    world: World,
+    loss: LossConfig | None = None,
+    *,
+    max_steps: int = 2,
+    is_reference_served: bool = False,
 ) -> Learner:
     settings = TrainerConfig(compute_dtype="float32")
     base = ModelConfig(name=str(model))
     return Learner.build(
-        base, settings, loss or build_loss_config(), max_steps=max_steps, world=world
+        base,
+        settings,
+        loss or build_loss_config(),
+        max_steps=max_steps,
+        world=world,
+        is_reference_served=is_reference_served,
     )
 
 
@@ -112,8 +122,10 @@ def test_one_part_of_a_batch_may_lack_the_reference_that_another_has(
     scored.arrays.reference_logprobs[:] = -1.0
     plain.arrays.reference_logprobs[:] = float("nan")
     parts = [[build_micro_batch([sample])] for sample in (scored, plain)]
-    learner = build_learner(tiny_model, world, loss)
+    learner = build_learner(tiny_model, world, loss, is_reference_served=True)
+    assert learner.reference is None
     learned, _ = learner.learn(0, parts, Stopwatch())
     assert learned.members["rl"] > 0
-    with pytest.raises(ConfigError, match="no token of the batch has reference logprobs"):
-        learner.learn(1, parts[1:] * 2, Stopwatch())
+    for updates in (parts[1:], parts[1:] * 2):
+        with pytest.raises(ConfigError, match=r"no token of the batch has reference logprobs"):
+            learner.learn(1, updates, Stopwatch())

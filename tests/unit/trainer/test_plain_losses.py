@@ -104,6 +104,7 @@ pulls = st.fixed_dictionaries(
         "kl_coefficient": st.sampled_from([0.0, 0.25]),
         "entropy_coefficient": st.sampled_from([0.0, 0.125]),
         "reference_kl_coefficient": st.sampled_from([0.0, 0.5]),
+        "reference_kl_estimator": st.sampled_from(["k2", "k3"]),
     },
 )
 corrections = st.fixed_dictionaries(

@@ -204,13 +204,6 @@ def test_bf16_compute_stays_near_the_plain_loss(
     assert bench.distance(found, gradients) < 0.02
 
 
-def test_a_pull_to_a_reference_that_scored_nothing_is_refused(bench: Any, world: Any) -> None:
-    loss = build_loss(build_loss_config("dapo", reference_kl_coefficient=0.1))
-    step = GradientStep(bench.policy, loss, world)
-    with pytest.raises(ConfigError, match="no token of the batch has reference logprobs"):
-        step.run([build_micro_batch()])
-
-
 def test_a_loss_that_averages_is_refused(bench: Any, world: Any) -> None:
     def average(inputs: LossInputs) -> LossOutput:
         return LossOutput(-inputs.policy_logprobs.mean())

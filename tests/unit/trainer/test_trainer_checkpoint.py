@@ -32,18 +32,18 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_sample
 from gradus.testing.checkpoints import FaultyFiles, new_run
+from gradus.testing.configs import build_loss_config
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import (
     Origin,
     TrainingState,
-    build_origin,
     load_weights,
     read_progress,
 )
 from gradus.trainer.distributed import World
 from gradus.trainer.entry.rl import run
 from gradus.trainer.model.load import load_model
-from gradus.trainer.model.lora import add_adapters
+from gradus.trainer.model.lora import add_adapters, base_digest
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
@@ -330,8 +330,11 @@ def test_moments_that_the_optimizer_does_not_use_are_not_dropped_in_silence(
 def build_adapters(tiny_model: Path, world: World, **options: Any) -> TrainingState:
     lora = LoraConfig(rank=4, **options)
     model = load_model(ModelConfig(name=str(tiny_model)), world.device)
-    origin = build_origin(
-        ModelConfig(name=str(tiny_model)), "float32", lora, model=model, world=world
+    origin = Origin(
+        model=ModelConfig(name=str(tiny_model)).model_dump(mode="json"),
+        compute_dtype="float32",
+        lora=lora.model_dump(mode="json"),
+        base_sha256=base_digest(model),
     )
     add_adapters(model, lora, torch.float32)
     policy = shard_model(PolicyModel(model), world.mesh, torch.float32)
@@ -377,7 +380,7 @@ def test_adapters_go_on_only_beside_the_model_that_they_were_trained_beside(
     rewritten = {name: tensor + 1 for name, tensor in weights.items()}
     save_file(rewritten, saved_adapters / "model.safetensors", metadata={"format": "pt"})
     state = build_adapters(saved_adapters, world, alpha=8)
-    with pytest.raises(ConfigError, match="not the one that the adapters"):
+    with pytest.raises(ConfigError, match="base of its adapters"):
         resume(state, CheckpointStore(run_dir, 2), 3)
 
 
@@ -420,6 +423,7 @@ def build_config(
     term: int = 0,
     num_processes: int = 1,
     lora: ServedLoraConfig | None = None,
+    pull: float = 0.0,
     **fields: object,
 ) -> TrainerProcessConfig:
     return TrainerProcessConfig.model_validate(
@@ -436,6 +440,7 @@ def build_config(
                 receive_timeout_seconds=5,
                 num_processes=num_processes,
                 lora=lora,
+                loss=build_loss_config(reference_kl_coefficient=pull),
             ),
             "checkpoint": CheckpointConfig(interval_steps=2),
             **fields,
@@ -469,22 +474,29 @@ def commit_staged(root: Path, term: int, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lora", "num_updates"),
-    [(None, 1), (ServedLoraConfig(rank=4), 1), (None, 3)],
-    ids=["full", "lora", "three updates a batch"],
+    ("lora", "num_updates", "pull"),
+    [
+        (None, 1, 0.0),
+        (ServedLoraConfig(rank=4), 1, 0.0),
+        (None, 3, 0.0),
+        (None, 3, 5.0),
+        (ServedLoraConfig(rank=4), 1, 5.0),
+    ],
+    ids=["full", "lora", "three updates a batch", "reference", "reference and lora"],
 )
 async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the_same(
-    tmp_path: Path, tiny_model: Path, lora: ServedLoraConfig | None, num_updates: int
+    tmp_path: Path, tiny_model: Path, lora: ServedLoraConfig | None, num_updates: int, pull: float
 ) -> None:
+    """The reference stays version 0, which no checkpoint holds."""
     sender = await send_batches(tmp_path, num_updates=num_updates)
-    run(build_config(tmp_path, tiny_model, lora=lora))
+    run(build_config(tmp_path, tiny_model, lora=lora, pull=pull))
     staged = [e.step for e in await events_of(sender) if isinstance(e, CheckpointStaged)]
     assert staged == [2, 4]
     commit_staged(tmp_path, 0, 2)
     expected = (tmp_path / "model/model.safetensors").read_bytes()
     (tmp_path / "model/model.safetensors").unlink()
     sender = await send_batches(tmp_path, term=1, first=2, num_updates=num_updates)
-    run(build_config(tmp_path, tiny_model, term=1, resume_step=2, lora=lora))
+    run(build_config(tmp_path, tiny_model, term=1, resume_step=2, lora=lora, pull=pull))
     events = await events_of(sender)
     first = events[0]
     assert isinstance(first, PolicyPublished)
@@ -519,3 +531,20 @@ async def test_another_number_of_ranks_goes_on_with_the_same_weights(
         moved = float((undisturbed[name] - at_two[name]).abs().max())
         difference = float((undisturbed[name] - two_ranks[name]).abs().max())
         assert difference <= 1e-2 * max(moved, 1e-6), name
+
+
+async def test_a_run_goes_on_only_with_the_reference_that_it_began_with(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "initial"))
+    root = tmp_path / "run"
+    sender = await send_batches(root)
+    run(build_config(root, model, pull=0.5))
+    await events_of(sender)
+    commit_staged(root, 0, 2)
+    weights = {name: it + 1 for name, it in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="as the reference of its loss"):
+        run(build_config(root, model, term=1, resume_step=2, pull=0.5))
+    # Without the pull nothing that changed is used.
+    run(build_config(root, model, term=1, resume_step=2, max_steps=2))

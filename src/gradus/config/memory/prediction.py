@@ -35,6 +35,7 @@ _REMEDIES = {
     "weights": "more num_processes, lora, parallel.offload_optimizer",
     "gradients": "parallel.gradient_sync = 'each', lora, parallel.offload_optimizer",
     "optimizer": "more num_processes, lora, parallel.offload_optimizer",
+    "reference": "lora, algo.reference, trainer.loss.reference_kl_coefficient = 0",
     "gathered layers": "parallel.reshard_after_forward = true",
     "activations": "a lower micro_batch_tokens, parallel.activation_checkpointing = 'full'",
 }
@@ -114,7 +115,12 @@ class Footprint:
 
 
 def predict_memory(
-    folder: Path, settings: TrainerConfig | SftConfig, *, compute_bytes: int, on_gpu: bool
+    folder: Path,
+    settings: TrainerConfig | SftConfig,
+    *,
+    compute_bytes: int,
+    on_gpu: bool,
+    keeps_reference: bool = False,
 ) -> Footprint | None:
     """As `footprint_of`, of the model in a folder; None when its files do not say how large it is.
 
@@ -123,15 +129,27 @@ def predict_memory(
     shape = read_model_shape(folder)
     if shape is None:
         return None
-    return footprint_of(shape, settings, compute_bytes=compute_bytes, on_gpu=on_gpu)
+    return footprint_of(
+        shape,
+        settings,
+        compute_bytes=compute_bytes,
+        on_gpu=on_gpu,
+        keeps_reference=keeps_reference,
+    )
 
 
 def footprint_of(
-    shape: ModelShape, settings: TrainerConfig | SftConfig, *, compute_bytes: int, on_gpu: bool
+    shape: ModelShape,
+    settings: TrainerConfig | SftConfig,
+    *,
+    compute_bytes: int,
+    on_gpu: bool,
+    keeps_reference: bool = False,
 ) -> Footprint:
     """The most that one rank of this trainer holds, on its device and in main memory.
 
     `compute_bytes` are those of a number in the compute dtype: 2 for bfloat16, 4 for float32.
+    `keeps_reference` says that the initial weights stay, which adapters have beneath them anyway.
     """
     plan = _Plan.of(shape, settings, compute_bytes, on_gpu)
     states = {
@@ -139,6 +157,8 @@ def footprint_of(
         "gradients": plan.gradient_bytes,
         "optimizer": plan.optimizer_bytes,
     }
+    if keeps_reference and settings.lora is None:
+        states["reference"] = compute_bytes * shape.num_parameters // plan.shards
     host = {"process": _PROCESS_ON_HOST}
     if isinstance(settings, TrainerConfig):
         host["version being published"] = plan.published_bytes

@@ -26,10 +26,21 @@ _SMALLER = (
 )
 
 
-def trainer_footprint(folder: Path, settings: TrainerConfig | SftConfig) -> Footprint | None:
-    """What a rank on a GPU holds; None when the model's files do not say how large it is."""
-    compute_bytes = 4 if settings.compute_dtype == "float32" else 2
-    return predict_memory(folder, settings, compute_bytes=compute_bytes, on_gpu=True)
+def trainer_footprint(
+    folder: Path,
+    settings: TrainerConfig | SftConfig,
+    *,
+    on_gpu: bool = True,
+    keeps_reference: bool = False,
+) -> Footprint | None:
+    """What a rank holds; None when the model's files do not say how large it is."""
+    return predict_memory(
+        folder,
+        settings,
+        compute_bytes=4 if settings.compute_dtype == "float32" else 2,
+        on_gpu=on_gpu,
+        keeps_reference=keeps_reference,
+    )
 
 
 def memory_problems(
@@ -97,7 +108,7 @@ def resting_bytes(footprint: Footprint) -> int:
     """What a trainer keeps on its GPU between steps: gradients and all that a step works with are
     given back, masters and moments stay unless they lie in main memory."""
     kept = {**footprint.states, **footprint.working}
-    return sum(kept.get(name, 0) for name in ("weights", "optimizer", "libraries"))
+    return sum(kept.get(name, 0) for name in ("weights", "reference", "optimizer", "libraries"))
 
 
 def _listed(parts: Mapping[str, int]) -> str:

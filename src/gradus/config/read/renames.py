@@ -114,6 +114,7 @@ FIELD_KEYS: Mapping[str, tuple[str, ...]] = {
     "max_response_length": ("orchestrator.train.sampling.max_completion_tokens",),
     "clip_ratio": ("trainer.loss.clip_low",),
     "kl_loss_coef": ("trainer.loss.reference_kl_coefficient",),
+    "kl_loss_type": ("trainer.loss.reference_kl_estimator",),
     "adv_estimator": ("orchestrator.train.algo.type",),
     "ppo_max_token_len_per_gpu": ("trainer.micro_batch_tokens",),
     "rollout": ("inference",),

@@ -37,8 +37,10 @@ class AlgorithmConfig(PluginConfig):
     """An algorithm, with what the rest of the config must know of it."""
 
     reference: ReferenceConfig | None = None
-    """The frozen teacher of `opd`, or a model that your own algorithm asks. None means none: `opsd`
-    asks the policy itself, and `agents.<role>` names the player of `sft`."""
+    """The frozen teacher of `opd`, a model that your own algorithm asks, or the one that
+    `trainer.loss.reference_kl_coefficient` pulls towards. None means none: the loss then pulls
+    towards the initial weights, `opsd` asks the policy itself, and `agents.<role>` names the player
+    of `sft`."""
     scoring_timeout_seconds: float = Field(default=900.0, gt=0, allow_inf_nan=False)
     """How long the algorithm may take for one episode or one group, waits for its judges included;
     then it fails as `scoring_timeout`."""
@@ -52,7 +54,9 @@ class AlgorithmConfig(PluginConfig):
     needs_teacher: ClassVar[bool] = False
     """Whether a frozen model must score, under `reference`."""
     takes_teacher: ClassVar[bool] = False
-    """Whether a frozen model may score."""
+    """Whether its own code may ask a frozen model."""
+    gives_advantages: ClassVar[bool] = True
+    """Whether the rl loss trains what the policy samples."""
     scores_at_temperature_one: ClassVar[bool] = False
     """Whether it compares with logprobs at temperature 1."""
     needs_frozen_player: ClassVar[bool] = False
@@ -151,6 +155,7 @@ class OpdConfig(AlgorithmConfig):
     implementation = "gradus.orchestrator.algorithms.distill:OnPolicyDistillation"
     needs_teacher = True
     takes_teacher = True
+    gives_advantages = False
     scores_at_temperature_one = True
 
 
@@ -159,6 +164,7 @@ class OpsdConfig(AlgorithmConfig):
 
     type: Literal["opsd"] = "opsd"
     implementation = "gradus.orchestrator.algorithms.distill:SelfDistillation"
+    gives_advantages = False
     scores_at_temperature_one = True
     demonstration: str = Field("answer", min_length=1)
     """Field of the task that the policy is shown."""
@@ -174,6 +180,7 @@ class SftAlgorithmConfig(AlgorithmConfig):
     type: Literal["sft"] = "sft"
     implementation = "gradus.orchestrator.algorithms.distill:FrozenSampler"
     needs_frozen_player = True
+    gives_advantages = False
     min_reward: float | None = None
     """Episodes with less are left out. None means that all train."""
 

@@ -24,6 +24,11 @@ class LossConfig(PluginConfig):
     """What of the rl component counts alike: every token, or every sample with tokens that train,
     whatever its length."""
 
+    @property
+    def pulls_to_reference(self) -> bool:
+        """Whether it needs reference logprobs, as far as the config shows."""
+        return False
+
 
 class _PolicyGradient(LossConfig):
     """The options of every registered loss."""
@@ -33,7 +38,11 @@ class _PolicyGradient(LossConfig):
     entropy_coefficient: float = Field(0.0, ge=0)
     """Entropy bonus per token; the entropy carries gradient."""
     reference_kl_coefficient: float = Field(0.0, ge=0)
-    """Pull towards the reference model, on the tokens that it scored."""
+    """Pull towards the reference model: that of `algo.reference`, or the initial weights, of which
+    the trainer keeps a copy (with adapters they are there already)."""
+    reference_kl_estimator: Literal["k2", "k3"] = "k2"
+    """What is pulled: k2 is half the squared log ratio, k3 is e^d - d - 1 with d = reference -
+    policy logprob, as in GRPO."""
     importance_sampling: Literal["off", "truncated", "masked"] = "off"
     """Correction of the mismatch between trainer and engine: `truncated` caps the ratio r at
     importance_cap, `masked` drops tokens with r outside [1/cap, cap]."""
@@ -42,6 +51,10 @@ class _PolicyGradient(LossConfig):
     sequence."""
     importance_cap: float = Field(2.0, gt=1)
     """The cap of importance_sampling, a ratio of probabilities."""
+
+    @property
+    def pulls_to_reference(self) -> bool:
+        return self.reference_kl_coefficient > 0
 
 
 class DppoConfig(_PolicyGradient):
@@ -115,6 +128,10 @@ class OwnLossConfig(LossConfig):
     """Your class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your class."""
+
+    @property
+    def pulls_to_reference(self) -> bool:
+        return bool(self.options.get("reference_kl_coefficient"))
 
 
 LossChoice = Annotated[

@@ -63,7 +63,7 @@ class OnPolicyDistillation(Algorithm):
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
         """Ask for the logprobs of each branch, one request per branch."""
         for trace in trainable_traces([episode]):
-            await score_branches(trace, self._reference, hint=())
+            await score_branches(trace, self._reference, component="ref_kl")
 
 
 def demonstration_refusal(task_data: Mapping[str, Any], name: str) -> str | None:
@@ -102,7 +102,7 @@ class SelfDistillation(Algorithm):
             hint = await self._reference.tokenize(
                 [{"role": "system", "content": text}], add_generation_prompt=False
             )
-            await score_branches(trace, self._reference, hint=hint)
+            await score_branches(trace, self._reference, hint=hint, component="ref_kl")
 
     def _demonstration(self, trace: WireTrace) -> str:
         data = trace.task.data.model_dump()
@@ -144,8 +144,10 @@ class FrozenSampler(Algorithm):
                     weigh_sampled(node, "ce")
 
 
-async def score_branches(trace: WireTrace, scorer: Scorer, *, hint: Sequence[int]) -> None:
-    """Write the scorer's logprobs on the sampled tokens of a trace, with weight 1 in `ref_kl`.
+async def score_branches(
+    trace: WireTrace, scorer: Scorer, *, hint: Sequence[int] = (), component: str | None = None
+) -> None:
+    """Write the scorer's logprobs on the sampled tokens of a trace, and weight 1 in `component`.
 
     A turn that branches share is scored once, in the first branch, which trains it.
     """
@@ -153,7 +155,7 @@ async def score_branches(trace: WireTrace, scorer: Scorer, *, hint: Sequence[int
         if not branch.trainable or all(n.reference_logprobs is not None for n in _sampled(branch)):
             continue
         scores = (await scorer.score([*hint, *branch.token_ids]))[len(hint) :]
-        _write_scores(branch, scores)
+        _write_scores(branch, scores, component)
 
 
 def weigh_sampled(node: MessageNode, component: str) -> None:
@@ -170,12 +172,13 @@ def _sampled(branch: Branch) -> list[MessageNode]:
     return sampled_nodes(branch.nodes)
 
 
-def _write_scores(branch: Branch, scores: Sequence[float]) -> None:
+def _write_scores(branch: Branch, scores: Sequence[float], component: str | None) -> None:
     start = 0
     for node in branch.nodes:
         end = start + len(node.token_ids)
         if any(node.mask) and node.reference_logprobs is None:
             known = np.where(node.mask, scores[start:end], np.nan)
             write_credit(node, reference_logprobs=known)
-            weigh_sampled(node, "ref_kl")
+            if component is not None:
+                weigh_sampled(node, component)
         start = end

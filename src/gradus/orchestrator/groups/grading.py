@@ -16,7 +16,11 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.config import OrchestratorProcessConfig, SourceConfig
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms import build_algorithm, compares_all_traces
+from gradus.orchestrator.algorithms import (
+    build_algorithm,
+    compares_all_traces,
+    needs_reference,
+)
 from gradus.orchestrator.algorithms.base import (
     Algorithm,
     CreditContext,
@@ -26,7 +30,7 @@ from gradus.orchestrator.algorithms.base import (
     settle_credit,
     settle_group,
 )
-from gradus.orchestrator.algorithms.distill import TokenizesExternal
+from gradus.orchestrator.algorithms.distill import Scorer, TokenizesExternal, score_branches
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
     ALGORITHM_FAILED,
@@ -41,6 +45,7 @@ from gradus.orchestrator.groups.filters import (
     read_vocabulary_size,
 )
 from gradus.orchestrator.groups.samples import build_group_samples
+from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import (
     ERROR_PREFIX,
     EpisodeFailed,
@@ -67,6 +72,8 @@ class SourceGrader:
     """Whether all traces of a group are compared, those of different agents too."""
     timeout_seconds: float = 900.0
     """For one call of the algorithm."""
+    reference: Scorer | None = None
+    """Scores what the loss compares with it; None where the algorithm asks it, or there is none."""
 
     @property
     def awaits_groups(self) -> bool:
@@ -86,6 +93,10 @@ class SourceGrader:
         if type(self.algorithm).score_episode is not Algorithm.score_episode:
             async with self._asking(where):
                 await self.algorithm.score_episode(episode, credit_context(group))
+        if self.reference is not None:
+            async with self._asking(where):
+                for trace in trainable_traces([episode]):
+                    await score_branches(trace, self.reference)
         if has_credit(episode):
             with self._blaming(where):
                 settle_credit(episode)
@@ -191,6 +202,7 @@ def build_grader(
         untrained_agents=frozenset(source.untrained_agents),
         has_one_baseline=compares_all_traces(source.algo),
         timeout_seconds=source.algo.scoring_timeout_seconds,
+        reference=None if needs_reference(source.algo) else reference,
     )
 
 

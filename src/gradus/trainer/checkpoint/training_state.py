@@ -14,9 +14,7 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from gradus.config import LoraConfig, ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import DurableFiles
 from gradus.trainer.checkpoint.shards import (
@@ -28,7 +26,6 @@ from gradus.trainer.checkpoint.shards import (
     write_shard,
 )
 from gradus.trainer.distributed import World
-from gradus.trainer.model.lora import base_digest
 from gradus.trainer.model.shard import release_gathered
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.optimizer.parameter_kinds import trained_parameters
@@ -51,10 +48,11 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lora: dict[str, Any] | None = None
     """The adapters, when only they are saved."""
     base_sha256: str | None = None
-    """Of the files of the frozen model; None when no adapters are trained."""
+    """Of the model's files where they stay in use: under adapters, or as the reference of the loss.
+    None when everything that is used is saved."""
 
     def refuse_other(self, saved: Origin) -> None:
-        """ConfigError when `saved` adapters mean other weights here than where they were trained.
+        """ConfigError when what stays frozen is not here what it was where `saved` was trained.
 
         Names, shapes and dtypes are compared with the tensors themselves.
         """
@@ -64,7 +62,9 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(
                     f"lora.{key} was {was} in the checkpoint and is {now}; resume with {was}"
                 )
-        refuse_other_base(saved, self.base_sha256)
+        # A reference may come with a resume, or go; adapters mean nothing without their base.
+        if self.lora is not None or None not in (self.base_sha256, saved.base_sha256):
+            refuse_other_base(saved, self.base_sha256)
 
 
 class TrainingProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,24 +78,6 @@ class TrainingProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What else counts up, by name: conversations read, for example."""
     origin: Origin
     """What the weights belong to."""
-
-
-def build_origin(
-    config: ModelConfig,
-    compute_dtype: str,
-    lora: LoraConfig | None,
-    *,
-    model: PreTrainedModel,
-    world: World,
-) -> Origin:
-    """What a run trains; with adapters, rank 0 reads the files of the model to digest them."""
-    is_beside_base = lora is not None and world.is_first
-    return Origin(
-        model=config.model_dump(mode="json"),
-        compute_dtype=compute_dtype,
-        lora=None if lora is None else lora.model_dump(mode="json"),
-        base_sha256=base_digest(model) if is_beside_base else None,
-    )
 
 
 @dataclass(frozen=True)
@@ -198,12 +180,13 @@ def load_weights(policy: torch.nn.Module, part: Path) -> TrainingProgress:
 
 
 def refuse_other_base(saved: Origin, base_sha256: str | None) -> None:
-    """ConfigError when the adapters of a checkpoint were trained with another frozen model."""
+    """ConfigError when a checkpoint was trained beside another frozen model."""
     if saved.base_sha256 != base_sha256:
         raise ConfigError(
-            f"model {saved.model.get('name')!r} is not the one that the adapters of the checkpoint "
-            f"were trained beside: its files have digest {_short(base_sha256)}, they had "
-            f"{_short(saved.base_sha256)}; put the model back as it was"
+            f"model {saved.model.get('name')!r} is not the one that the checkpoint was trained "
+            "beside, as the base of its adapters or as the reference of its loss: its files have "
+            f"digest {_short(base_sha256)}, they had {_short(saved.base_sha256)}; put the model "
+            "back as it was"
         )
 
 

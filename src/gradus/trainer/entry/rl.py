@@ -92,6 +92,7 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
             max_steps=config.max_steps,
             world=world,
             is_resumed=config.resume_step is not None,
+            is_reference_served=config.is_reference_served,
         )
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)

@@ -19,9 +19,10 @@ from gradus.run.model_files import model_folder
 from gradus.trainer.distributed import World
 from gradus.trainer.model.kernels import Platform
 from gradus.trainer.model.load import outline_model
-from gradus.trainer.model.lora import add_adapters
+from gradus.trainer.model.lora import add_adapters, freeze
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.probe import refuse_inexact
+from gradus.trainer.model.reference import Reference
 from gradus.trainer.model.shard import shard_model
 
 logger = get_logger(__name__)
@@ -34,15 +35,17 @@ def build_policy(
     compute_dtype: torch.dtype,
     *,
     is_resumed: bool = False,
+    keeps_reference: bool = False,
     platform: Platform | None = None,
 ) -> PolicyModel:
     """The policy over all ranks, which call this together; ConfigError when packing changes it.
 
     `is_resumed` says that a checkpoint is read next: what it holds is not read from the model's
-    files, and the caller asks `refuse_inexact` afterwards. `platform` is the device's own unless a
+    files, and the caller asks `refuse_inexact` afterwards. `keeps_reference` counts the memory of
+    what `build_reference` adds. `platform` is the device's own unless a
     test says otherwise.
     """
-    refuse_too_large(base, settings, world, compute_dtype)
+    refuse_too_large(base, settings, world, compute_dtype, keeps_reference=keeps_reference)
     outline = outline_model(base, world.device)
     if settings.lora is not None:
         add_adapters(outline.model, settings.lora, compute_dtype)
@@ -50,14 +53,40 @@ def build_policy(
     policy = PolicyModel(
         outline.model, world.context, has_exact_logits=has_exact_logits, platform=platform
     )
-    parallel = settings.parallel
-    shard_model(policy, world.mesh, compute_dtype, parallel)
-    is_in_main_memory = parallel.offload_optimizer or world.device.type == "cpu"
-    place = torch.device("cpu") if is_in_main_memory else world.device
-    outline.fill(policy, place, frozen_only=is_resumed)
+    shard_model(policy, world.mesh, compute_dtype, settings.parallel)
+    outline.fill(policy, _place(settings, world), frozen_only=is_resumed)
     if not is_resumed:
         refuse_inexact(policy, world)
     return policy
+
+
+def build_reference(
+    policy: PolicyModel,
+    base: ModelConfig,
+    settings: TrainerConfig | SftConfig,
+    world: World,
+    compute_dtype: torch.dtype,
+) -> Reference:
+    """The initial weights beside `policy`, over all ranks, which call this together.
+
+    They are read from the model's files, after a resume too: a checkpoint holds other ones.
+    """
+    if settings.lora is not None:
+        return Reference(policy, world.device)
+    outline = outline_model(base, world.device)
+    freeze(outline.model, compute_dtype)
+    frozen = PolicyModel(
+        outline.model, world.context, has_exact_logits=settings.logits_dtype == "float32"
+    )
+    shard_model(frozen, world.mesh, compute_dtype, settings.parallel)
+    outline.fill(frozen, _place(settings, world))
+    return Reference(frozen, world.device)
+
+
+def _place(settings: TrainerConfig | SftConfig, world: World) -> torch.device:
+    """Where the shards of the weights lie."""
+    is_in_main_memory = settings.parallel.offload_optimizer or world.device.type == "cpu"
+    return torch.device("cpu") if is_in_main_memory else world.device
 
 
 def refuse_too_large(
@@ -66,6 +95,7 @@ def refuse_too_large(
     world: World,
     compute_dtype: torch.dtype,
     *,
+    keeps_reference: bool = False,
     usable_memory: Callable[[torch.device], int | None] | None = None,
 ) -> None:
     """ConfigError when training clearly needs more memory than a GPU has; else a warning.
@@ -79,7 +109,11 @@ def refuse_too_large(
     predicted = misfit = None
     if folder is not None:
         predicted = predict_memory(
-            folder, settings, compute_bytes=compute_dtype.itemsize, on_gpu=on_gpu
+            folder,
+            settings,
+            compute_bytes=compute_dtype.itemsize,
+            on_gpu=on_gpu,
+            keeps_reference=keeps_reference,
         )
     if predicted is not None and usable is not None:
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -45,6 +45,8 @@ class LoraLinear(torch.nn.Linear):
         self.weight = base.weight
         self.bias = base.bias
         self.scale = alpha / rank
+        self.is_on = True
+        """Off, the layer is the frozen one."""
         # An adapter is no part of the model's files: beside an outline it has its values already.
         device = torch.device("cpu") if base.weight.is_meta else base.weight.device
         # As PEFT starts: A random, B zero, so that the first policy is the base model.
@@ -55,6 +57,8 @@ class LoraLinear(torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
+        if not self.is_on:
+            return functional.linear(input, self.weight, self.bias)
         low = functional.linear(functional.linear(input, self.lora_A), self.lora_B)
         return functional.linear(input, self.weight, self.bias) + self.scale * low
 
@@ -69,18 +73,22 @@ class LoraLinear(torch.nn.Linear):
 def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torch.dtype) -> None:
     """Freeze `model` and give every target layer an adapter, in place.
 
-    Frozen weights are kept in the compute dtype: without updates they need no float32 master.
     ConfigError when a target names no linear layer.
     """
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-        parameter.data = parameter.data.to(compute_dtype)
+    freeze(model, compute_dtype)
     targets = _targets(model, config)
     for name in targets:
         owner_name, _, leaf = name.rpartition(".")
         owner, base = model.get_submodule(owner_name), model.get_submodule(name)
         assert isinstance(base, torch.nn.Linear)
         setattr(owner, leaf, LoraLinear(base, rank=config.rank, alpha=config.alpha))
+
+
+def freeze(model: torch.nn.Module, compute_dtype: torch.dtype) -> None:
+    """Keep the weights in the compute dtype: without updates they need no float32 master."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(compute_dtype)
 
 
 def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLinear]:

@@ -16,11 +16,12 @@ from gradus.orchestrator.algorithms.distill import (
     TokenizesExternal,
 )
 from gradus.orchestrator.algorithms.retokenize import tokenize_trace
+from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
-from gradus.orchestrator.types import EpisodeFailed
+from gradus.orchestrator.types import EpisodeFailed, Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.configs import build_algorithm_config
-from gradus.testing.episodes import build_episode, build_message, build_trace
+from gradus.testing.episodes import build_episode, build_group, build_message, build_trace
 from gradus.wire.versions import VersionSpan
 
 CONTEXT = CreditContext("words", task_key="key-0")
@@ -180,3 +181,22 @@ async def test_a_reward_that_reaches_the_bar_up_to_rounding_is_an_example() -> N
     episode = build_episode([build_trace(reward=0.1 + 0.2 + 0.7 - 1e-16)])
     await FrozenSampler(reference=NumberedScorer(), min_reward=1.0).score_episode(episode, CONTEXT)
     assert build_samples(episode, ORIGIN)
+
+
+@pytest.mark.parametrize("name", ["grpo", "max_rl", "echo"])
+async def test_a_served_reference_scores_what_any_algorithm_trains(name: str) -> None:
+    """Beside the advantages, and in no component of its own: the loss of rl reads it."""
+    algorithm, scorer = build_algorithm(build_algorithm_config(name)), NumberedScorer()
+    grader = SourceGrader(algorithm, [], 1.0, max_length_tokens=100, reference=scorer)
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, "a"))
+    for number, episode in enumerate(build_group([0.0, 1.0])):
+        group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
+    for played, episode in group.finished:
+        await grader.score_episode(episode, group, played.id)
+    grader.grade(group)
+    assert len(group.samples) == 2
+    for sample in group.samples:
+        is_trained = sample.arrays.loss_weights["rl"] != 0
+        expected = np.where(is_trained, -np.arange(len(sample)) / 10, np.nan)
+        assert np.allclose(sample.arrays.reference_logprobs, expected, equal_nan=True)
+        assert "ref_kl" not in sample.arrays.loss_weights

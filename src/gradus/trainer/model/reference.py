@@ -1,0 +1,62 @@
+"""Reference logprobs by the trainer itself: what the initial weights say of a batch.
+
+They never change, so that a resume and a replay find the same ones. With adapters they are the
+policy with its adapters off; otherwise they are a frozen copy in the compute dtype, split over the
+ranks like the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from gradus.trainer.model.lora import adapted_layers
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.shard import release_gathered
+from gradus.trainer.tensors import ReadyMicroBatch, TrainTensors
+from gradus.wire.micro_batch import MicroBatch
+
+
+class Reference:
+    """The policy of version 0, at the temperatures at which the tokens were sampled.
+
+    >>> scored = Reference(frozen, device).score(micro_batches)  # doctest: +SKIP
+    """
+
+    def __init__(self, policy: PolicyModel, device: torch.device) -> None:
+        """`policy` is the frozen copy, or the trained one, whose adapters are then left out."""
+        self._policy = policy
+        self._device = device
+        self._adapted = tuple(adapted_layers(policy).values())
+
+    @torch.no_grad()
+    def score(self, micro_batches: Sequence[MicroBatch]) -> list[ReadyMicroBatch]:
+        """The micro batches with a reference logprob on each rl token that has none.
+
+        A collective: all ranks bring the same number of micro batches.
+        """
+        with self._without_adapters():
+            scored = [self._scored(micro_batch) for micro_batch in micro_batches]
+        release_gathered(self._policy)
+        return scored
+
+    def _scored(self, micro_batch: MicroBatch) -> ReadyMicroBatch:
+        tensors = TrainTensors.build(micro_batch, self._device)
+        return ReadyMicroBatch(
+            micro_batch.sample_ids,
+            micro_batch.sequence_lengths,
+            micro_batch.arrays,
+            tensors.with_reference(self._policy(tensors).logprobs),
+        )
+
+    @contextmanager
+    def _without_adapters(self) -> Iterator[None]:
+        for layer in self._adapted:
+            layer.is_on = False
+        try:
+            yield
+        finally:
+            for layer in self._adapted:
+                layer.is_on = True

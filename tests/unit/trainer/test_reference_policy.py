@@ -1,0 +1,167 @@
+"""The trainer scores with the initial weights what the policy samples: GRPO as it was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gradus.config import ModelConfig, ServedLoraConfig, TrainerConfig
+from gradus.testing.builders import build_micro_batch
+from gradus.testing.configs import build_loss_config
+from gradus.trainer.distributed import World
+from gradus.trainer.learner import Learner
+from gradus.trainer.model.lora import adapted_layers
+from gradus.trainer.throughput import Stopwatch
+from gradus.wire.packing import pack
+from gradus.wire.sample import Sample
+
+pytestmark = pytest.mark.torch
+
+TOLERANCE = 2e-5
+"""Float32 against float64, relative to the norm of all gradients."""
+MOVED = 3.0
+"""What training is to have done to the weights: it multiplied all matrices."""
+COEFFICIENT = 0.5
+
+
+def build_learner(model: Path, world: World, estimator: str, **settings: Any) -> Learner:
+    loss = build_loss_config(
+        "ppo_clip", reference_kl_coefficient=COEFFICIENT, reference_kl_estimator=estimator
+    )
+    return Learner.build(
+        ModelConfig(name=str(model)),
+        TrainerConfig(compute_dtype="float32", loss=loss, **settings),
+        loss,
+        max_steps=2,
+        world=world,
+    )
+
+
+@torch.no_grad()
+def move(parameters: Any) -> None:
+    for parameter in parameters:
+        if parameter.ndim > 1:
+            parameter.mul_(MOVED)
+
+
+def without_references(samples: list[Sample]) -> list[Sample]:
+    for sample in samples:
+        sample.arrays.reference_logprobs[:] = np.nan
+        del sample.arrays.loss_weights["ref_kl"]
+    return samples
+
+
+@torch.no_grad()
+def initial_logprobs(folder: Path, sample: Sample) -> np.ndarray:
+    """In float64, by transformers' own forward: [T], NaN for the first token."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    token_ids = torch.tensor(sample.arrays.token_ids.astype(np.int64))[None]
+    logits = model(input_ids=token_ids, use_cache=False).logits[0, :-1]
+    temperatures = torch.tensor(sample.arrays.temperatures[1:].astype(np.float64))
+    log_p = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+    chosen = log_p.gather(1, token_ids[0, 1:, None]).squeeze(1)
+    return np.concatenate([[np.nan], chosen.numpy()])
+
+
+def scored(samples: list[Sample], folder: Path) -> list[Sample]:
+    for sample in samples:
+        mask = sample.arrays.loss_mask
+        sample.arrays.reference_logprobs[mask] = initial_logprobs(folder, sample)[mask]
+    return samples
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("max_tokens", [24, 200])
+def test_one_step_has_the_loss_and_gradient_of_an_independent_float64_computation(
+    tiny_model: Path,
+    world: World,
+    build_reference: Any,
+    ragged_samples: Any,
+    estimator: str,
+    max_tokens: int,
+) -> None:
+    """Packed or not, at mixed temperatures, with weights that have moved from the initial ones."""
+    learner = build_learner(tiny_model, world, estimator)
+    move(p for p in learner.policy.parameters() if p.requires_grad)
+    samples = without_references(ragged_samples([9, 17, 4, 12]))
+    [micro_batches] = pack(samples, max_tokens=max_tokens, num_ranks=1)
+    [batch] = learner._scored([micro_batches], Stopwatch())
+    found = learner.gradients.run(batch)
+    gradients = {
+        name: p.grad.full_tensor().numpy()
+        for name, p in learner.model.named_parameters()
+        if p.grad is not None
+    }
+    independent = build_reference(tiny_model)
+    move(independent.model.parameters())
+    options = {"reference_kl_coefficient": COEFFICIENT, "reference_kl_estimator": estimator}
+    total, expected = independent.loss(scored(samples, tiny_model), "ppo_clip", **options)
+    norm = sum(float((it**2).sum()) for it in expected.values()) ** 0.5
+    assert found.total == pytest.approx(total, rel=1e-5)
+    assert found.metrics["loss/reference_kl/mean"] > 0.1
+    worst = max(float(np.abs(gradients[name] - expected[name]).max()) for name in expected)
+    assert worst < TOLERANCE * norm
+
+
+def test_with_adapters_the_reference_is_the_policy_without_them(
+    tiny_model: Path, world: World, ragged_samples: Any
+) -> None:
+    """No second copy; what moved the adapters moves the policy alone."""
+    learner = build_learner(tiny_model, world, "k3", lora=ServedLoraConfig(rank=4))
+    assert learner.reference is not None
+    assert learner.reference._policy is learner.policy
+    torch.manual_seed(1)
+    for layer in adapted_layers(learner.model).values():
+        layer.lora_B.data.to_local().normal_(std=0.2)
+    samples = without_references(ragged_samples([9, 17, 4]))
+    micro_batch = build_micro_batch(samples)
+    [ready] = learner.reference.score([micro_batch])
+    by_hand = np.concatenate([initial_logprobs(tiny_model, sample) for sample in samples])
+    is_member = ready.tensors.members("rl").numpy()
+    assert is_member.any()
+    found = ready.tensors.reference_logprobs.numpy()
+    np.testing.assert_allclose(found[is_member], by_hand[is_member], atol=2e-5)
+    with torch.no_grad():
+        trained = learner.policy(ready.tensors).logprobs.numpy()
+    assert np.abs(trained[is_member] - found[is_member]).max() > 0.05
+
+
+def test_a_logprob_that_a_served_model_gave_stays(
+    tiny_model: Path, world: World, ragged_samples: Any
+) -> None:
+    learner = build_learner(tiny_model, world, "k2")
+    assert learner.reference is not None
+    sample = without_references(ragged_samples([12]))[0]
+    first = int(np.flatnonzero(sample.arrays.loss_weights["rl"])[0])
+    sample.arrays.reference_logprobs[first] = -0.125
+    [ready] = learner.reference.score([build_micro_batch([sample])])
+    assert float(ready.tensors.reference_logprobs[first]) == -0.125
+    assert bool(ready.tensors.is_scored[ready.tensors.members("rl")].all())
+
+
+@pytest.mark.parametrize("parallel", [{}, {"context_parallel_size": 2}, {"replicate_size": 2}])
+def test_ranks_score_as_one_process_does(
+    ranks: Any, tmp_path: Path, ragged_samples: Any, parallel: dict[str, int]
+) -> None:
+    from gradus.testing.tiny_model import build_tiny_model
+
+    model = build_tiny_model(tmp_path / "m", hidden_size=128, num_layers=2, dtype=torch.float32)
+    loss = {"type": "ppo_clip", "options": {"reference_kl_coefficient": COEFFICIENT}}
+    by_trainer = without_references(ragged_samples([14, 9, 22, 5, 17]))
+    found, gradients = ranks.run(
+        [by_trainer], model=model, loss=loss, moved=MOVED, max_tokens=32, **parallel
+    )
+    served = scored(without_references(ragged_samples([14, 9, 22, 5, 17])), model)
+    answer, expected = ranks.run([served], model=model, loss=loss, moved=MOVED, max_tokens=70)
+    assert answer["metrics"]["loss/reference_kl/mean"] > 0.1
+    assert found["total"] == pytest.approx(answer["total"], rel=1e-5)
+    norm = sum(float((it.astype(np.float64) ** 2).sum()) for it in expected.values()) ** 0.5
+    for name, gradient in expected.items():
+        assert float(np.abs(gradients[name] - gradient).max()) < TOLERANCE * norm, name
