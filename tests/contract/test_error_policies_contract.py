@@ -7,14 +7,13 @@ import math
 import pytest
 
 from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
-from gradus.orchestrator.evaluation.episodes import PassingErrors
 from gradus.orchestrator.failures import ErrorPolicy, ListedErrors
 from gradus.orchestrator.types import Failure
 
 MOST_RETRIES = 10_000
 
 
-@pytest.fixture(params=[ListedErrors(ErrorPolicyConfig()), PassingErrors()])
+@pytest.fixture(params=[ListedErrors(ErrorPolicyConfig())])
 def policy(request: pytest.FixtureRequest) -> ErrorPolicy:
     chosen: ErrorPolicy = request.param
     return chosen

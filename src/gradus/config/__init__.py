@@ -55,6 +55,7 @@ from gradus.config.resolve import (
 from gradus.config.schema.algorithms import AlgorithmConfig, OpsdConfig, ReferenceConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
+    PASSING_STATUSES,
     RETRIED_ERRORS,
     CurriculumConfig,
     ElasticPoolConfig,
@@ -128,6 +129,7 @@ __all__ = [
     "ParallelConfig",
     "ProcessConfigs",
     "Purpose",
+    "PASSING_STATUSES",
     "RETRIED_ERRORS",
     "ReferenceConfig",
     "ReplayChoice",

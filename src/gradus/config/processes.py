@@ -215,6 +215,8 @@ class EvaluationSourceConfig(StrictConfig):
     """Keys of the trace's info kept in records."""
     unmeasured_agents: list[str] = Field(default_factory=list)
     """Agents whose traces say nothing about the policy."""
+    errors: ErrorPolicyConfig = ErrorPolicyConfig()
+    """What happens to failed episodes."""
 
 
 class EvaluatorProcessConfig(StrictConfig):
@@ -234,8 +236,6 @@ class EvaluatorProcessConfig(StrictConfig):
     """What is played."""
     max_in_flight_episodes: int
     """Most episodes at once."""
-    max_retries: int
-    """Times that an episode is played again."""
     identity: dict[str, Any]
     """What may not change when the evaluation is resumed."""
 

@@ -29,6 +29,7 @@ from gradus.config.processes import (
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     CHAT_HARNESS,
+    PASSING_STATUSES,
     AgentRoleConfig,
     EnvironmentConfig,
     HarnessChoice,
@@ -205,7 +206,6 @@ def _evaluation(config: EvalConfig, launch: _Launch) -> ProcessConfigs:
         api_key_var=config.api_key_var,
         sources=[source.complete for source in launch.sources.evaluated],
         max_in_flight_episodes=config.max_in_flight_episodes,
-        max_retries=config.max_retries,
         identity=identity,
     )
     own = _source_variables(launch.sources)
@@ -429,10 +429,13 @@ def _seat(source: EnvironmentConfig) -> dict[str, Any]:
     }
     if source.errors.agent_retries:
         # verifiers counts per rule, so each type of error has its own budget.
-        rules = [
-            {"type": kind, "max_retries": source.errors.agent_retries}
-            for kind in source.errors.retry_on
-        ]
+        listed, retries = source.errors.retry_on, source.errors.agent_retries
+        provider = {"type": "ProviderError"}
+        passing = {**provider, "status_code": list(PASSING_STATUSES), "max_retries": retries}
+        lasting = {**provider, "status_code": ["4xx"], "max_retries": 0}
+        # The first rule that fits decides.
+        first = [passing, lasting] if "ProviderError" in listed else []
+        rules = [*first, *({"type": kind, "max_retries": retries} for kind in listed)]
         seat["retries"] = {"max_retries": 0, "rules": rules}
     return seat
 

@@ -18,6 +18,7 @@ from gradus.config.schema.algorithms import AlgorithmChoice, AlgorithmConfig
 from gradus.config.schema.environment import (
     AgentRoleConfig,
     EnvironmentConfig,
+    ErrorPolicyConfig,
     EvalEnvironmentConfig,
     TrainEnvironmentConfig,
 )
@@ -99,13 +100,12 @@ def resolve_sources(config: LaunchedConfig) -> Sources:
     """
     if isinstance(config, RunConfig):
         return _run_sources(config)
-    if isinstance(config, EvalConfig):
-        section = merged_sampling(config.sampling, DEFAULT_SAMPLING)
-        return Sources(evaluated=_evaluated(("env",), config.env, section))
-    if config.eval is None:
+    evaluation = config if isinstance(config, EvalConfig) else config.eval
+    if evaluation is None:
         return Sources()
-    section = merged_sampling(config.eval.sampling, DEFAULT_SAMPLING)
-    return Sources(evaluated=_evaluated(("eval", "env"), config.eval.env, section))
+    path: KeyPath = ("env",) if isinstance(config, EvalConfig) else ("eval", "env")
+    section = merged_sampling(evaluation.sampling, DEFAULT_SAMPLING)
+    return Sources(evaluated=_evaluated(path, evaluation.env, section, evaluation.max_retries))
 
 
 def keeps_reference(config: LaunchedConfig, sources: Sources) -> bool:
@@ -166,7 +166,7 @@ def _run_sources(config: RunConfig) -> Sources:
         return Sources(train)
     inherited = merged_sampling(evaluation.sampling, sampling)
     path: KeyPath = ("orchestrator", "eval", "env")
-    return Sources(train, _evaluated(path, evaluation.env, inherited))
+    return Sources(train, _evaluated(path, evaluation.env, inherited, evaluation.max_retries))
 
 
 def _train_source(
@@ -193,7 +193,7 @@ def _train_source(
 
 
 def _evaluated(
-    path: KeyPath, sources: list[EvalEnvironmentConfig], section: SamplingConfig
+    path: KeyPath, sources: list[EvalEnvironmentConfig], section: SamplingConfig, max_retries: int
 ) -> tuple[EvaluatedSource, ...]:
     return tuple(
         EvaluatedSource(
@@ -208,10 +208,18 @@ def _evaluated(
                 address=source.address,
                 state_columns=source.state_columns,
                 unmeasured_agents=_untrained_agents(source),
+                errors=_errors(source.errors, max_retries),
             ),
         )
         for index, source in enumerate(sources)
     )
+
+
+def _errors(own: ErrorPolicyConfig, max_retries: int) -> ErrorPolicyConfig:
+    """A source's own policy; its section says how often, where the source does not."""
+    if "retries" in own.model_fields_set:
+        return own
+    return ErrorPolicyConfig(**{**own.model_dump(), "retries": max_retries})
 
 
 def merged_sampling(inner: SamplingConfig, outer: SamplingConfig) -> SamplingConfig:

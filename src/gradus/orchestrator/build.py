@@ -152,7 +152,6 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
             source.name: await _open_source(config, source, policy.base_url, stack)
             for source in config.sources
         }
-        evaluation = config.orchestrator.eval
         evaluated = [
             await open_evaluated(
                 source,
@@ -160,11 +159,9 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
                 build_settings(source, config.model, policy.base_url),
                 stack,
                 model=config.model,
-                max_retries=evaluation.max_retries,
                 restart_seconds=config.environment_restart_seconds,
             )
             for source in config.evaluation_sources
-            if evaluation is not None
         ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1

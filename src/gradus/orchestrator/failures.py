@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from gradus.config import ErrorPolicyConfig
+from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
@@ -174,6 +174,9 @@ class ListedErrors:
     1.0
     >>> policy.wait_before_retry(Failure("TaskError", "bug"), retry=0) is None
     True
+
+    An answer 4xx of a provider comes again however often it is asked (a wrong key, a prompt that is
+    too long), so that only those that ask for patience are played again.
     """
 
     def __init__(self, config: ErrorPolicyConfig) -> None:
@@ -182,8 +185,10 @@ class ListedErrors:
         self._backoff_seconds = config.backoff_seconds
 
     def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
-        """The backoff, doubled with each retry; None for what is not on the list."""
-        if failure.kind not in self._retry_on or retry >= self._retries:
+        """The backoff, doubled with each retry; None for what is not listed or cannot pass."""
+        status = failure.status_code
+        is_lasting = status is not None and status // 100 == 4 and status not in PASSING_STATUSES
+        if is_lasting or failure.kind not in self._retry_on or retry >= self._retries:
             return None
         wait: float = min(self._backoff_seconds * 2.0 ** min(retry, 30), MAX_BACKOFF_SECONDS)
         return wait

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config import EvalConfig, continued_identity, resolve, run_name
+from gradus.config import RETRIED_ERRORS, EvalConfig, continued_identity, resolve, run_name
 from gradus.errors import ConfigError
 from gradus.testing.configs import contradictions_of
 
@@ -164,3 +164,14 @@ def test_a_foreign_opponent_and_a_judge_are_not_measured() -> None:
     configs = resolved(build_eval_config(env=[{"id": "kuhn-poker", "agents": agents}]))
     (source,) = configs.evaluator.sources
     assert source.unmeasured_agents == ["judge", "second"]
+
+
+def test_a_source_s_own_error_policy_holds_in_an_evaluation_too() -> None:
+    own = {"retry_on": ["TaskError"], "backoff_seconds": 3.0}
+    env = [
+        {"id": "words", "name": "a", "errors": own},
+        {"id": "words", "name": "b", "errors": {"retries": 5}},
+    ]
+    sources = resolved(build_eval_config(env=env, max_retries=1)).evaluator.sources
+    found = [(s.errors.retry_on, s.errors.retries, s.errors.backoff_seconds) for s in sources]
+    assert found == [(["TaskError"], 1, 3.0), (list(RETRIED_ERRORS), 5, 1.0)]

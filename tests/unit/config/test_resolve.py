@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from verifiers.v1.configs.retries import RetryConfig
+from verifiers.v1.trace import Error
+from verifiers.v1.utils.retries import RetryState
 
 from gradus.config import (
     EVERY_ROLE,
@@ -320,6 +323,19 @@ def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
         {"type": "SandboxError", "max_retries": 2},
         {"type": "TunnelError", "max_retries": 2},
     ]
+
+
+def test_an_agent_is_not_run_again_after_what_a_provider_can_only_repeat() -> None:
+    errors = {"retry_on": ["ProviderError"], "agent_retries": 2}
+    source = TrainEnvironmentConfig.model_validate({"id": "words", "errors": errors})
+    given = RetryConfig.model_validate(verifiers_config(source)[EVERY_ROLE]["seat"]["retries"])
+
+    def runs_again(status: int | None) -> bool:
+        error = Error(type="ProviderError", message="", traceback="", status_code=status)
+        return RetryState(given).next_error([error]) is not None
+
+    found = {status: runs_again(status) for status in (None, 400, 401, 404, 408, 429, 500, 503)}
+    assert [status for status, is_again in found.items() if not is_again] == [400, 401, 404]
 
 
 def test_without_retries_of_an_agent_verifiers_keeps_its_own_default() -> None:

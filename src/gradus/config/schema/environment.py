@@ -94,8 +94,13 @@ RETRIED_ERRORS = (
 """Infrastructure, invalid answers of the model, of a judge or of the environment, and deadlines."""
 
 
+PASSING_STATUSES = (408, 429)
+"""Answers 4xx of a provider that may pass; any other comes again however often it is asked."""
+
+
 class ErrorPolicyConfig(StrictConfig):
-    """Errors on the list are tried again; every other error is recorded on the episode."""
+    """Errors on the list are tried again, unless a provider answered them with a 4xx other than 408
+    and 429; every other error is recorded on the episode."""
 
     retry_on: list[str] = Field(default_factory=lambda: list(RETRIED_ERRORS))
     """Types of errors, as `error.type` of an episode's record names them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,13 +11,13 @@ from typing import Any
 
 from verifiers.v1.episode import EnvInfo, GroupInfo, WireEpisode
 
-from gradus.config import RETRIED_ERRORS, EvaluationSourceConfig, ModelConfig
+from gradus.config import ErrorPolicyConfig, EvaluationSourceConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.evaluation.results import (
     EpisodeScore,
 )
-from gradus.orchestrator.failures import ErrorPolicy, FirstFailures
+from gradus.orchestrator.failures import ErrorPolicy, FirstFailures, ListedErrors
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment, EpisodeSettings, find_environment
 from gradus.orchestrator.play.episode_check import find_failure
@@ -45,35 +44,6 @@ log = get_logger(__name__)
 
 TIMED_OUT = "evaluation_timeout"
 UNREADABLE = "unreadable_task"
-_PASSING_CLIENT_ERRORS = (408, 429)
-"""Any other 4xx of a provider would come again."""
-_MAX_DELAY_SECONDS = 15.0
-
-
-@dataclass(frozen=True)
-class PassingErrors:
-    """The error policy of an evaluation: plays again what failed for a reason that may pass.
-
-    >>> PassingErrors(max_retries=0).wait_before_retry(Failure("ProviderError", "503"), retry=0)
-    """
-
-    max_retries: int = 2
-    first_delay_seconds: float = 0.5
-
-    def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
-        """A wait that doubles with each retry, spread so that not all come back at once."""
-        if retry >= self.max_retries or not may_pass(failure):
-            return None
-        longest = min(_MAX_DELAY_SECONDS, self.first_delay_seconds * 2.0**retry)
-        return longest * (0.5 + random.random() / 2)
-
-
-def may_pass(failure: Failure) -> bool:
-    """Whether the episode may succeed when it is played again."""
-    status = failure.status_code
-    is_lasting = status is not None and 400 <= status < 500
-    is_lasting &= status not in _PASSING_CLIENT_ERRORS
-    return failure.kind in RETRIED_ERRORS and not is_lasting
 
 
 @dataclass(frozen=True)
@@ -87,7 +57,7 @@ class EvaluationSource:
     state_columns: Sequence[str] = ()
     unmeasured_agents: Collection[str] = ()
     """Agents whose traces say nothing about the policy."""
-    errors: ErrorPolicy = field(default_factory=PassingErrors)
+    errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
 
     @property
     def num_episodes(self) -> int:
@@ -118,7 +88,6 @@ async def open_evaluated(
     stack: AsyncExitStack,
     *,
     model: ModelConfig | None,
-    max_retries: int,
     restart_seconds: float = 0.0,
 ) -> EvaluationSource:
     """Connect to an evaluated environment; `stack` closes the connection.
@@ -138,7 +107,7 @@ async def open_evaluated(
         environment=environment,
         state_columns=config.state_columns,
         unmeasured_agents=frozenset(config.unmeasured_agents),
-        errors=PassingErrors(max_retries),
+        errors=ListedErrors(config.errors),
     )
 
 

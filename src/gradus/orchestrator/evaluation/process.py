@@ -57,7 +57,6 @@ async def _evaluate_model(config: EvaluatorProcessConfig) -> None:
                 _settings(config, source, run_dir),
                 stack,
                 model=config.model if config.base_url is None else None,
-                max_retries=config.max_retries,
             )
             for source in config.sources
         ]
@@ -106,7 +105,6 @@ async def _follow_trainer(config: SftEvaluatorProcessConfig) -> None:
                 build_settings(source, model, policy.base_url),
                 stack,
                 model=model,
-                max_retries=config.eval.max_retries,
             )
             for source in config.evaluation_sources
         ]

@@ -8,20 +8,24 @@ from typing import Any
 
 import pytest
 
-from gradus.config import RETRIED_ERRORS, EvaluationSourceConfig, SamplingConfig
+from gradus.config import (
+    RETRIED_ERRORS,
+    ErrorPolicyConfig,
+    EvaluationSourceConfig,
+    SamplingConfig,
+)
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.evaluation.episodes import (
     EpisodeKey,
     EvaluatedEpisode,
     EvaluationSource,
-    PassingErrors,
     count_tasks,
-    may_pass,
     play_episodes,
 )
 from gradus.orchestrator.evaluation.evaluator import Measurement, warn_of_graded_rewards
 from gradus.orchestrator.evaluation.results import EpisodeScore, evaluate, result_metrics
+from gradus.orchestrator.failures import ListedErrors
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.records.numbers import MAX_NAMES
@@ -32,6 +36,10 @@ from gradus.wire.episode import TaskSetInfo
 from gradus.wire.versions import VersionSpan
 
 PROVIDER_DOWN = EpisodeFailed(Failure("ProviderError", "upstream 500: scripted"))
+
+
+def again(retries: int) -> ListedErrors:
+    return ListedErrors(ErrorPolicyConfig(retries=retries, backoff_seconds=0.0))
 
 
 def build_source(environment: ScriptedEnvironment, **changes: Any) -> EvaluationSource:
@@ -46,7 +54,7 @@ async def play(
     max_retries: int = 2,
     **changes: Any,
 ) -> list[EvaluatedEpisode]:
-    source = build_source(environment, errors=PassingErrors(max_retries, 0.0), **changes)
+    source = build_source(environment, errors=again(max_retries), **changes)
     ended: list[EvaluatedEpisode] = []
     async with asyncio.timeout(10):
         await play_episodes(
@@ -141,7 +149,7 @@ def test_the_provider_s_status_decides(status: int | None, is_retried: bool) -> 
     trace.errors[0].status_code = status
     failure = find_failure(build_episode([trace]), needs_tokens=False)
     assert failure is not None
-    assert may_pass(failure) is is_retried
+    assert (again(1).wait_before_retry(failure, retry=0) is not None) is is_retried
 
 
 async def test_a_reward_that_is_no_number_is_an_error_and_never_zero() -> None:

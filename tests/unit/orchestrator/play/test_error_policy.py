@@ -35,6 +35,16 @@ def test_waits_double_up_to_a_minute_and_end_after_the_last_retry() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_SECONDS, 60, 60, None]
 
 
+async def test_an_error_that_can_only_repeat_is_not_played_again(build_rig: Any) -> None:
+    """A wrong key or a prompt that is too long gets the same answer each time."""
+    refused = EpisodeFailed(Failure("ProviderError", "prompt too long", status_code=400))
+    environment = ScriptedEnvironment(play=fails_first(2, refused))
+    rig = build_rig(max_steps=1, environment=environment, errors={"retries": 2})
+    await rig.play()
+    assert rig.events("episode_retried") == []
+    assert rig.monitor.records[0][1]["episode/words/error/ProviderError/sum"] == 2.0
+
+
 def fails_first(times: int, result: Any) -> Any:
     """The first `times` episodes give `result`, the others are rewarded by turns."""
 
