@@ -18,7 +18,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from gradus.environments.patches.in_process import address_of
 from gradus.log import get_logger
 from gradus.wire.episode import CONTEXT_FULL
-from gradus_program.door import Door, Traffic
+from gradus_program.door import Door, Traffic, served_context
 from gradus_program.running import Place, Run, Start, local_folder, open_up, place_for
 from gradus_program.settings import ProgramKeys, check_program, program_environment
 
@@ -26,7 +26,6 @@ INFO_KEY = "program"
 """Where the trace's info says how the program ended."""
 TAIL_CHARACTERS = 4_000
 """Kept of standard output and of the errors in a trace's info; the reward sees more."""
-_MAX_REFUSALS = 5
 
 log = get_logger(__name__)
 
@@ -60,6 +59,8 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
 
     warned: ClassVar[set[str]] = set()
     """Parameters that were warned about; on the class, because each episode has its harness."""
+    contexts: ClassVar[dict[tuple[str, str], int]] = {}
+    """Server and model → its context."""
 
     async def launch(
         self,
@@ -78,13 +79,14 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
         run = Run.of(keys.max_output_bytes)
         if isinstance(trace.state, ProgramState):
             trace.state.run = run
-        is_trained = isinstance(ctx.client, vf.TrainClientConfig)
+        upstream = address_of(secret) or endpoint
         started = time.monotonic()
         async with (
             Door.open(
-                address_of(secret) or endpoint,
+                upstream,
                 sampling=_sampling(ctx),
-                keeps_others=not is_trained,
+                is_training=isinstance(ctx.client, vf.TrainClientConfig),
+                context_tokens=await self._context_tokens(ctx, upstream, secret),
             ) as door,
             place_for(runtime) as place,
         ):
@@ -98,6 +100,16 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
                 self._warn(door.traffic)
         _check(trace, run, door.traffic)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+    async def _context_tokens(self, ctx: Any, upstream: str, secret: str) -> int | None:
+        """The longest prompt and reply of the model; None when its server does not say."""
+        key = (ctx.client.base_url, ctx.model)
+        if key not in self.contexts:
+            found = await served_context(upstream, secret, ctx.model)
+            if found is None:
+                return None
+            self.contexts[key] = found
+        return self.contexts[key]
 
     def _warn(self, traffic: Traffic) -> None:
         new = set(traffic.dropped) - self.warned
@@ -128,6 +140,11 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
     async def refused_calls(self, trace: vf.Trace) -> float:
         """Requests that could not be played."""
         return float(trace.info.get(INFO_KEY, {}).get("num_refused", 0))
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def unread_calls(self, trace: vf.Trace) -> float:
+        """Calls that the program left before their reply."""
+        return float(trace.info.get(INFO_KEY, {}).get("num_unread", 0))
 
 
 def _sampling(ctx: Any) -> dict[str, Any]:
@@ -168,26 +185,28 @@ def _told(run: Run, traffic: Traffic, seconds: float) -> dict[str, Any]:
         "stderr_bytes": run.errors.num_bytes,
         "seconds": round(seconds, 3),
         "num_calls": traffic.num_answered,
-        "num_refused": len(traffic.refused),
-        "refused": [text[:300] for text in traffic.refused[:_MAX_REFUSALS]],
+        "num_unread": traffic.num_unread,
+        "num_refused": traffic.num_refused,
+        "refused": traffic.refused,
         "dropped": dict(traffic.dropped),
     }
 
 
 def _check(trace: vf.Trace, run: Run, traffic: Traffic) -> None:
     """Raise where the end of the program is no outcome of the policy's."""
+    for status, text in traffic.faults.values():
+        # Also when the program lived with it: what it did instead is not what it does.
+        text = f"the program's model call failed, {status}: {text}"
+        error = ProviderError(text, status_code=status)
+        if trace.stop_condition is None:
+            raise error
+        # verifiers ignores what a harness raises once the rollout is stopped.
+        trace.record_error(error)
+        return
     if trace.stop_condition is None and traffic.is_full:
         # As in a chat: a failed episode would be played again, and be as long.
         trace.stop(CONTEXT_FULL)
-    if trace.stop_condition is not None:
-        return
-    failed = run.exit_code != 0 or trace.num_turns == 0
-    if traffic.engine_fault is not None and failed:
-        status, text = traffic.engine_fault
-        raise ProviderError(
-            f"the program's model call failed, {status}: {text}", status_code=status
-        )
-    if trace.num_turns > 0:
+    if trace.stop_condition is not None or trace.num_turns > 0:
         return
     text = f"the program ended with exit code {run.exit_code} and made no model call"
     if traffic.refused:

@@ -1,16 +1,17 @@
 """Every change of a library's behaviour inside environment workers, each with its reason.
 
-Only what costs time, leaves files behind or ends the process is replaced, never what is recorded:
-the interception, the graph and the tokens stay verifiers' own. A patch is applied to the exact
-version that it was written for; with another one the library works unpatched, slower and with one
-seed for all requests of an episode, and a warning says so. What only saves time, and can be left
-out one by one, is in `patches.shortcuts`.
+Nothing that is recorded is replaced: the interception, the graph and the tokens stay verifiers'
+own. Each patch names the code that it was written for. Where that changed, a patch that only saves
+time is left out, with a warning; one that changes what an episode is keeps everything from
+starting. More of the first kind are in `patches.shortcuts`.
 
 | patch | reason (share of an episode's CPU time) | remove when |
 |---|---|---|
 | `use_engine_client` | openai + httpx around one JSON post: 20 % | verifiers takes a client |
 | `seed_each_request` | one seed for all calls of an episode | verifiers seeds each call |
-| `read_every_tool_call` | a call that a model wrote badly ends its episode | verifiers reads each |
+| `read_every_tool_call` | a call that cannot be read ends its episode | verifiers reads each |
+| `refuse_what_no_template_takes` | a bad request looks like a dead engine | verifiers says 400 |
+| `cancel_left_calls` | a reply that nobody waits for trains | verifiers cancels it |
 | `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
 | `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
@@ -26,17 +27,21 @@ out one by one, is in `patches.shortcuts`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
-import importlib.metadata
+import hashlib
 import json
+import secrets
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -47,12 +52,13 @@ from renderers.base import ParsedToolCall
 from verifiers.v1 import env, errors, harness, rollout, task
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
+from verifiers.v1.interception import server
 from verifiers.v1.mcp import launch
 from verifiers.v1.runtimes import subprocess as runtime
 from verifiers.v1.serve import delta, pool
 from verifiers.v1.utils import decorators
 
-from gradus.environments.engine_client import EngineClient, RequestSeeds
+from gradus.environments.engine_client import EngineClient, RequestSeeds, request_seed
 from gradus.environments.harness.tool_servers import (
     SharedToolServers,
     ToolServerLimits,
@@ -61,67 +67,158 @@ from gradus.environments.harness.tool_servers import (
     serve_within,
     start_in_time,
 )
-from gradus.environments.patches.known import install_known
+from gradus.environments.patches.known import Patch, install_known, refuse_changed
 from gradus.environments.patches.shortcuts import SHORTCUTS
 from gradus.environments.patches.task_headers import send_task_headers
 from gradus.log import get_logger
 from gradus.processes.child import dying_with_parent
 
-VERIFIERS_VERSION = "0.4.0"
 INLINE_SECONDS = 0.002
 """A renderer whose last renders took less CPU time than this renders on the event loop."""
+INLINE_CHARACTERS = 32_768
+"""Longer messages are rendered on a thread, whatever the renders before took."""
 GATHER_SECONDS = 2.0
 """How long a change of a trace waits for others before it is streamed; the orchestrator reads no
 trace before its end."""
 _FORGET = 0.8
+_TRAIN = "verifiers.v1.clients.train:"
+_SERVER = "verifiers.v1.interception.server:"
+_LAUNCH = "verifiers.v1.mcp.launch:"
+_RUNTIME = "verifiers.v1.runtimes.subprocess:SubprocessRuntime."
+_POOL = "verifiers.v1.serve.pool:EnvServerPool."
 
 T = TypeVar("T")
 log = get_logger(__name__)
 
 
-def apply(tool_servers: ToolServerLimits, headers_from: str | None = None) -> None:
-    """Patch this process, once; does nothing for other versions than the known ones.
+def worker_patches(
+    tool_servers: ToolServerLimits | None = None, headers_from: str | None = None
+) -> tuple[Patch, ...]:
+    """What is changed in a worker.
 
     `headers_from` is the field of a task's data with headers for its model requests.
     """
-    remember_signatures()
-    if not is_known_version():
-        log.warning(
-            "verifiers %s is not %s: its workers run unpatched, slower, and all requests of an "
-            "episode share a seed",
-            importlib.metadata.version("verifiers"),
-            VERIFIERS_VERSION,
-        )
-        return
+    own_headers = Patch(
+        partial(send_task_headers, headers_from or ""),
+        {f"{_SERVER}InterceptionServer.register": "840e7346a77a962c"},
+        "`headers_from` would send nothing",
+    )
+    return (
+        *_request_patches(),
+        *_process_patches(tool_servers or ToolServerLimits()),
+        *((own_headers,) if headers_from is not None else ()),
+    )
+
+
+def _request_patches() -> tuple[Patch, ...]:
     seeds = RequestSeeds()
-    use_engine_client(seeds)
-    seed_each_request(seeds)
-    read_every_tool_call()
-    render_inline()
-    gather_changes()
-    survive_exits()
-    bound_tool_servers(tool_servers)
-    end_servers_with_worker()
-    if headers_from is not None:
-        send_task_headers(headers_from)
-    move_episode_folders(Path(tempfile.gettempdir()))
-    install_known(SHORTCUTS)
+    one_seed = "all requests of an episode would share one seed"
+    rendering = {
+        f"{_TRAIN}RendererSlot.run": "3b2314a359c6557b",
+        f"{_TRAIN}TrainClient.get_response": "119c604871f8d038",
+    }
+    return (
+        Patch(
+            partial(use_engine_client, seeds),
+            {
+                f"{_TRAIN}TrainClient.__init__": "b3352761cd3ccc44",
+                "renderers.client:generate": "2c392ec9177c6ce3",
+            },
+            one_seed,
+        ),
+        Patch(
+            partial(seed_each_request, seeds),
+            {"verifiers.v1.clients.eval:EvalClient._request": "28f6fb95c68cecd1"},
+            one_seed,
+        ),
+        Patch(
+            read_every_tool_call,
+            {f"{_TRAIN}response_from_generate": "df414e71baa3668e"},
+            "a tool call that the model wrote badly would fail its episode, and ids would repeat",
+        ),
+        Patch(render_inline, rendering),
+        Patch(
+            refuse_what_no_template_takes,
+            rendering,
+            "a request that cannot be rendered would fail its episode",
+        ),
+        Patch(
+            cancel_left_calls,
+            {f"{_SERVER}InterceptionServer.start": "84841ab6eab75547"},
+            "replies that their program did not wait for would train",
+        ),
+        Patch(
+            gather_changes,
+            {"verifiers.v1.serve.delta:DeltaStreamer._changed": "41a6e1f4410d91e9"},
+        ),
+    )
 
 
-def is_known_version() -> bool:
-    """Whether the patches fit the installed verifiers."""
-    return importlib.metadata.version("verifiers") == VERIFIERS_VERSION
+def _process_patches(limits: ToolServerLimits) -> tuple[Patch, ...]:
+    return (
+        Patch(
+            survive_exits,
+            {
+                "verifiers.v1.errors:boundary": "3d5226f12c171e1a",
+                "verifiers.v1.utils.decorators:invoke_all": "6208bae46cf05355",
+            },
+            "exit() in a reward would end the worker with all its episodes",
+        ),
+        Patch(
+            partial(bound_tool_servers, limits),
+            {
+                f"{_LAUNCH}serve_in_runtime": "5e9c3aaf09a133ab",
+                f"{_LAUNCH}_read_back_port": "d94c2209ccc3a962",
+                f"{_LAUNCH}serve_shared": "38ffe7c715d0258d",
+                f"{_LAUNCH}serve_tools": "912c1b3179949be9",
+            },
+            "tool servers would be neither bounded nor replaced",
+        ),
+        Patch(
+            end_servers_with_worker,
+            {f"{_RUNTIME}run_background": "5226d2792ce8474e"},
+            "tool servers would outlive a killed worker",
+        ),
+        Patch(
+            partial(move_episode_folders, Path(tempfile.gettempdir())),
+            {f"{_RUNTIME}start": "24e33bbb9fbcecd9"},
+            "a killed worker would leave folders in your home",
+        ),
+    )
+
+
+def apply(tool_servers: ToolServerLimits, headers_from: str | None = None) -> None:
+    """Patch this process, once; ConfigError where a library changed what an episode depends on."""
+    remember_signatures()
+    install_known((*worker_patches(tool_servers, headers_from), *SHORTCUTS))
+
+
+def check_libraries(headers_from: str | None = None) -> None:
+    """Raise ConfigError where a library changed what an episode depends on."""
+    refuse_changed((*worker_patches(headers_from=headers_from), POOL_PATCH))
 
 
 def watch_workers(build_pool: Callable[..., Any]) -> None:
     """Build pools with `build_pool`, which asks the workers whether they live."""
-    if is_known_version():
-        pool.EnvServerPool = build_pool
+    pool.EnvServerPool = build_pool
+
+
+POOL_PATCH = Patch(
+    watch_workers,  # type: ignore[arg-type]
+    {
+        f"{_POOL}__init__": "99d66ec4bd7ef5b1",
+        f"{_POOL}_spawn_worker": "171a0d6e8a9a2ac3",
+        f"{_POOL}_maybe_scale_up": "0c470bf7e8dc53e6",
+        f"{_POOL}run": "1ca5e5bbb425e37a",
+    },
+    "a blocked worker would go on getting episodes",
+)
+"""Only looked at; `pool_process` installs it."""
 
 
 def use_engine_client(seeds: RequestSeeds) -> None:
     """Ask the engine with one post instead of the openai client."""
-    train.build_async_openai = functools.partial(EngineClient, seeds=seeds)
+    train.build_async_openai = partial(EngineClient, seeds=seeds)
 
 
 def seed_each_request(seeds: RequestSeeds) -> None:
@@ -144,6 +241,9 @@ def read_every_tool_call() -> None:
 
     A name that is no text, half of a surrogate pair and deep nesting raise otherwise: the episode
     would fail, and a model could so escape a low reward. The tokens stay as they were sampled.
+
+    Each call gets its own id, from the seed of its request. verifiers counts the calls of a reply,
+    so that ids repeat from turn to turn, which some programs refuse.
     """
     read = train.response_from_generate
     if hasattr(read, "__wrapped__"):
@@ -152,10 +252,24 @@ def read_every_tool_call() -> None:
     @functools.wraps(read)
     def read_mended(result: dict[str, Any], *rest: Any, **more: Any) -> Any:
         calls = [_mended(call) for call in result.get("tool_calls") or []]
+        for place, call in enumerate(calls):
+            call.id = call.id or call_id(request_seed(), result.get("completion_ids"), place)
         return read({**result, "tool_calls": calls}, *rest, **more)
 
     train.response_from_generate = read_mended
     parsing.json = SimpleNamespace(**{**vars(json), "loads": _loads})
+
+
+def call_id(seed: int | None, completion_ids: Sequence[int] | None, place: int) -> str:
+    """The id of a tool call: nine letters and digits, as some templates demand.
+
+    >>> call_id(7, [1, 2], 0)
+    'vptxdopzs'
+    """
+    if seed is None:  # then nothing repeats anyway
+        seed = secrets.randbits(64)
+    content = json.dumps([seed, list(completion_ids or ()), place]).encode()
+    return base64.b32encode(hashlib.sha256(content).digest())[:9].decode().lower()
 
 
 def _loads(text: str) -> Any:
@@ -177,17 +291,68 @@ def _mended(call: ParsedToolCall) -> ParsedToolCall:
     return replace(call, name=name, arguments=as_text(call.arguments or {}))
 
 
+def refuse_what_no_template_takes() -> None:
+    """Answer 400 to messages that cannot be rendered, as to any other request that is wrong.
+
+    verifiers answers 502, which says that the engine failed: libraries try again, and the episode
+    is played again, which a policy could use to escape a low reward.
+    """
+    get_response, run = train.TrainClient.get_response, train.RendererSlot.run
+    if hasattr(run, "refuses"):
+        return
+
+    @functools.wraps(get_response)
+    async def get_supported(*args: Any, **more: Any) -> Any:
+        try:
+            return await get_response(*args, **more)
+        except NotImplementedError as error:
+            raise errors.ProviderError(str(error), status_code=400) from error
+
+    @functools.wraps(run)
+    async def run_or_refuse(slot: Any, render: Callable[[], T]) -> T:
+        try:
+            result: T = await run(slot, render)
+        except Exception as error:
+            text = f"the conversation cannot be rendered: {type(error).__name__}: {error}"
+            raise errors.ProviderError(text, status_code=400) from error
+        return result
+
+    run_or_refuse.refuses = True  # type: ignore[attr-defined]
+    train.TrainClient.get_response = get_supported
+    train.RendererSlot.run = run_or_refuse
+
+
+def cancel_left_calls() -> None:
+    """Cancel a model call whose client has left: it is recorded, ends in the engine and trains not.
+
+    verifiers lets it end for a retry of the same bytes; any other retry would train beside it.
+    """
+    if isinstance(server.web, ModuleType):
+        runner = partial(server.web.AppRunner, handler_cancellation=True)
+        server.web = SimpleNamespace(**{**vars(server.web), "AppRunner": runner})
+
+
 def render_inline() -> None:
     """Render short prompts on the event loop, long ones on a thread as before."""
     run_on_thread = train.RendererSlot.run
     if hasattr(run_on_thread, "__wrapped__"):
         return
     costs = _RenderCosts()
+    is_long: ContextVar[bool] = ContextVar("is_long", default=False)
+    get_response = train.TrainClient.get_response
+
+    @functools.wraps(get_response)
+    async def get_measured(client: Any, dialect: Any, body: Any, *rest: Any, **more: Any) -> Any:
+        contents = (message.get("content") for message in body["messages"])
+        is_long.set(sum(len(str(content)) for content in contents) > INLINE_CHARACTERS)
+        return await get_response(client, dialect, body, *rest, **more)
+
+    train.TrainClient.get_response = get_measured
 
     @functools.wraps(run_on_thread)
     async def run_in_slot(slot: Any, render: Callable[[], T]) -> T:
-        measured = functools.partial(costs.measure, slot, render)
-        if not costs.is_quick(slot) or not slot.lock.acquire(blocking=False):
+        measured = partial(costs.measure, slot, render)
+        if is_long.get() or not costs.is_quick(slot) or not slot.lock.acquire(blocking=False):
             result: T = await run_on_thread(slot, measured)
             return result
         try:
@@ -200,7 +365,8 @@ def render_inline() -> None:
 
 def gather_changes() -> None:
     """Send the changes of a trace that fall within two seconds as one message."""
-    delta.DeltaStreamer._changed = _gather
+    if not hasattr(delta.DeltaStreamer._changed, "__wrapped__"):
+        delta.DeltaStreamer._changed = functools.wraps(delta.DeltaStreamer._changed)(_gather)
 
 
 def survive_exits() -> None:
@@ -219,7 +385,8 @@ def bound_tool_servers(limits: ToolServerLimits) -> None:
         return
     started = start_in_time(launch.serve_in_runtime, limits)
     launch.serve_in_runtime = functools.wraps(launch.serve_in_runtime)(started)
-    launch._read_back_port = functools.partial(read_port, limits=limits)
+    bounded = partial(read_port, limits=limits)
+    launch._read_back_port = functools.update_wrapper(bounded, launch._read_back_port)
     shared = SharedToolServers(env.serve_shared)
     env.serve_shared = shared.serve
     rollout.serve_tools = serve_within(rollout.serve_tools, ToolServerSlots(limits), shared)

@@ -14,6 +14,7 @@ import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -31,6 +32,14 @@ from gradus.wire.token_stream import TokenAnswer
 
 REMEMBERED_PROMPTS = 65_536
 """Prompts whose repetitions are counted; the oldest is forgotten first."""
+
+
+_seed: ContextVar[int | None] = ContextVar("request_seed", default=None)
+
+
+def request_seed() -> int | None:
+    """The seed of the last request that this task sent; None where the engine chose."""
+    return _seed.get()
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class EngineClient:
         """The answer to a JSON body; raises openai's errors."""
         own_headers = (options or {}).get("headers", {})
         body = self._seeds.renewed(body)
+        _seed.set((body.get("sampling_params") or {}).get("seed"))
         if url.endswith(GENERATE_PATH) and own_headers.keys() <= {SESSION_HEADER}:
             answer = await self._ask_stream(url, body, own_headers.get(SESSION_HEADER))
             if answer is not None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
+from gradus.environments.compat import check_libraries
 from gradus.environments.containers import (
     RUN_VARIABLE,
     close_without_containers,
@@ -181,6 +182,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
     try:
         # Blocks on purpose: some environments can only be imported in the main thread, and nothing
         # is served yet.
+        check_libraries(config.headers_from)
         settings = complete_roles(config.name, config.verifiers)
         engines = engines_of(settings)
         await remove_left_over(engines)

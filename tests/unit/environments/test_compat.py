@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import json
+import re
 import stat
 import sys
 import tempfile
@@ -22,16 +22,18 @@ from verifiers.v1 import env, harness, rollout, task
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.clients.base import build_async_openai
-from verifiers.v1.errors import EnvError
+from verifiers.v1.errors import EnvError, ProviderError
+from verifiers.v1.interception import server
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.mcp import launch
 from verifiers.v1.runtimes import provision_runtime, subprocess
 from verifiers.v1.serve import pool
 from verifiers.v1.serve.delta import DeltaStreamer
 
-from gradus.environments import compat
+from gradus.environments import compat, engine_client
 from gradus.environments.engine_client import EngineClient
 from gradus.environments.harness.tool_servers import ToolServerLimits
+from gradus.errors import ConfigError
 
 RUN_ON_THREAD = train.RendererSlot.run
 CHANGED = DeltaStreamer._changed
@@ -46,6 +48,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeltaStreamer, "_changed", CHANGED)
     monkeypatch.setattr(eval_client.EvalClient, "_request", SEND)
     monkeypatch.setattr(train, "response_from_generate", READ)
+    monkeypatch.setattr(train.TrainClient, "get_response", train.TrainClient.get_response)
+    monkeypatch.setattr(server, "web", server.web)
     monkeypatch.setattr(parsing, "json", json)
     monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
     monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
@@ -74,18 +78,36 @@ def test_the_known_version_is_patched() -> None:
     assert DeltaStreamer._changed is not CHANGED
 
 
-def test_another_version_runs_unpatched_and_says_so(
+def test_every_patch_fits_the_installed_libraries() -> None:
+    patches = (*compat.worker_patches(headers_from="routing"), compat.POOL_PATCH)
+    assert {patch.name: patch.changed() for patch in patches if patch.changed()} == {}
+
+
+async def changed(*_: object) -> None:
+    """A newer version."""
+
+
+def test_another_library_keeps_everything_from_starting_and_says_what_would_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(eval_client.EvalClient, "_request", changed)
+    text = r"EvalClient._request changed, so that all requests .* share one seed. Install gradus"
+    with pytest.raises(ConfigError, match=text):
+        compat.check_libraries()
+    with pytest.raises(ConfigError, match=text):
+        compat.apply(ToolServerLimits())
+    assert train.build_async_openai is build_async_openai
+
+
+def test_a_patch_that_only_saves_time_is_left_out_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.5.0")
+    monkeypatch.setattr(DeltaStreamer, "_changed", changed)
+    compat.check_libraries()
     compat.apply(ToolServerLimits())
-    assert train.build_async_openai is build_async_openai
-    assert train.RendererSlot.run is RUN_ON_THREAD
-    assert "verifiers 0.5.0 is not 0.4.0" in caplog.text
-
-
-def test_the_version_that_the_patches_know_is_the_installed_one() -> None:
-    assert importlib.metadata.version("verifiers") == compat.VERIFIERS_VERSION
+    assert DeltaStreamer._changed is changed
+    assert train.build_async_openai.func is EngineClient
+    assert "gather_changes is not used, episodes cost more" in caplog.text
 
 
 async def test_an_exit_in_a_reward_is_an_error_and_does_not_end_the_loop() -> None:
@@ -142,6 +164,22 @@ async def test_a_render_that_was_slow_sends_the_next_ones_to_threads() -> None:
     seen = [await slot.run(threading.get_ident) for _ in range(40)]
     assert seen[0] != main
     assert seen[-1] == main
+
+
+@pytest.mark.parametrize(("length", "is_inline"), [(100, True), (100_000, False)])
+async def test_a_long_prompt_is_rendered_on_a_thread_however_quick_the_last_was(
+    monkeypatch: pytest.MonkeyPatch, length: int, is_inline: bool
+) -> None:
+    async def get_response(client: Any, dialect: Any, body: Any) -> int:
+        return await client.run(threading.get_ident)
+
+    monkeypatch.setattr(train.TrainClient, "get_response", get_response)
+    compat.render_inline()
+    slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
+    await slot.run(lambda: None)
+    body = {"messages": [{"content": "x" * length}]}
+    thread = await train.TrainClient.get_response(slot, None, body)  # type: ignore[arg-type]
+    assert (thread == threading.get_ident()) == is_inline
 
 
 async def test_a_render_never_waits_for_a_busy_renderer_on_the_event_loop() -> None:
@@ -269,6 +307,42 @@ def test_a_tool_call_of_any_json_can_be_read(
     calls = train.response_from_generate(result, "policy").message.tool_calls
     assert calls is not None
     assert [(call.name, call.arguments) for call in calls] == [read]
+
+
+def test_the_ids_of_tool_calls_differ_by_request_and_place_and_repeat_with_its_seed() -> None:
+    compat.read_every_tool_call()
+
+    def ids(seed: int | None, *tokens: int) -> list[str]:
+        calls = [ParsedToolCall("", name="look"), ParsedToolCall("", name="look")]
+        engine_client._seed.set(seed)
+        result = {"tool_calls": calls, "completion_ids": list(tokens)}
+        return [c.id for c in train.response_from_generate(result, "policy").message.tool_calls]
+
+    seen = [*ids(1), *ids(2), *ids(1, 9), *ids(None), *ids(None)]
+    assert len(set(seen)) == len(seen)
+    assert all(re.fullmatch("[a-z0-9]{9}", one) for one in seen)
+    assert ids(1) == ids(1)
+
+
+def test_the_id_that_a_model_wrote_stays() -> None:
+    compat.read_every_tool_call()
+    result = {"tool_calls": [ParsedToolCall("", name="look", id="functions.look:0")]}
+    (call,) = train.response_from_generate(result, "policy").message.tool_calls
+    assert call.id == "functions.look:0"
+
+
+async def test_messages_that_no_template_takes_are_the_request_s_fault() -> None:
+    compat.render_inline()
+    compat.refuse_what_no_template_takes()
+    compat.refuse_what_no_template_takes()
+    slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
+
+    def fail() -> None:
+        raise KeyError("content")
+
+    with pytest.raises(ProviderError, match="cannot be rendered: KeyError: 'content'") as raised:
+        await slot.run(fail)
+    assert raised.value.status_code == 400
 
 
 def test_json_that_is_nested_too_deep_is_no_json() -> None:

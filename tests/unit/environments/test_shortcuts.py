@@ -19,7 +19,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from verifiers.v1.utils import decorators, loaders, memory
 
 from gradus.environments.patches import shortcuts
-from gradus.environments.patches.known import Shortcut, install_known, source_digest
+from gradus.environments.patches.known import Patch, install_known, source_digest
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,8 @@ def test_a_shortcut_whose_code_changed_is_left_out_with_a_warning(
     name = f"{__name__}:broken_promise"
     left_out = install_known(
         (
-            Shortcut(lambda: installed.append("changed"), {name: "0" * 16}),
-            Shortcut(lambda: installed.append("same"), {name: source_digest(name)}),
+            Patch(lambda: installed.append("changed"), {name: "0" * 16}),
+            Patch(lambda: installed.append("same"), {name: source_digest(name)}),
         )
     )
     assert installed == ["same"]
@@ -65,7 +65,7 @@ def test_a_shortcut_whose_code_changed_is_left_out_with_a_warning(
 
 @pytest.mark.parametrize("name", ["verifiers.v1.nothing:a", "verifiers.v1.env:Env.nothing"])
 def test_code_that_is_gone_counts_as_changed(name: str) -> None:
-    assert Shortcut(lambda: None, {name: "0" * 16}).changed() == [name]
+    assert Patch(lambda: None, {name: "0" * 16}).changed() == [name]
 
 
 def test_a_server_that_starts_in_another_way_is_asked_over_http(

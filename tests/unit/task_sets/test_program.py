@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -12,8 +13,12 @@ import pytest
 import verifiers.v1 as vf
 from policy_talks import TOKEN, path_of, policy_seat
 from transformers import PreTrainedTokenizerFast
+from verifiers.v1.clients import train
+from verifiers.v1.interception import server
 from verifiers.v1.utils.loaders import harness_class, taskset_class
 
+from gradus.environments import compat
+from gradus.environments.engine_client import EngineClient
 from gradus.errors import ConfigError
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply, Status
@@ -98,6 +103,7 @@ async def play(
     engine: ScriptedEngine,
     *,
     seconds: float | None = None,
+    max_turns: int | None = None,
     **harness: Any,
 ) -> vf.Trace:
     seat = policy_seat(
@@ -106,6 +112,7 @@ async def play(
         {"id": "gradus-program", **harness},
         sampling={"max_tokens": 100},
         timeout={"rollout": seconds},
+        max_turns=max_turns,
     )
     agent = vf.make_agent(seat)
     async with agent:
@@ -170,6 +177,7 @@ async def test_the_reward_hears_files_and_exit_code_and_the_info_keeps_the_tails
         "program_failed": 1.0,
         "dropped_parameters": 1.0,
         "refused_calls": 0.0,
+        "unread_calls": 0.0,
     }
 
 
@@ -239,6 +247,59 @@ async def test_a_program_that_lives_with_an_engine_s_failure_is_rated(
         task = task_of(rewards, "sh", "-c", f"until {ASK} --fail; do :; done")
         trace = await play(task, model, engine)
     assert (trace.errors, trace.reward) == ([], 1.0)
+
+
+@pytest.mark.parametrize("max_turns", [None, 1])
+async def test_an_engine_s_fault_that_a_program_hides_fails_the_episode(
+    model: Path, rewards: Path, says: Callable[[list[int]], Reply], max_turns: int | None
+) -> None:
+    async with ScriptedEngine(reply=says, data_token=TOKEN) as engine:
+        engine.inject(Status(500))
+        other = ASK.replace('"hi"', '"another"')
+        task = task_of(rewards, "sh", "-c", f"{ASK}; {other}; {other}; echo hello")
+        trace = await play(task, model, engine, max_turns=max_turns)
+    assert [error.type for error in trace.errors] == ["ProviderError"]
+    assert trace.num_turns >= 1
+    assert trace.info["program"]["exit_code"] == 0
+
+
+async def test_a_call_that_a_program_leaves_ends_in_the_engine_and_trains_nothing(
+    model: Path,
+    rewards: Path,
+    says: Callable[[list[int]], Reply],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(train, "build_async_openai", EngineClient)
+    monkeypatch.setattr(server, "web", server.web)
+    compat.cancel_left_calls()
+    wait = "until [ -e {} ]; do sleep 0.05; done"
+    left = f"{ASK} & {wait.format('left')}; kill $!; {wait.format('again')}; {ASK}"
+    async with ScriptedEngine(reply=says, data_token=TOKEN) as engine:
+        engine.hold()
+        playing = asyncio.create_task(play(task_of(rewards, "sh", "-c", left), model, engine))
+        await engine.wait_until(lambda it: it.running == 1, timeout_seconds=60)
+        (folder,) = (rewards.parent / "verifiers" / "runtimes" / "subprocess").iterdir()
+        (folder / "left").touch()
+        await engine.wait_until(lambda it: it.running == 0)
+        engine.release()
+        (folder / "again").touch()
+        trace = await playing
+    assert (trace.errors, trace.num_turns, trace.reward) == ([], 1, 1.0)
+    assert [call.error is None for call in trace.calls] == [False, True]
+    assert trace.metrics["unread_calls"] == 1.0
+    assert_tokens_are_those_of(engine.calls, trace)
+
+
+async def test_a_request_beyond_the_context_is_rated_and_not_played_again(
+    model: Path, rewards: Path, says: Callable[[list[int]], Reply]
+) -> None:
+    huge = 'yes | head -c 9000000 | curl -s -d @- -H "Authorization: Bearer $OPENAI_API_KEY" '
+    refused = f"{huge} $OPENAI_BASE_URL/chat/completions"
+    async with ScriptedEngine(reply=says, data_token=TOKEN, max_length_tokens=4096) as engine:
+        task = task_of(rewards, "sh", "-c", f"{ASK}; {refused} >&2; exit 1")
+        trace = await play(task, model, engine)
+    assert (trace.errors, trace.num_turns, trace.reward) == ([], 1, 1.0)
+    assert "maximum context length of 4096 tokens" in trace.info["program"]["stderr"]
 
 
 async def test_a_program_whose_first_prompt_is_too_long_is_rated_and_not_played_again(

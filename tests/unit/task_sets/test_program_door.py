@@ -16,7 +16,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus_program.door import Door, Refused, _check
+from gradus_program.door import Door, Refused, _check, served_context
 
 HELLO = [{"role": "user", "content": "hello"}]
 REPLY = {"choices": [{"message": {"role": "assistant", "content": "hi"}}]}
@@ -44,17 +44,22 @@ class Upstream:
 
 @asynccontextmanager
 async def door(
-    *answers: tuple[int, Any], keeps_others: bool = False, **sampling: Any
+    *answers: tuple[int, Any],
+    is_training: bool = True,
+    context_tokens: int | None = None,
+    **sampling: Any,
 ) -> AsyncIterator[tuple[Door, Upstream]]:
     upstream = Upstream(list(answers))
-    app = web.Application()
+    app = web.Application(client_max_size=10**7)
     app.router.add_route("*", "/{path:.*}", upstream.serve)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     try:
-        async with Door.open(url, sampling=sampling, keeps_others=keeps_others) as opened:
+        async with Door.open(
+            url, sampling=sampling, is_training=is_training, context_tokens=context_tokens
+        ) as opened:
             yield opened, upstream
     finally:
         await runner.cleanup()
@@ -168,32 +173,154 @@ async def test_sampling_that_is_not_used_is_counted_by_name() -> None:
 
 
 async def test_where_nothing_trains_only_what_the_source_sets_is_dropped() -> None:
-    async with door(keeps_others=True, temperature=1.0) as (opened, _):
+    async with door(is_training=False, temperature=1.0) as (opened, _):
         await post(opened, {"messages": HELLO, "temperature": 0.2, "stop": ["\n"]})
     assert opened.traffic.dropped == {"temperature": 1}
 
 
-async def test_a_fault_of_the_engine_is_remembered_until_a_call_succeeds() -> None:
+OTHER = [{"role": "user", "content": "something else"}]
+
+
+async def test_a_fault_is_forgotten_when_the_same_conversation_succeeds_and_not_by_another() -> (
+    None
+):
     async with door((503, {"error": {"message": "away"}})) as (opened, _):
         await post(opened, {"messages": HELLO})
-        assert opened.traffic.engine_fault == (503, "away")
+        await post(opened, {"messages": OTHER})
+        assert list(opened.traffic.faults.values()) == [(503, "away")]
+        await post(opened, {"messages": HELLO, "stream": False, "seed": 3})
+    assert opened.traffic.faults == {}
+    assert opened.traffic.num_answered == 2
+
+
+async def test_a_stream_that_ends_in_an_error_event_is_a_fault() -> None:
+    events = b": keepalive\n", b'data: {"error": {"message": "the engine died"}}\n\n'
+    is_read = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        await stream.write(events[0])
+        await is_read.wait()
+        await stream.write(events[1])
+        return stream
+
+    async with door() as (opened, upstream), asyncio.timeout(10):
+        upstream.answer = answer  # type: ignore[method-assign]
+        asked = asyncio.create_task(post(opened, {"messages": HELLO, "stream": True}))
+        await asyncio.wait([asked], timeout=0.05)
+        is_read.set()
+        await asked
+    assert list(opened.traffic.faults.values()) == [(502, "the engine died")]
+
+
+async def test_a_call_that_its_program_leaves_is_cancelled_and_is_no_fault() -> None:
+    has_begun, is_cancelled = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        raise AssertionError
+
+    async with door() as (opened, upstream), asyncio.timeout(10):
+        upstream.answer = answer  # type: ignore[method-assign]
+        asked = asyncio.create_task(post(opened, {"messages": HELLO}))
+        await has_begun.wait()
+        asked.cancel()
+        await is_cancelled.wait()
+        assert (opened.traffic.num_unread, opened.traffic.num_answered) == (1, 0)
+        assert opened.traffic.faults == {}
+
+
+LONG = {"messages": [{"role": "user", "content": "x" * 100_000}]}
+
+
+async def test_a_request_beyond_the_context_is_refused_before_it_is_parsed() -> None:
+    async with door(context_tokens=1024) as (opened, upstream):
+        status, raw = await post(opened, LONG)
+        assert opened.traffic.is_full
         await post(opened, {"messages": HELLO})
-    assert opened.traffic.engine_fault is None
-    assert opened.traffic.num_answered == 1
+        assert not opened.traffic.is_full
+    assert (status, len(upstream.bodies)) == (400, 1)
+    assert "maximum context length of 1024 tokens" in json.loads(raw)["error"]["message"]
+
+
+@pytest.mark.parametrize("context_tokens", [8192, None])
+async def test_the_same_request_passes_with_a_context_that_may_hold_it(
+    context_tokens: int | None,
+) -> None:
+    async with door(context_tokens=context_tokens) as (opened, upstream):
+        assert (await post(opened, LONG))[0] == 200
+    assert upstream.bodies == [LONG]
+
+
+MANY: list[Any] = [{"type": "text", "text": "x"}] * 5000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": HELLO * 5000},
+        {"messages": [{"role": "user", "content": MANY}]},
+        {"messages": [{"role": "assistant", "tool_calls": MANY}]},
+        {"messages": [{"role": "assistant", "reasoning_details": MANY}]},
+        {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}] * 600},
+    ],
+)
+async def test_what_is_too_many_for_the_loop_is_refused_by_number(body: Any) -> None:
+    async with door() as (opened, upstream):
+        status, raw = await post(opened, body)
+    assert (status, upstream.bodies) == (400, [])
+    assert "at once" in json.loads(raw)["error"]["message"]
+
+
+async def test_of_many_refusals_a_few_are_kept_and_all_are_counted() -> None:
+    async with door() as (opened, _):
+        for number in range(20):
+            await post(opened, {}, f"/{number}")
+    assert opened.traffic.num_refused == 20
+    assert [text.split()[4] for text in opened.traffic.refused] == [
+        *("/v1/0.", "/v1/1.", "/v1/2.", "/v1/3.", "/v1/19.")
+    ]
+
+
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+
+
+async def test_an_image_passes_only_where_nothing_trains() -> None:
+    async with door() as (opened, upstream):
+        status, raw = await post(opened, {"messages": IMAGE})
+        assert (status, upstream.bodies) == (400, [])
+        assert "reads text" in json.loads(raw)["error"]["message"]
+    async with door(is_training=False) as (opened, _):
+        assert (await post(opened, {"messages": IMAGE}))[0] == 200
 
 
 async def test_a_refusal_of_the_rollout_is_no_fault_of_the_engine() -> None:
     async with door((400, {"error": {"message": "rollout stopped: max_turns"}})) as (opened, _):
         await post(opened, {"messages": HELLO})
-    assert opened.traffic.engine_fault is None
+    assert opened.traffic.faults == {}
     assert opened.traffic.refused == ["rollout stopped: max_turns"]
 
 
 async def test_an_interception_server_that_is_gone_is_a_fault_of_the_engine() -> None:
-    async with Door.open("http://127.0.0.1:1/v1", sampling={}, keeps_others=False) as opened:
+    async with Door.open("http://127.0.0.1:1/v1", sampling={}, is_training=True) as opened:
         status, _ = await post(opened, {"messages": HELLO})
     assert status == 502
-    assert opened.traffic.engine_fault is not None
+    assert len(opened.traffic.faults) == 1
+
+
+async def test_the_context_is_what_the_list_of_models_says() -> None:
+    cards = {"data": [{"id": "policy", "max_model_len": 512}, {"id": "other"}]}
+    async with door((200, cards), (200, cards), (502, {"error": "away"})) as (opened, _):
+        found = [
+            await served_context(opened.upstream, "key", name)
+            for name in ("policy", "other", "policy")
+        ]
+    assert found == [512, None, None]
 
 
 async def test_four_calls_at_once_are_four_calls() -> None:

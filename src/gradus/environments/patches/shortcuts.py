@@ -41,7 +41,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 from verifiers.v1.utils import decorators, loaders, memory
 
 from gradus.environments.patches import in_process
-from gradus.environments.patches.known import Shortcut
+from gradus.environments.patches.known import Patch
 
 TRIM_SECONDS = 10.0
 """Between two walks over the heap that give freed memory back to the system."""
@@ -276,7 +276,7 @@ def _replace_everywhere(package: str, old: object, new: object) -> None:
 
 
 SHORTCUTS = (
-    Shortcut(
+    Patch(
         serve_in_process,
         {
             f"{_SERVER}InterceptionServer.start": "84841ab6eab75547",
@@ -288,23 +288,23 @@ SHORTCUTS = (
             "verifiers.v1.session:RolloutSession.release": "3862349962838e91",
         },
     ),
-    Shortcut(trim_memory_by_time, {f"{_MEMORY}trim_memory_periodically": "7f9cf65a70a4dea2"}),
-    Shortcut(
+    Patch(trim_memory_by_time, {f"{_MEMORY}trim_memory_periodically": "7f9cf65a70a4dea2"}),
+    Patch(
         remove_empty_folders_inline,
         {"verifiers.v1.runtimes.subprocess:SubprocessRuntime.teardown": "003d59113f940d4e"},
     ),
-    Shortcut(
+    Patch(
         kill_containers, {"verifiers.v1.runtimes.docker:DockerRuntime.cleanup": "7ecc175a583d87d6"}
     ),
-    Shortcut(remember_hooks, {f"{_HOOKED}discover_decorated": "c0853e5025dec460"}),
-    Shortcut(remember_hook_signatures, {f"{_HOOKED}invoke": "671215d82dfa27b1"}),
-    Shortcut(
+    Patch(remember_hooks, {f"{_HOOKED}discover_decorated": "c0853e5025dec460"}),
+    Patch(remember_hook_signatures, {f"{_HOOKED}invoke": "671215d82dfa27b1"}),
+    Patch(
         remember_short_texts,
         {
             "renderers.base:load_tokenizer": "3dfc43fe9c0d5301",
             "renderers.base:_get_offset_tokenizer": "48d5d56591343bc0",
         },
     ),
-    Shortcut(remember_plugins, {"verifiers.v1.utils.loaders:_import_plugin": "cecd073e13ed4cf2"}),
-    Shortcut(remember_annotations, {"pydantic_config.cli:_is_dict_annotation": "064beb6eb4b7cab6"}),
+    Patch(remember_plugins, {"verifiers.v1.utils.loaders:_import_plugin": "cecd073e13ed4cf2"}),
+    Patch(remember_annotations, {"pydantic_config.cli:_is_dict_annotation": "064beb6eb4b7cab6"}),
 )
