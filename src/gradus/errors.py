@@ -14,6 +14,7 @@ GradusError            70   something in gradus failed
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── SandboxError       70   the box for a program that a model wrote could not be made
 ├── EmptyBatchError    70   no trainable batch could be made
+│   └── SolvedError    70   because every episode earns the most; the run ends with 0
 ├── CreditError        70   an algorithm wrote credit that cannot be trained
 ├── ReplayError        70   a replay came to something else than the run that it repeats
 └── CorruptStateError  78   a file does not hold what its digest or format promises
@@ -102,6 +103,10 @@ class SandboxError(GradusError):
 
 class EmptyBatchError(GradusError):
     """No trainable batch could be made."""
+
+
+class SolvedError(EmptyBatchError):
+    """Nothing is left to learn: every episode earns the most that a task gives. A good end."""
 
 
 class CreditError(GradusError):

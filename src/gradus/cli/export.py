@@ -1,4 +1,4 @@
-"""`gradus export`: a checkpoint as a Hugging Face model directory, and on the hub."""
+"""`gradus export`: what a run trained as a Hugging Face model directory, and on the hub."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ PUSH, PRIVATE = "--push", "--private"
 USAGE = """usage: gradus export RUN_OR_CHECKPOINT DIRECTORY [--push owner/name [--private]]
 
 Writes the newest checkpoint of a run (runs/NAME), or the one that is named
-(runs/NAME/checkpoints/step_00000100), as a Hugging Face model directory. Every byte of it is
-verified first; adapters are added into the weights.
+(runs/NAME/checkpoints/step_00000100), as a Hugging Face model directory; of a run without a
+checkpoint the newest version that it published. Every byte is verified first; adapters are added
+into the weights.
 
   --push owner/name  then upload the directory to that repository of the hub, which is made when
                      there is none; needs a token that may write (HF_TOKEN, or `hf auth login`)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from gradus.processes.hardware import Hardware
 from gradus.processes.placement import place
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
+from gradus.run.model_files import is_model, published_models
 from gradus.run.paths import RunDirectory
 
 NO_TOKEN, TOKEN_FILE = "--no-token", "--token-file"
@@ -38,7 +38,6 @@ SUMMARY = (
     "'--inference.host'. A token is made and printed unless you give one."
 )
 _SHORT = {"--port": "--inference.port", "--host": "--inference.host"}
-_STEP = re.compile(r"(?:version|step)_(\d{8})(?:\.term_\d{8})?")
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,11 @@ def _name_of(path: Path) -> str:
 def _newest(run_dir: RunDirectory) -> ServedSource:
     """The final model of a run that is done; else its newest published version or checkpoint."""
     name = run_dir.root.name
-    final = ServedSource(str(run_dir.model), name) if _is_model(run_dir.model) else None
+    final = ServedSource(str(run_dir.model), name) if is_model(run_dir.model) else None
     if final is not None and _is_done(run_dir):
         return final
-    versions = [path for path in run_dir.weights.glob("version_*") if _is_model(path)]
-    found = [(_step(path), ServedSource(str(path), name)) for path in versions if _step(path)]
+    versions = published_models(run_dir).items()
+    found = [(version, ServedSource(str(path), name)) for version, path in versions]
     found += [
         (step, ServedSource(str(path), name, is_checkpoint=True))
         for step, path in CheckpointStore(run_dir, term=0).folders()
@@ -174,20 +173,11 @@ def _newest(run_dir: RunDirectory) -> ServedSource:
     )
 
 
-def _is_model(path: Path) -> bool:
-    return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
-
-
 def _is_done(run_dir: RunDirectory) -> bool:
     if not run_dir.summary.is_file():
         return False
     summary = read_json(run_dir.summary)
-    return isinstance(summary, dict) and summary.get("outcome") == "done"
-
-
-def _step(path: Path) -> int:
-    match = _STEP.fullmatch(path.name)
-    return int(match[1]) if match else 0
+    return isinstance(summary, dict) and summary.get("outcome") in {"done", "solved"}
 
 
 @contextlib.contextmanager

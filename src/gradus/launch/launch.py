@@ -24,6 +24,7 @@ from gradus.processes.started import Child, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, choose_opening, run_path
+from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import code_version, installed_libraries
 
@@ -186,7 +187,12 @@ class _Launch:
             self._stop()
             raise
         self._stop()
-        return self._sum_up("done", None)
+        solved = self._lease.run_dir.solved
+        if not solved.is_file():
+            return self._sum_up("done", None)
+        reason = solved.read_text().strip()
+        self._view.line(reason)
+        return self._sum_up("solved", reason)
 
     def _save(self) -> None:
         """Ask the trainer for a checkpoint and wait for it, as long as there is time."""
@@ -210,14 +216,21 @@ class _Launch:
         self._view.line(f"no checkpoint was saved in time; --resume goes on from {last}")
 
     def _say_what_is_saved(self) -> None:
+        run_dir = self._lease.run_dir
         try:
-            newest = CheckpointStore(self._lease.run_dir, self._lease.term).newest_step()
+            newest = CheckpointStore(run_dir, self._lease.term).newest_step()
         except OSError:
             return  # a disk that is gone is no second cause of the end
-        if newest is None:
-            self._view.line("no checkpoint was saved yet; --resume starts again at step 1")
-        else:
+        if newest is not None:
             self._view.line(f"--resume goes on from checkpoint {newest}")
+            return
+        self._view.line("no checkpoint was saved yet; --resume starts again at step 1")
+        published = published_models(run_dir)
+        if published:
+            self._view.line(
+                f"the weights after {max(published)} steps lie in {published[max(published)]}; "
+                f"gradus export {run_dir.root} DIRECTORY takes them"
+            )
 
     def _start(self) -> None:
         for stage in self._plan.stages:

@@ -136,9 +136,9 @@ class Summary:
     run_dir: str
     term: int
     outcome: str
-    """`done`, `failed` or `interrupted`."""
+    """`done`, `solved`, `failed` or `interrupted`."""
     cause: str | None
-    """Why it did not end well. None when it did."""
+    """Why it ended before its last step. None when it did not."""
     max_steps: int
     seconds: PhaseSeconds
     records: tuple[Record, ...]

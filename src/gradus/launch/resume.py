@@ -20,6 +20,7 @@ from gradus.files import read_json
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import RunLease
+from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
 
 IDENTITY_NAME = "evaluation.json"
@@ -66,6 +67,8 @@ class ResumePoint:
 
     checkpoint: Checkpoint | None
     """None when the run has none: it starts again."""
+    kept: Path | None = None
+    """Where the newest published version goes when the run starts again without a checkpoint."""
     finished_steps: int | None = None
     """The steps of a run that is done; None when something is left to do."""
 
@@ -83,6 +86,8 @@ class ResumePoint:
         """One line for a person."""
         if self.is_finished:
             return f"finished: all {self.finished_steps} steps are done; raise max_steps to go on"
+        if self.kept is not None:
+            return f"no checkpoint: starts again at step 1, and keeps the weights in {self.kept}"
         if self.checkpoint is None:
             return "no checkpoint: starts again at step 1"
         return f"from checkpoint {self.checkpoint.step} of {max_steps} steps"
@@ -96,7 +101,7 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     """
     finished_steps = _finished_steps(lease.run_dir)
     if finished_steps is not None and finished_steps >= max_steps:
-        return ResumePoint(None, finished_steps)
+        return ResumePoint(None, finished_steps=finished_steps)
     checkpoint = CheckpointStore(lease.run_dir, lease.term).latest()
     if checkpoint is None and finished_steps is not None:
         raise ConfigError(
@@ -108,7 +113,10 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
             f"max_steps = {max_steps} is less than the {checkpoint.step} steps of "
             f"{checkpoint.folder}; use at least {checkpoint.step}"
         )
-    return ResumePoint(checkpoint)
+    published = published_models(lease.run_dir)
+    if checkpoint is not None or not published:
+        return ResumePoint(checkpoint)
+    return ResumePoint(None, lease.run_dir.kept / f"version_{max(published):08d}")
 
 
 def changed_settings(
@@ -154,6 +162,11 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
     `keeps_versions` the published versions of those steps.
     """
     run_dir = lease.run_dir
+    if point.kept is not None:
+        point.kept.parent.mkdir(mode=0o700, exist_ok=True)
+        if point.kept.is_dir():
+            shutil.rmtree(point.kept)
+        shutil.move(run_dir.weights / point.kept.name, point.kept)
     for folder in (run_dir.ready, run_dir.spool, *_void_versions(run_dir, point, keeps_versions)):
         if folder.is_dir():
             shutil.rmtree(folder)

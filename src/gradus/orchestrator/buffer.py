@@ -20,16 +20,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.errors import EmptyBatchError, EnvironmentFailure, GradusError
 from gradus.log import get_logger
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.groups.batcher import (
+    ZERO_ADVANTAGE,
     Batcher,
     ReadyGroup,
     SampleBatch,
     StaleDrop,
 )
 from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.groups.solved import RewardRanges
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
 from gradus.orchestrator.play.player import RunningEpisode, Source
 from gradus.orchestrator.play.task_socket import TaskRefused
@@ -94,8 +96,9 @@ class GroupBuffer:
     recording: EpisodeRecording | None
     """What a replay needs of each episode."""
     failures: FirstFailures
-    evict: Callable[[str], None]
+    note_end: Callable[[GradusError], None]
     """Notes for the user why nothing could be trained, before the run ends."""
+    rewards: RewardRanges
     counters: StepCounters = field(default_factory=StepCounters)
     starvation: Starvation = field(default_factory=Starvation)
     groups: dict[str, Group] = field(default_factory=dict)
@@ -271,9 +274,12 @@ class GroupBuffer:
         """The group has its credit: it waits for a batch, or trains nothing."""
         self.slots.complete(group.id)
         try:
-            self.tasks.record(group.pointer, result := TaskResult.of(group, Ending.PLAYED))
+            result = TaskResult.of(group, Ending.PLAYED)
+            self.tasks.record(group.pointer, result)
         except EpisodeFailed as failed:
             group.fail(failed.failure)
+        size = len(group.played)
+        is_solved = self.rewards.is_solved(group.source, result.rewards, size=size)
         for episode_id, failure in group.failures.items():
             self._tell(group, episode_id, failure)
         self.journal.write(
@@ -290,7 +296,10 @@ class GroupBuffer:
                 return
             self._drop(group)
             last = next((failure.message for failure in group.failures.values()), "")
-            self.batcher.reject(group.reasons, last=last, rewards=result.rewards)
+            is_solved = is_solved and set(group.reasons) == {ZERO_ADVANTAGE}
+            self.batcher.reject(
+                group.reasons, last=last, rewards=result.rewards, is_solved=is_solved
+            )
 
     @contextmanager
     def _noting_the_end(self) -> Iterator[None]:
@@ -298,7 +307,7 @@ class GroupBuffer:
         try:
             yield
         except (EmptyBatchError, EnvironmentFailure) as error:
-            self.evict(f"{error}")
+            self.note_end(error)
             raise
 
     def _drop(self, group: Group) -> None:

@@ -16,7 +16,7 @@ from gradus.config import (
     ReferenceConfig,
     SourceConfig,
 )
-from gradus.errors import ProtocolError
+from gradus.errors import GradusError, ProtocolError, SolvedError
 from gradus.files import write_atomically
 from gradus.log import get_logger, note_step
 from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
@@ -37,6 +37,7 @@ from gradus.orchestrator.groups.batcher import build_batcher
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout
 from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.groups.solved import RewardRanges
 from gradus.orchestrator.live import LiveWriter
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.agents import check_agents
@@ -93,6 +94,7 @@ async def _run(config: OrchestratorProcessConfig) -> None:
         run_dir = RunDirectory(Path(config.run_dir))
         saved = find_saved(config)
         run_dir.evicted.unlink(missing_ok=True)
+        run_dir.solved.unlink(missing_ok=True)
         write_ready(run_dir, "orchestrator", config.term)
         tune_collector()
         orchestrator = build_orchestrator(config, components, saved)
@@ -355,8 +357,9 @@ def _build_buffer(
     settings, run_dir = config.orchestrator, RunDirectory(Path(config.run_dir))
     tasks = TaskSource([s.share for s in components.sources.values()], seed=config.seed)
 
-    def evict(reason: str) -> None:
-        write_atomically(run_dir.evicted, f"{reason}\n".encode())
+    def note_end(error: GradusError) -> None:
+        path = run_dir.solved if isinstance(error, SolvedError) else run_dir.evicted
+        write_atomically(path, f"{error}\n".encode())
 
     return GroupBuffer(
         sources=components.sources,
@@ -371,8 +374,15 @@ def _build_buffer(
         records=records,
         recording=components.recording,
         failures=FirstFailures(run_dir, "train"),
-        evict=evict,
+        note_end=note_end,
+        rewards=RewardRanges(_declared_rewards(config)),
     )
+
+
+def _declared_rewards(config: OrchestratorProcessConfig) -> dict[str, float]:
+    """The largest possible reward of each source whose curriculum knows it."""
+    ranges = {s.name: getattr(s.curriculum, "reward_range", None) for s in config.sources}
+    return {name: found[1] for name, found in ranges.items() if found is not None}
 
 
 def _build_link(
@@ -423,6 +433,7 @@ def _build_snapshotter(
             "slots": groups.slots,
             "counters": groups.counters,
             "starvation": groups.starvation,
+            "rewards": groups.rewards,
             "steps": trainer.step_metrics,
             "evaluation": evaluation,
             "in_flight_limit": controller,

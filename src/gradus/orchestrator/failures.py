@@ -142,10 +142,10 @@ def run_loops(main: Coroutine[Any, Any, None]) -> None:
         raise root_cause(group) from group
 
 
-def root_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to show: the first that names itself, else the first of all."""
+def root_cause(raised: BaseException) -> BaseException:
+    """The error to show of a group: the first that names itself, else the first of all."""
     leaves: list[BaseException] = []
-    waiting: list[BaseException] = [group]
+    waiting: list[BaseException] = [raised]
     while waiting:
         error = waiting.pop(0)
         if isinstance(error, BaseExceptionGroup):

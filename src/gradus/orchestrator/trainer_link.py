@@ -59,6 +59,8 @@ class TrainerLink:
     """When inference began to serve its present version."""
     to_send_again: list[SampleBatch] = field(default_factory=list)
     """Batches that were sent before a restart and are not trained."""
+    is_ending: bool = False
+    """Whether the trainer was told that no other batch comes."""
     num_shipped: int = field(init=False)
     """Batches sent; like the other counts, those before a restart count too."""
     num_finished: int = field(init=False)
@@ -72,6 +74,17 @@ class TrainerLink:
     def has_all_batches(self) -> bool:
         """Whether the last batch of the run was sent."""
         return self.num_shipped >= self.max_steps
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a batch that was sent is not trained yet."""
+        return self.num_finished < self.num_shipped
+
+    async def end_early(self) -> None:
+        """Tell the trainer that no other batch comes: it saves, and then it is done."""
+        self.is_ending = True
+        self._owes_answer.set()
+        await self.sender.end(self.num_shipped)
 
     async def send(self, batch: SampleBatch) -> None:
         """Pack a batch and hand it to the transport, which may have to make room first."""
@@ -133,7 +146,7 @@ class TrainerLink:
 
     def _note_answer(self) -> None:
         answered = min(self.num_finished, self.num_served)
-        if answered == self.num_shipped < self.max_steps:
+        if answered == self.num_shipped < self.max_steps and not self.is_ending:
             self._owes_answer.clear()
 
     async def serve_first(self) -> None:

@@ -11,6 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import file_digests
+from gradus.run.paths import RunDirectory
 from gradus.sealed import open_sealed
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
@@ -26,6 +27,19 @@ def model_folder(name: str, *, file: str = "config.json") -> Path | None:
         return None
     cached = try_to_load_from_cache(name, file)
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder is a whole model; an adapter is none."""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def published_models(run_dir: RunDirectory) -> dict[int, Path]:
+    """The trained versions of a run that lie in `weights/` as whole models, oldest first."""
+    found = [path for path in sorted(run_dir.weights.glob("version_*")) if is_model(path)]
+    numbers = [path.name.removeprefix("version_") for path in found]
+    pairs = zip(numbers, found, strict=True)
+    return {int(number): path for number, path in pairs if number.isdecimal() and int(number)}
 
 
 def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:

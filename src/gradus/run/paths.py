@@ -76,6 +76,11 @@ class RunDirectory:
         return self.root / "weights"
 
     @property
+    def kept(self) -> Path:
+        """The weights of a launch that saved no checkpoint, where a resume began again."""
+        return self.root / "kept"
+
+    @property
     def checkpoints(self) -> Path:
         """Committed checkpoints, `step_N/`, and hidden folders of those in the making."""
         return self.root / "checkpoints"
@@ -148,6 +153,11 @@ class RunDirectory:
     def evicted(self) -> Path:
         """Why the run ended for want of anything to train; absent as long as it goes on."""
         return self.root / "control" / "evicted.txt"
+
+    @property
+    def solved(self) -> Path:
+        """That nothing is left to learn, where the run ended for that; absent otherwise."""
+        return self.root / "control" / "solved.txt"
 
     @property
     def alive(self) -> Path:

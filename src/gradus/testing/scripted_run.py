@@ -202,7 +202,7 @@ class ScriptedTrainer:
         self._checkpoints = checkpoints
         self._interval = checkpoint_interval
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._arrived: asyncio.Queue[Batch] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Batch | None] = asyncio.Queue()
 
     async def train(self) -> None:
         """Acknowledge, train and publish batch after batch."""
@@ -210,6 +210,9 @@ class ScriptedTrainer:
             self._events.put_nowait(self._published(self._first_step))
         for step in range(self._first_step, self._max_steps):
             batch = await self._arrived.get()
+            if batch is None:
+                self._end_early(step)
+                return
             assert batch.step == step, f"batch {batch.step} came instead of {step}"
             self._events.put_nowait(BatchReceived(step, self._term))
             await self._wait(step)
@@ -222,6 +225,11 @@ class ScriptedTrainer:
             self._stage(step + 1)
         self._events.put_nowait(TrainerDone(self._max_steps - 1, self._term))
 
+    def _end_early(self, version: int) -> None:
+        if version > self._first_step and not self._is_saved(version):
+            self._stage(version, is_last=True)
+        self._events.put_nowait(TrainerDone(version - 1, self._term))
+
     def _published(self, version: int) -> PolicyPublished:
         return PolicyPublished(version, self._term, f"version_{version}", "digest")
 
@@ -229,8 +237,8 @@ class ScriptedTrainer:
         is_due = version % self._interval == 0 or version == self._max_steps
         return self._checkpoints is not None and is_due
 
-    def _stage(self, version: int) -> None:
-        if self._checkpoints is None or not self._is_saved(version):
+    def _stage(self, version: int, *, is_last: bool = False) -> None:
+        if self._checkpoints is None or not (is_last or self._is_saved(version)):
             return
         part = self._checkpoints.staging(version) / "trainer"
         part.mkdir()
@@ -245,6 +253,11 @@ class ScriptedTrainer:
         """There is always room."""
         self.batches.append(batch)
         self._arrived.put_nowait(batch)
+
+    async def end(self, step: int) -> None:
+        """No batch from `step` on, which is the next one."""
+        assert step == self._first_step + len(self.batches), f"the batches do not end at {step}"
+        self._arrived.put_nowait(None)
 
     async def receive_event(self) -> Event:
         """The trainer's next event."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from gradus.run.paths import RunDirectory
 
-RunOutcome = Literal["done", "failed", "interrupted", "unknown"]
+RunOutcome = Literal["done", "solved", "failed", "interrupted", "unknown"]
 """How a run ended; `unknown` where it was killed, or still runs."""
 
 

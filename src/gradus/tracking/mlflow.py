@@ -24,7 +24,7 @@ _LONGEST_SETTING = 500
 """What every server since 2.0 takes; longer values stand in `config.json` only."""
 _REFUSED = re.compile(r"[^/\w.\- :]|_(?=x)")
 _NO_PARTS = {"": "_x_", ".": "_x2e_", "..": "_x2e__x2e_"}
-_ENDINGS = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_ENDINGS = {"done": "FINISHED", "solved": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 
 
 class Mlflow:

@@ -85,7 +85,7 @@ class Wandb:
         """Wait until W&B has everything, say how the run ended, and end the service."""
         try:
             if self._run is not None:
-                self._run.finish(exit_code=0 if outcome == "done" else 1)
+                self._run.finish(exit_code=0 if outcome in {"done", "solved"} else 1)
         finally:
             self._library.teardown()
 

@@ -40,7 +40,10 @@ class BatchSource(Protocol):
     """Where batches come from: the orchestrator, conversations, or a random generator."""
 
     def receive(self, step: int) -> StepBatch:
-        """This rank's part of batch `step`; all ranks call it together, in step order."""
+        """This rank's part of batch `step`; all ranks call it together, in step order.
+
+        BatchesEnded when no such batch will come.
+        """
         ...
 
 

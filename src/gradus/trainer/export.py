@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +14,13 @@ from pydantic import ValidationError
 
 from gradus.config import LoraConfig, ModelConfig, ServedLoraConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, HubError
+from gradus.files import PatientFiles
 from gradus.log import get_logger
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.lease import read_marker
+from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
+from gradus.sealed import open_sealed, put_in_place, stage
 from gradus.trainer.checkpoint.training_state import (
     PART,
     Origin,
@@ -29,6 +33,7 @@ from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.lora import add_adapters, base_digest
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.publish import model_files, save_model, serving_dtype
+from gradus.weights.published import VersionLabel
 
 logger = get_logger(__name__)
 
@@ -44,13 +49,16 @@ class _Trained:
 def export(source: Path, directory: Path) -> int:
     """Write the newest checkpoint of a run, or the one given, to `directory`; returns its step.
 
-    Every byte of the checkpoint is verified first. Adapters are added into the weights. Refuses
-    (ConfigError) a source that is neither a run nor a checkpoint, and a directory that exists.
+    A run without checkpoints gives the newest version that it published. Every byte is verified
+    first. Adapters are added into the weights. Refuses (ConfigError) a source that is neither a run
+    nor a checkpoint, and a directory that exists.
     """
     if directory.exists():
         raise ConfigError(f"{directory} exists already; choose another name or delete it")
     while True:
         checkpoint = _find(source.absolute())
+        if checkpoint is None:
+            return _copy_newest_version(source, directory)
         try:
             _write(checkpoint, directory)
             return checkpoint.step
@@ -79,14 +87,27 @@ def _write(checkpoint: Checkpoint, directory: Path) -> None:
     logger.info("%s holds the weights of %s", directory, checkpoint.folder)
 
 
-def _find(source: Path) -> Checkpoint:
-    """The verified checkpoint that `source` means."""
+def _copy_newest_version(source: Path, directory: Path) -> int:
+    version, folder = list(published_models(RunDirectory(source)).items())[-1]
+    sealed = open_sealed(folder, VersionLabel)
+    sealed.verify()
+    files = PatientFiles()
+    with stage(directory, files) as staging:
+        for name in sealed.files:
+            shutil.copyfile(folder / name, staging / name)
+        put_in_place(staging, directory, files)
+    logger.warning("%s has no checkpoint; %s is a copy of %s", source, directory, folder)
+    return version
+
+
+def _find(source: Path) -> Checkpoint | None:
+    """The verified checkpoint that `source` means; None for a run that has only published."""
     if source.parent.name == "checkpoints":
         run_dir = RunDirectory(source.parent.parent)
         return CheckpointStore(run_dir, term=0).load_folder(source)
     run_dir = RunDirectory(source)
     checkpoint = CheckpointStore(run_dir, term=0).latest()
-    if checkpoint is None:
+    if checkpoint is None and not published_models(run_dir):
         raise ConfigError(f"{source} holds no checkpoints; {_instead_of_checkpoints(run_dir)}")
     return checkpoint
 

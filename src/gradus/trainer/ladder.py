@@ -29,6 +29,7 @@ from gradus.trainer.optimizer.optimizer import Update
 from gradus.trainer.publish import PendingVersion
 from gradus.trainer.step import StepLoss
 from gradus.trainer.throughput import Stopwatch
+from gradus.transport import BatchesEnded
 
 logger = get_logger(__name__)
 
@@ -65,11 +66,20 @@ class Ladder:
     take_turn: Callable[[int], AbstractContextManager[object]] = nullcontext
     """Has the devices for a step, where something else uses them between steps."""
 
-    def train(self, first_step: int, end_step: int) -> None:
-        """All steps from `first_step` on that come before `end_step`."""
+    def train(self, first_step: int, end_step: int) -> int:
+        """All steps from `first_step` on that come before `end_step`; returns the step after them.
+
+        When the batches end before, it is that step, and the version that is trained is saved.
+        """
         with nullcontext() if self.saver is None else self.saver:
             for step in range(first_step, end_step):
-                self.train_step(step)
+                try:
+                    self.train_step(step)
+                except BatchesEnded:
+                    if self.saver is not None and step > first_step:
+                        self.saver.save_last(step)
+                    return step
+        return end_step
 
     def train_step(self, step: int) -> None:
         """Train version `step` on batch `step`, which makes version `step + 1`."""

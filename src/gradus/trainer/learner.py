@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -123,7 +124,7 @@ class Learner:
         settings = self.settings
         is_frozen = settings.lora is not None or self.reference is not None
         return Origin(
-            model=self.base.model_dump(mode="json"),
+            model=_located(self.base).model_dump(mode="json"),
             compute_dtype=settings.compute_dtype,
             lora=None if settings.lora is None else settings.lora.model_dump(mode="json"),
             base_sha256=base_digest(self.model) if is_frozen and self.world.is_first else None,
@@ -175,3 +176,10 @@ class Learner:
         save_model(self.model, self.world, self.dtype, run_dir.model, files)
         if self.settings.lora is not None:
             save_adapter(self.model, self.world, self.dtype, run_dir.adapter, self.adapter_files())
+
+
+def _located(model: ModelConfig) -> ModelConfig:
+    """The same model wherever the checkpoint is read: folders are named from the root."""
+    named = {"name": model.name, "tokenizer": model.tokenizer}
+    folders = [key for key, it in named.items() if it is not None and Path(it).is_dir()]
+    return model.model_copy(update={key: str(Path(str(named[key])).absolute()) for key in folders})

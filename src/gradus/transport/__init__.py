@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradus.transport.base import BatchReceiver, BatchSender
+from gradus.transport.base import BatchesEnded, BatchReceiver, BatchSender
 from gradus.transport.spool import SpoolReceiver, SpoolSender
 
-__all__ = ["BatchReceiver", "BatchSender", "SpoolReceiver", "SpoolSender"]
+__all__ = ["BatchReceiver", "BatchSender", "BatchesEnded", "SpoolReceiver", "SpoolSender"]

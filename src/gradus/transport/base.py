@@ -9,12 +9,20 @@ from gradus.wire.events import Event
 from gradus.wire.micro_batch import Batch, RankBatch
 
 
+class BatchesEnded(Exception):
+    """The orchestrator says that this batch never comes: the run ends before its last step."""
+
+
 class BatchSender(Protocol):
     """The orchestrator's end."""
 
     async def send(self, batch: Batch) -> None:
         """Make `batch` durable for the trainer; waits for room. The same step twice is refused
         unless the content is the same (a resend)."""
+        ...
+
+    async def end(self, step: int) -> None:
+        """Say that no batch from `step` on will come."""
         ...
 
     async def receive_event(self) -> Event:
@@ -32,7 +40,8 @@ class BatchReceiver(Protocol):
     def receive(
         self, step: int, *, timeout_seconds: float, check: Callable[[], None] = ...
     ) -> RankBatch:
-        """This rank's part of batch `step`; DeadlineError after `timeout_seconds`,
+        """This rank's part of batch `step`; BatchesEnded when none comes any more, DeadlineError
+        after `timeout_seconds`,
         FencedError when the batch was written under another term. While it waits it calls `check`
         again and again, whose errors end the wait."""
         ...

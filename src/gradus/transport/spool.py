@@ -5,6 +5,7 @@ Layout below `run_dir.spool`:
     batch_00000003/rank_0.msgpack   one rank's part
     batch_00000003/manifest.json    term, size and SHA-256 of each part; appears whole
     batch_00000003/received         empty; the trainer acknowledged the batch
+    end.msgpack                     from which step on no batch comes, if the run ends early
     events/0000000007.msgpack       the trainer's eighth event
     events/0000000006.done          the orchestrator asked for more after this one
 
@@ -49,9 +50,10 @@ from gradus.sealed import (
     seal,
     stage,
 )
+from gradus.transport.base import BatchesEnded
 from gradus.transport.watch import FolderWatch
 from gradus.wire.codec import decode, decode_rank_batch, encode
-from gradus.wire.events import BatchReceived, Event, StepFinished
+from gradus.wire.events import BatchReceived, EndOfBatches, Event, StepFinished
 from gradus.wire.micro_batch import Batch, RankBatch
 
 _LOG = get_logger(__name__)
@@ -64,6 +66,7 @@ FULL_DISK_PAUSE_SECONDS = 5.0
 
 _MAX_EVENT_BYTES = 1 << 20
 _RECEIVED = "received"
+_END = "end.msgpack"
 
 
 class BatchLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,6 +212,11 @@ class SpoolSender:
                 _LOG.warning("batch %d waits for room: %s", label.step, error)
             await asyncio.sleep(FULL_DISK_PAUSE_SECONDS)
 
+    async def end(self, step: int) -> None:
+        check_term(self._run_dir, self._ledger.term)
+        content = encode(EndOfBatches(step, self._ledger.term))
+        await asyncio.to_thread(write_atomically, self._run_dir.spool / _END, content, mode=0o600)
+
     async def receive_event(self) -> Event:
         self._mark_done(self._delivered)
         while True:
@@ -310,7 +318,9 @@ class SpoolReceiver:
     ) -> RankBatch:
         name, watch = name_of_batch(step), self._own.watch
         deadline = time.monotonic() + timeout_seconds
-        while name not in os.listdir(self._run_dir.spool):
+        while name not in (names := os.listdir(self._run_dir.spool)):
+            if _END in names:
+                self._check_end(step)
             if time.monotonic() >= deadline:
                 check_term(self._run_dir, self._term)
                 raise DeadlineError(
@@ -337,6 +347,11 @@ class SpoolReceiver:
 
     def close(self) -> None:
         self._own.watch.close()
+
+    def _check_end(self, step: int) -> None:
+        end: EndOfBatches = decode(_read_file(self._run_dir.spool / _END), EndOfBatches)
+        if end.term == self._term and end.step <= step:
+            raise BatchesEnded
 
     def _read(self, folder: Path, step: int) -> RankBatch:
         sealed = _open_batch(folder)

@@ -1,4 +1,4 @@
-"""Messages from the trainer to the orchestrator."""
+"""Messages from the trainer to the orchestrator, and the one word back that is no batch."""
 
 from __future__ import annotations
 
@@ -46,3 +46,10 @@ class TrainerDone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
 
 
 Event = BatchReceived | StepFinished | PolicyPublished | CheckpointStaged | TrainerDone
+
+
+class EndOfBatches(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The orchestrator sends no batch from `step` on; the trainer saves what it has and ends."""
+
+    step: int
+    term: int

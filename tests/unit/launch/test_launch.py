@@ -160,6 +160,16 @@ def test_a_finished_run_leaves_a_summary_and_no_process(tmp_path: Path) -> None:
     assert read_json(tmp_path / "demo" / "lease.json")["owner"] is None
 
 
+def test_a_run_that_solved_its_tasks_says_so_and_ends_well(tmp_path: Path) -> None:
+    stream, reason = io.StringIO(), "every episode of the last 12 groups earned 1"
+    note = "(run_dir / 'control').mkdir()\n"
+    note += f"(run_dir / 'control' / 'solved.txt').write_text({reason + chr(10)!r})\n"
+    assert launch(build_job(tmp_path, {"orchestrator": note + PLAY}), stream) == 0
+    summary = read_json(tmp_path / "demo" / "summary.json")
+    assert (summary["outcome"], summary["cause"]) == ("solved", reason)
+    assert f"{reason}\nsolved      3 of 3 steps" in stream.getvalue()
+
+
 def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None:
     launch(build_job(tmp_path), io.StringIO())
     run_dir = RunDirectory(tmp_path / "demo")
@@ -255,6 +265,17 @@ def test_a_run_that_fails_after_its_start_says_where_a_resume_begins(tmp_path: P
         with pytest.raises(ChildFailed, match="orchestrator ended with exit code 70"):
             launch(job, stream)
     assert "no checkpoint was saved yet; --resume starts again at step 1" in stream.getvalue()
+
+
+def test_a_run_that_fails_without_a_checkpoint_names_its_newest_weights(tmp_path: Path) -> None:
+    stream, newest = io.StringIO(), tmp_path / "demo" / "weights" / "version_00000067"
+    leave = "folder = run_dir / 'weights' / 'version_00000067'\nfolder.mkdir(parents=True)\n"
+    leave += "(folder / 'config.json').touch(); (folder / 'model.safetensors').touch()\n"
+    fail = leave + "ready(); time.sleep(1); sys.exit(70)"
+    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), saves=True)
+    with pytest.raises(ChildFailed):
+        launch(job, stream)
+    assert f"the weights after 67 steps lie in {newest}; gradus export" in stream.getvalue()
 
 
 def test_a_run_that_fails_while_it_starts_says_nothing_of_a_resume(tmp_path: Path) -> None:

@@ -98,6 +98,22 @@ def test_a_run_without_a_checkpoint_starts_again_and_says_so(lease: RunLease) ->
     assert point.describe(6) == "no checkpoint: starts again at step 1"
 
 
+def test_a_run_that_starts_again_keeps_the_newest_weights_that_it_published(
+    lease: RunLease,
+) -> None:
+    for version in (66, 67):
+        folder = lease.run_dir.version(version)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(bytes([version]))
+    point = find_resume_point(lease, 100)
+    kept = lease.run_dir.root / "kept" / "version_00000067"
+    assert point.describe(100).endswith(f"starts again at step 1, and keeps the weights in {kept}")
+    clear_for_resume(lease, point)
+    assert (kept / "model.safetensors").read_bytes() == bytes([67])
+    assert not lease.run_dir.weights.exists()
+
+
 def test_a_finished_run_is_left_alone(lease: RunLease) -> None:
     finish(lease, 6)
     point = find_resume_point(lease, 6)

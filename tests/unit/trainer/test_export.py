@@ -24,10 +24,12 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.files import write_json
+from gradus.testing.checkpoints import new_run
 from gradus.trainer.checkpoint.training_state import TrainingProgress, load_weights
 from gradus.trainer.entry.sft import run
 from gradus.trainer.export import export
 from gradus.trainer.model.policy_model import PolicyModel
+from gradus.weights.filesystem import FilesystemWeights
 
 pytestmark = pytest.mark.torch
 
@@ -89,6 +91,40 @@ def test_a_checkpoint_is_served_as_the_model_that_it_exports(
     final = load_file(root / "model/model.safetensors")
     assert [name for name in final if not torch.equal(final[name], served[name])] == []
     assert not Path(folder).exists()
+
+
+def test_a_run_of_a_relative_model_is_exported_and_served_from_another_folder(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_model.parent)
+    root = trained_run(tmp_path / "run", Path(tiny_model.name))
+    shutil.rmtree(root / "model")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert export(root, Path("out")) == 2
+    with model_directory(find_source("../run/checkpoints/step_00000002")) as folder:
+        served = load_file(Path(folder) / "model.safetensors")
+    exported = load_file("out/model.safetensors")
+    assert [name for name in exported if not torch.equal(exported[name], served[name])] == []
+
+
+def test_a_run_without_checkpoints_exports_its_newest_version_verified(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    run_dir = new_run(tmp_path)
+    for version in (1, 2):
+        weights = FilesystemWeights(
+            run_dir, term=0, extra_files={"config.json": b"{}"}, keep_published=None
+        )
+        weights.publish_version(version, [("a", torch.full((2,), float(version)))])
+    assert export(run_dir.root, tmp_path / "out") == 2
+    assert load_file(tmp_path / "out/model.safetensors")["a"].tolist() == [2.0, 2.0]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("config.json", "model.safetensors")
+    ]
+    (run_dir.version(2) / "config.json").write_text("{ }")
+    with pytest.raises(CorruptStateError, match=r"config\.json has 3 bytes"):
+        export(run_dir.root, tmp_path / "other")
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, tiny_model: Path) -> None:

@@ -449,22 +449,28 @@ def build_config(
 
 
 async def send_batches(
-    root: Path, *, num_ranks: int = 1, term: int = 0, first: int = 0, num_updates: int = 1
-) -> object:
+    root: Path,
+    *,
+    num_ranks: int = 1,
+    term: int = 0,
+    first: int = 0,
+    end: int = STEPS,
+    num_updates: int = 1,
+) -> SpoolSender:
     """Lay all batches into the spool before the trainer starts; gives the sender."""
     sender = SpoolSender(RunDirectory(root), term, capacity=STEPS + 1)
-    for step in range(first, STEPS):
+    for step in range(first, end):
         samples = [build_sample(5 + i, seed=10 * step + i, id=f"{step}-{i}") for i in range(6)]
         layout = Layout(num_ranks, max_tokens=40, num_updates=num_updates)
         await sender.send(build_batch(samples, step=step, term=term, layout=layout))
     return sender
 
 
-async def events_of(sender: object) -> list[Event]:
+async def events_of(sender: SpoolSender) -> list[Event]:
     events: list[Event] = []
     while not events or not isinstance(events[-1], TrainerDone):
-        events.append(await sender.receive_event())  # type: ignore[attr-defined]
-    await sender.close()  # type: ignore[attr-defined]
+        events.append(await sender.receive_event())
+    await sender.close()
     return events
 
 
@@ -504,6 +510,21 @@ async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the
     published = [event.version for event in events if isinstance(event, PolicyPublished)]
     assert published == [2, 3, 4]
     assert (tmp_path / "model/model.safetensors").read_bytes() == expected
+
+
+@pytest.mark.parametrize(("end", "saved"), [(3, [2, 3]), (2, [2])])
+async def test_a_trainer_whose_batches_end_saves_its_last_version_once_and_writes_the_model(
+    tmp_path: Path, tiny_model: Path, end: int, saved: list[int]
+) -> None:
+    sender = await send_batches(tmp_path, end=end)
+    await sender.end(end)
+    run(build_config(tmp_path, tiny_model))
+    events = await events_of(sender)
+    assert [e.step for e in events if isinstance(e, CheckpointStaged)] == saved
+    assert [e.version for e in events if isinstance(e, PolicyPublished)] == [1, 2, 3][:end]
+    assert events[-1] == TrainerDone(step=end - 1, term=0)
+    last = tmp_path / "weights" / f"version_{end:08d}" / "model.safetensors"
+    assert (tmp_path / "model/model.safetensors").read_bytes() == last.read_bytes()
 
 
 async def test_another_number_of_ranks_goes_on_with_the_same_weights(

@@ -11,7 +11,7 @@ import pytest
 from gradus.errors import DeadlineError, FencedError, ProtocolError
 from gradus.run.paths import RunDirectory
 from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.transport import SpoolReceiver, SpoolSender
+from gradus.transport import BatchesEnded, SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
@@ -78,6 +78,25 @@ def test_a_missing_batch_ends_with_the_deadline(run_dir: RunDirectory) -> None:
     receiver = SpoolReceiver(run_dir, term=1, rank=0)
     with pytest.raises(DeadlineError, match=r"batch 7 .* from the orchestrator in 0.02 s"):
         receiver.receive(7, timeout_seconds=0.02)
+
+
+async def test_the_end_of_the_batches_wakes_who_waits_and_hides_none_before_it(
+    run_dir: RunDirectory,
+) -> None:
+    sender, receiver = ends(run_dir)
+    waiting = asyncio.create_task(asyncio.to_thread(receive, receiver, 1))
+    await sender.send(build_batch(0))
+    await sender.end(1)
+    with pytest.raises(BatchesEnded):
+        await waiting
+    assert receive(receiver, 0) == 0
+
+
+async def test_the_end_that_an_older_launch_announced_is_none(run_dir: RunDirectory) -> None:
+    sender, _ = ends(run_dir)
+    await sender.end(0)
+    with pytest.raises(DeadlineError):
+        SpoolReceiver(run_dir, 2, 0).receive(0, timeout_seconds=0.05)
 
 
 async def test_a_resend_is_no_duplicate_and_needs_no_room(run_dir: RunDirectory) -> None:

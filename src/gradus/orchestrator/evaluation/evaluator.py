@@ -288,6 +288,11 @@ class RlEvaluation:
             self._idle.clear()
             self._due.put_nowait(version)
 
+    def begin_last(self, version: int) -> None:
+        """The run ends with `version`, which is served, before its last planned step."""
+        self._max_steps = version
+        self.begin_if_due(version)
+
     def state(self) -> dict[str, Any]:
         """What was measured to its end; a measurement that a restart cuts off begins again."""
         graded = sorted(self._evaluator.graded) if self._evaluator else []

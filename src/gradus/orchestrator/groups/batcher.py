@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from gradus.config import OrchestratorProcessConfig
-from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.errors import EmptyBatchError, EnvironmentFailure, GradusError, SolvedError
 from gradus.orchestrator.types import ERROR_PREFIX, STALE
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
@@ -107,7 +107,10 @@ class Batcher:
         self._ready: deque[ReadyGroup] = deque()
         self._full = asyncio.Event()
         self._empty_groups = 0
+        self._solved_groups = 0
         self._reasons: Counter[str] = Counter()
+        self.ended: GradusError | None = None
+        """Why no group comes any more; batches that are full already still go out."""
 
     @property
     def ready(self) -> tuple[ReadyGroup, ...]:
@@ -119,6 +122,7 @@ class Batcher:
         return {
             "step": self.step,
             "empty_groups": self._empty_groups,
+            "solved_groups": self._solved_groups,
             "reasons": dict(self._reasons),
         }
 
@@ -126,6 +130,7 @@ class Batcher:
         """Go on from `state()`, with these groups waiting."""
         self.step = int(state["step"])
         self._empty_groups = int(state["empty_groups"])
+        self._solved_groups = int(state["solved_groups"])
         self._reasons = Counter(state["reasons"])
         self._ready = deque(ready)
         self._announce()
@@ -136,30 +141,51 @@ class Batcher:
         if kept is None:
             self.reject(Counter({STALE: len(drop.samples)}))
             return drop
-        self._empty_groups = 0
-        self._reasons.clear()
+        self._count_again()
         self._ready.append(kept)
         self._announce()
         return drop
 
     def reject(
-        self, reasons: Mapping[str, int], *, last: str = "", rewards: Sequence[float] = ()
+        self,
+        reasons: Mapping[str, int],
+        *,
+        last: str = "",
+        rewards: Sequence[float] = (),
+        is_solved: bool = False,
     ) -> None:
         """Count a group that gave no sample, with the reasons of its episodes and samples.
 
         `last` is what a plug-in said about this group and `rewards` what its episodes earned, for
-        the message: a run whose tasks are all solved ends here too.
-        After `max_empty_attempts` batches' worth of such groups in a row the run must end:
-        EnvironmentFailure when nothing but errors came, else EmptyBatchError; both with the counts.
+        the message. After `max_empty_attempts` batches' worth of such groups in a row the run must
+        end: SolvedError when all of them are solved, EnvironmentFailure when nothing but errors
+        came, else EmptyBatchError. A run that goes on after that counts from the beginning.
         """
         self._empty_groups += 1
+        self._solved_groups += is_solved
         self._reasons.update(reasons)
         if self._empty_groups >= self._max_empty_groups:
-            raise self._no_batch_error(last, rewards)
+            error = self._no_batch_error(last, rewards)
+            self._count_again()
+            raise error
 
-    async def next_batch(self) -> SampleBatch:
-        """The batch of `step`, once it is full; then the next step begins to fill."""
+    def _count_again(self) -> None:
+        self._empty_groups = self._solved_groups = 0
+        self._reasons.clear()
+
+    def end(self, cause: GradusError) -> None:
+        """No group comes any more."""
+        self.ended = self.ended or cause
+        self._full.set()
+
+    async def next_batch(self) -> SampleBatch | None:
+        """The batch of `step`, once it is full; then the next step begins to fill.
+
+        None when the groups ended before.
+        """
         await self._full.wait()
+        if len(self._ready) < self._groups_per_batch:
+            return None
         groups = [self._ready.popleft().at(self.step) for _ in range(self._groups_per_batch)]
         # By number, not by arrival, so that a synchronous run repeats itself to the bit.
         groups.sort(key=lambda group: group.id)
@@ -197,7 +223,7 @@ class Batcher:
         return replace(group, samples=fresh), StaleDrop(stale)
 
     def _announce(self) -> None:
-        if len(self._ready) >= self._groups_per_batch:
+        if len(self._ready) >= self._groups_per_batch or self.ended is not None:
             self._full.set()
         else:
             self._full.clear()
@@ -209,6 +235,12 @@ class Batcher:
         errors = [r for r in self._reasons.most_common() if r[0].startswith(ERROR_PREFIX)]
         others = [r for r in self._reasons.most_common() if not r[0].startswith(ERROR_PREFIX)]
         counts = ", ".join(f"{count} x {reason}" for reason, count in errors + others)
+        if self._solved_groups == self._empty_groups:
+            return SolvedError(
+                f"every episode of the last {self._empty_groups} groups earned "
+                f"{max(rewards):.3g}, and none of the run earned more: nothing is left to learn "
+                "from these tasks"
+            )
         text = f"no trainable sample in {self._empty_groups} groups in a row, by reason: {counts}"
         if errors and not others:
             look = f"The last: {last}" if last else "See episodes/ and logs/envs/"

@@ -78,6 +78,7 @@ class BatchMaker:
                 f"{_few(decision.groups)}"
             )
         batch = await self._batcher.next_batch()
+        assert batch is not None
         self._batcher.drop_stale()
         check_batch(batch, decision)
         return batch

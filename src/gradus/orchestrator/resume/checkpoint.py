@@ -43,7 +43,7 @@ PART = "orchestrator"
 """Name of this role's part of a checkpoint."""
 
 TRAINER_PART = "trainer"
-FORMAT = 6
+FORMAT = 7
 
 T = TypeVar("T")
 log = get_logger(__name__)

@@ -116,7 +116,7 @@ def _head(run: Read) -> str:
     end = _ENDS.get(folder.outcome, folder.outcome)
     cause = ""
     if folder.cause:
-        soft = " soft" if folder.outcome == "interrupted" else ""
+        soft = " soft" if folder.outcome in {"interrupted", "solved"} else ""
         cause = f'<p class="cause{soft}">{escape(folder.cause, limit=2_000)}</p>'
     return (
         f'<h1>{escape(folder.name)}<span class="badge {_css_word(folder.outcome)}">{escape(end)}'
@@ -127,7 +127,7 @@ def _head(run: Read) -> str:
 
 def _css_word(outcome: str) -> str:
     known = ("done", "failed", "interrupted", "running", "killed")
-    return outcome if outcome in known else "killed"
+    return "done" if outcome == "solved" else outcome if outcome in known else "killed"
 
 
 def _tiles(run: Read) -> str:

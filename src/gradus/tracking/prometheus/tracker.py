@@ -156,7 +156,7 @@ class NumberBoard:
         if self._recorded_at:
             text = "Unix time of the last record."
             page.add("gradus_record_timestamp_seconds", self._recorded_at, help=text)
-        for outcome in ("done", "failed", "interrupted"):
+        for outcome in ("done", "solved", "failed", "interrupted"):
             text = "1 for how the run ended; all 0 while it goes on."
             is_this = float(outcome == self._outcome)
             page.add("gradus_run_ended", is_this, help=text, labels={"outcome": outcome})

@@ -68,6 +68,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     """Saves that failed since the last one that did not."""
     _save: _Save | None = None
     _saved_at: float | None = None
+    _saved_version: int | None = None
     _background: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     )
@@ -101,10 +102,16 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         snapshot = self.state.snapshot(version, self.counters())
         self._save = _Save(version, self._background.submit(self._write, snapshot))
         is_asked_for = self._first_rank_says(self._request.exists())
+        self._saved_version = version
         if is_asked_for or version == self.max_steps or not self.config.asynchronous:
             self._look(wait_for_it=True)
         if is_asked_for and self.world.is_first:
             self._request.unlink(missing_ok=True)
+
+    def save_last(self, version: int) -> None:
+        """Complete the save in progress, and save `version` if that was not done."""
+        self.after_step(version, is_due=self.config.is_on and version != self._saved_version)
+        self._look(wait_for_it=True)
 
     def __exit__(self, *_: object) -> None:
         """End the background thread; a save that the ranks have not agreed on stays hidden."""

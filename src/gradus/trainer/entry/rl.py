@@ -4,8 +4,8 @@ Events of step v, in order: BatchReceived(v) when every rank holds the batch,
 PolicyPublished(v + 1) once the version is whole on disk, StepFinished(v) with the metrics of all
 ranks. CheckpointStaged(v) follows some time after StepFinished(v - 1). One thread sends them while
 the next step runs. TrainerDone follows the last step, after the final model lies in the run
-directory. A resumed run first publishes the version of its
-checkpoint again: inference starts from the initial weights.
+directory. The last step is that of the config, or the one before the batches end. A resumed run
+first publishes the version of its checkpoint again: inference starts from the initial weights.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> N
         if published is not None:
             _submit_announcement(channels, config.term, published)
     with closing(batches):
-        ladder.train(config.resume_step or 0, config.end_step)
+        num_trained = ladder.train(config.resume_step or 0, config.end_step)
     # Where the final model lies, the last version does too.
     publisher.settle()
     with alone(0):
         learner.save(run_dir, files)
     publisher.finish()
     if world.is_first:
-        channels.send(TrainerDone(step=config.end_step - 1, term=config.term))
+        channels.send(TrainerDone(step=num_trained - 1, term=config.term))
         channels.thread.wait()
 
 

@@ -1,0 +1,55 @@
+"""Whether a group earned all that there is to earn, which is why it has nothing to train (pure)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+FULL_REWARD = 1.0
+"""What a solved task earns at least, where the source does not declare its range of rewards."""
+_TOLERANCE = 1e-6
+
+
+@dataclass
+class _Range:
+    lowest: float = math.inf
+    highest: float = -math.inf
+
+
+class RewardRanges:
+    """Owns the lowest and the highest reward that an episode of each source has earned.
+
+    Equal rewards alone prove nothing: a policy may be stuck. A group counts as solved when each of
+    its episodes earned the full reward, none of the run ever earned more, and some earned less: a
+    reward that never differs says nothing about the policy.
+
+    >>> ranges = RewardRanges({})
+    >>> [ranges.is_solved("words", rewards, size=2) for rewards in ([1.0, 1.0], [0.0, 1.0])]
+    [False, False]
+    >>> ranges.is_solved("words", [1.0, 1.0], size=2)
+    True
+    """
+
+    def __init__(self, declared: Mapping[str, float]) -> None:
+        """`declared` is the largest possible reward of the sources that say so."""
+        self._declared = declared
+        self._ranges: dict[str, _Range] = {}
+
+    def is_solved(self, source: str, rewards: Sequence[float], *, size: int) -> bool:
+        """Note the rewards of a group of `size` episodes: did all of them earn the most?"""
+        known = self._ranges.setdefault(source, _Range())
+        known.lowest = min([known.lowest, *rewards])
+        known.highest = max([known.highest, *rewards])
+        full = max(known.highest, self._declared.get(source, FULL_REWARD))
+        least = full - _TOLERANCE * max(abs(full), 1.0)
+        return 0 < size == len(rewards) and min(rewards) >= least > known.lowest
+
+    def state(self) -> dict[str, Any]:
+        """The range of every source."""
+        return {source: asdict(known) for source, known in self._ranges.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._ranges = {source: _Range(**known) for source, known in state.items()}

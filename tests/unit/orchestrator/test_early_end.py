@@ -1,0 +1,158 @@
+"""A run with nothing left to train saves what it has, and says whether that is a good end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.groups.solved import RewardRanges
+from gradus.orchestrator.resume.checkpoint import load_orchestrator
+from gradus.run.checkpoints import CheckpointStore
+from gradus.run.lease import mark_run
+from gradus.run.paths import RunDirectory
+from gradus.testing.configs import build_curriculum_config
+from gradus.testing.episodes import build_episode
+from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedTrainer
+
+MAX_STEPS = 50
+
+
+def playing(*, learns_for: int, then: float) -> ScriptedEnvironment:
+    """Every second episode earns 1 and the others 0, until all earn the same."""
+    return ScriptedEnvironment(
+        play=lambda number: build_episode(
+            reward=then if number >= learns_for else float(number % 2), seed=number
+        )
+    )
+
+
+def saving_rig(
+    build_rig: Any, tmp_path: Path, environment: ScriptedEnvironment, **more: Any
+) -> Any:
+    run_dir = RunDirectory(tmp_path / "run0")
+    run_dir.root.mkdir()
+    mark_run(run_dir, "rl")
+    store = CheckpointStore(run_dir, 1)
+    trainer = ScriptedTrainer(max_steps=MAX_STEPS, checkpoints=store, checkpoint_interval=1000)
+    settings = {"max_steps": MAX_STEPS, "max_empty_attempts": 2} | more
+    return build_rig(trainer=trainer, environment=environment, **settings)
+
+
+def saved_steps(rig: Any) -> list[int]:
+    return [step for step, _ in CheckpointStore(RunDirectory(rig.root), 1).folders()]
+
+
+async def test_a_run_that_solves_its_tasks_saves_its_last_version_and_ends_well(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=24, then=1.0))
+    await rig.play()
+    trained = len(rig.trainer.batches)
+    assert 0 < trained < MAX_STEPS
+    assert saved_steps(rig) == [trained]
+    assert rig.policy.version == trained
+    assert rig.journal[-1] == rig.journal[-1] | {"event": "run_ended", "step": trained - 1}
+    solved = (rig.root / "control" / "solved.txt").read_text()
+    assert solved.startswith("every episode of the last 4 groups earned 1, and none of the run")
+    assert not (rig.root / "control" / "evicted.txt").exists()
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.5], ids=["all failed", "stuck halfway"])
+async def test_equal_rewards_that_are_not_the_best_are_saved_and_are_no_success(
+    build_rig: Any, tmp_path: Path, reward: float
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=24, then=reward))
+    with pytest.raises(EmptyBatchError, match="use easier or harder tasks"):
+        await rig.play()
+    assert saved_steps(rig) == [len(rig.trainer.batches)]
+    assert not (rig.root / "control" / "solved.txt").exists()
+
+
+async def test_what_is_saved_at_the_end_can_be_resumed_and_counts_anew(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=24, then=0.0))
+    with pytest.raises(EmptyBatchError):
+        await rig.play()
+    checkpoint = CheckpointStore(RunDirectory(rig.root), 1).latest()
+    assert checkpoint is not None
+    saved = load_orchestrator(checkpoint).state
+    assert saved.step == len(rig.trainer.batches)
+    assert saved.batcher["empty_groups"] < 4
+    assert saved.pieces["rewards"] == {"words": {"lowest": 0.0, "highest": 1.0}}
+
+
+async def test_a_dead_environment_costs_no_trained_step(build_rig: Any, tmp_path: Path) -> None:
+    environment = ScriptedEnvironment()
+
+    async def train(step: int) -> None:
+        if step == 2:
+            environment.die(EnvironmentFailure("environment process 'words' ended"))
+
+    rig = saving_rig(build_rig, tmp_path, environment)
+    rig.trainer._wait = train
+    with pytest.raises(EnvironmentFailure, match="'words' ended"):
+        await rig.play()
+    trained = len(rig.trainer.batches)
+    assert trained >= 3
+    assert saved_steps(rig) == [trained]
+
+
+async def test_the_last_version_of_a_solved_run_is_evaluated(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(
+        *(build_rig, tmp_path, playing(learns_for=24, then=1.0)),
+        eval={"interval_steps": 1000, "env": [{"id": "held-out", "num_tasks": 1}]},
+    )
+    held_out = ScriptedEnvironment(play=lambda number: build_episode(reward=1.0, seed=number))
+    rig.evaluated = [EvaluationSource("held-out", 1, 1, held_out)]
+    await rig.play()
+    evaluated = [line["version"] for line in rig.events("evaluation_ended")]
+    assert evaluated[-1] == len(rig.trainer.batches)
+
+
+async def test_a_solved_run_that_is_resumed_ends_as_solved_without_a_step(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=0, then=1.0))
+    orchestrator, journal = rig.build()
+    orchestrator.groups.rewards.load_state({"words": {"lowest": 0.0, "highest": 1.0}})
+    with journal:
+        training = asyncio.create_task(rig.trainer.train())
+        await orchestrator.play()
+        await training
+    assert rig.trainer.batches == []
+    assert (rig.root / "control" / "solved.txt").exists()
+
+
+def test_only_the_best_rewards_of_all_episodes_are_a_solved_group() -> None:
+    ranges = RewardRanges({})
+    assert not ranges.is_solved("words", [1.0, 1.0], size=2), "nothing ever earned less"
+    assert not ranges.is_solved("words", [0.2, 0.2], size=2)
+    assert not ranges.is_solved("words", [1.0], size=2), "one episode failed"
+    assert not ranges.is_solved("words", [], size=0)
+    assert ranges.is_solved("words", [1.0, 1.0 - 1e-9], size=2)
+    assert not ranges.is_solved("words", [1.5, 1.0], size=2)
+    assert not ranges.is_solved("words", [1.0, 1.0], size=2), "another earned more"
+    assert ranges.is_solved("words", [1.5, 1.5], size=2)
+
+
+def test_a_declared_range_says_what_the_best_is() -> None:
+    ranges = RewardRanges({"words": 10.0})
+    assert not ranges.is_solved("words", [2.0, 3.0], size=2)
+    assert not ranges.is_solved("words", [3.0, 3.0], size=2)
+    assert ranges.is_solved("words", [10.0, 10.0], size=2)
+
+
+async def test_the_range_that_a_curriculum_declares_counts(build_rig: Any, tmp_path: Path) -> None:
+    curriculum = build_curriculum_config("difficulty", reward_range=(0.0, 2.0))
+    environment = playing(learns_for=24, then=1.0)
+    rig = saving_rig(build_rig, tmp_path, environment, curriculum=curriculum)
+    with pytest.raises(EmptyBatchError):
+        await rig.play()
