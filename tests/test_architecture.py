@@ -63,7 +63,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 ORCHESTRATOR_FLOORS = (
     *({"traces"}, {"types"}, {"failures"}, {"algorithms"}, {"groups"}, {"play"}, {"records"}),
-    *({"resume"}, {"evaluation", "replay"}, {"buffer"}, {"trainer_link"}, {"orchestrator"}),
+    *(
+        {"resume"},
+        {"evaluation", "replay"},
+        {"buffer"},
+        {"trainer_link"},
+        {"early_end"},
+        {"orchestrator"},
+    ),
     *({"live"}, {"build"}),
 )
 """Rooms of the orchestrator from the ground up; each imports only itself and those below."""

@@ -16,15 +16,12 @@ Each change is a line of the journal. Next page: `groups/grading.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gradus.errors import EmptyBatchError, EnvironmentFailure, GradusError
 from gradus.log import get_logger
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.groups.batcher import (
-    ZERO_ADVANTAGE,
     Batcher,
     ReadyGroup,
     SampleBatch,
@@ -96,8 +93,6 @@ class GroupBuffer:
     recording: EpisodeRecording | None
     """What a replay needs of each episode."""
     failures: FirstFailures
-    note_end: Callable[[GradusError], None]
-    """Notes for the user why nothing could be trained, before the run ends."""
     rewards: RewardRanges
     counters: StepCounters = field(default_factory=StepCounters)
     starvation: Starvation = field(default_factory=Starvation)
@@ -116,8 +111,7 @@ class GroupBuffer:
             task = await source.environment.task(pointer.index)
         except TaskRefused as error:
             self.set_aside(pointer, UNREADABLE, f"{error}")
-            with self._noting_the_end():
-                self.batcher.reject({f"{ERROR_PREFIX}{UNREADABLE}_task": 1})
+            self.batcher.reject({f"{ERROR_PREFIX}{UNREADABLE}_task": 1})
             self.queue.redraw(draw)
             return None
         group = Group(f"g{draw.number:06d}", pointer, task)
@@ -278,8 +272,7 @@ class GroupBuffer:
             self.tasks.record(group.pointer, result)
         except EpisodeFailed as failed:
             group.fail(failed.failure)
-        size = len(group.played)
-        is_solved = self.rewards.is_solved(group.source, result.rewards, size=size)
+        is_solved = self.rewards.is_solved(group.source, result.rewards, size=len(group.played))
         for episode_id, failure in group.failures.items():
             self._tell(group, episode_id, failure)
         self.journal.write(
@@ -288,27 +281,14 @@ class GroupBuffer:
             samples=[sample.id for sample in group.samples],
             error=group.failure.kind if group.failure else None,
         )
-        with self._noting_the_end():
-            if group.samples:
-                is_frozen = self.sources[group.source].is_frozen
-                ready = ReadyGroup(group.id, tuple(group.samples), is_frozen)
-                self._note_stale(self.batcher.add(ready))
-                return
-            self._drop(group)
-            last = next((failure.message for failure in group.failures.values()), "")
-            is_solved = is_solved and set(group.reasons) == {ZERO_ADVANTAGE}
-            self.batcher.reject(
-                group.reasons, last=last, rewards=result.rewards, is_solved=is_solved
-            )
-
-    @contextmanager
-    def _noting_the_end(self) -> Iterator[None]:
-        """When nothing could be trained for too long, leave the reason in the run's folder."""
-        try:
-            yield
-        except (EmptyBatchError, EnvironmentFailure) as error:
-            self.note_end(error)
-            raise
+        if group.samples:
+            is_frozen = self.sources[group.source].is_frozen
+            ready = ReadyGroup(group.id, tuple(group.samples), is_frozen)
+            self._note_stale(self.batcher.add(ready))
+            return
+        self._drop(group)
+        last = next((failure.message for failure in group.failures.values()), "")
+        self.batcher.reject(group.reasons, last=last, rewards=result.rewards, is_solved=is_solved)
 
     def _drop(self, group: Group) -> None:
         """The group trains nothing: free its slot for a replacement."""

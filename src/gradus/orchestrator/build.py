@@ -16,8 +16,7 @@ from gradus.config import (
     ReferenceConfig,
     SourceConfig,
 )
-from gradus.errors import GradusError, ProtocolError, SolvedError
-from gradus.files import write_atomically
+from gradus.errors import ProtocolError
 from gradus.log import get_logger, note_step
 from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
 from gradus.orchestrator.algorithms import (
@@ -30,6 +29,7 @@ from gradus.orchestrator.algorithms.teacher import (
     open_reference,
 )
 from gradus.orchestrator.buffer import GroupBuffer
+from gradus.orchestrator.early_end import EarlyEnd
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
 from gradus.orchestrator.failures import FirstFailures, ListedErrors, notify, run_loops
@@ -312,6 +312,7 @@ def build_orchestrator(
         evaluation=evaluation,
         engine=engine,
         snapshotter=snapshotter,
+        end=EarlyEnd(snapshotter.run_dir, trainer, groups.batcher, snapshotter, evaluation),
         records=records,
         journal=components.journal,
         board=board,
@@ -357,10 +358,6 @@ def _build_buffer(
     settings, run_dir = config.orchestrator, RunDirectory(Path(config.run_dir))
     tasks = TaskSource([s.share for s in components.sources.values()], seed=config.seed)
 
-    def note_end(error: GradusError) -> None:
-        path = run_dir.solved if isinstance(error, SolvedError) else run_dir.evicted
-        write_atomically(path, f"{error}\n".encode())
-
     return GroupBuffer(
         sources=components.sources,
         tasks=tasks,
@@ -374,7 +371,6 @@ def _build_buffer(
         records=records,
         recording=components.recording,
         failures=FirstFailures(run_dir, "train"),
-        note_end=note_end,
         rewards=RewardRanges(_declared_rewards(config)),
     )
 

@@ -20,17 +20,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.errors import (
-    DeadlineError,
-    FencedError,
-    GradusError,
-    ProtocolError,
-    SolvedError,
-    StorageError,
-)
+from gradus.errors import ProtocolError
 from gradus.orchestrator.buffer import GroupBuffer
+from gradus.orchestrator.early_end import EarlyEnd
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
-from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.play.concurrency import EngineWatch, Scheduler
 from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.records.journal import Journal, JournalEvent
@@ -57,6 +50,7 @@ class Orchestrator:
     evaluation: RlEvaluation
     engine: EngineWatch
     snapshotter: Snapshotter
+    end: EarlyEnd
     records: RecordWriter
     journal: Journal
     board: WaitBoard
@@ -71,15 +65,14 @@ class Orchestrator:
         async with asyncio.TaskGroup() as tasks:
             if self.trainer.first_step:
                 await self.trainer.serve_first()
-            watches = [tasks.create_task(self._or_end(watch())) for watch in self.watches]
+            watches = [tasks.create_task(self.end.after(watch())) for watch in self.watches]
             self.evaluation.begin_if_due(policy.version)
-            scheduling = tasks.create_task(self._or_end(self.schedule(tasks)))
-            collecting = tasks.create_task(self._or_end(self.collect()))
+            scheduling = tasks.create_task(self.end.after(self.schedule(tasks)))
+            collecting = tasks.create_task(self.end.after(self.collect()))
             shipping = tasks.create_task(self.ship())
             recording = tasks.create_task(self.records.run())
             last_step = await self.refresh(tasks)
-            ended = self.groups.batcher.ended
-            if ended is None and not self.trainer.has_all_batches:
+            if not self.trainer.has_all_batches:
                 raise ProtocolError(
                     f"the trainer left after step {last_step}, the run has {self.trainer.max_steps}"
                 )
@@ -88,34 +81,14 @@ class Orchestrator:
             # Nothing more ends and nothing more is recorded, so both loops drain and return.
             await self.player.close()
             await collecting
-            if isinstance(ended, SolvedError):
-                self.evaluation.begin_last(policy.version)
-            if ended is None or isinstance(ended, SolvedError):
-                await self.evaluation.released()
+            await self.end.evaluated(policy.version)
             self.groups.drop_leftovers()
             self.records.close()
             await recording
             for watch in watches:
                 watch.cancel()
-        if ended is not None and not isinstance(ended, SolvedError):
-            raise ended
+        self.end.raise_failure()
         self.journal.write(JournalEvent.RUN_ENDED, step=last_step)
-
-    async def _or_end(self, loop: Coroutine[Any, Any, None]) -> None:
-        """A loop whose error ends the run only once the trainer has saved what it trained."""
-        try:
-            await loop
-        except Exception as error:
-            cause = root_cause(error)
-            if not isinstance(cause, GradusError) or not self._can_save_before(cause):
-                raise
-            self.groups.batcher.end(cause)
-
-    def _can_save_before(self, end: GradusError) -> bool:
-        if isinstance(end, FencedError | StorageError | DeadlineError):
-            return False  # There is no place for it, or nobody who would answer.
-        is_trained = self.trainer.num_shipped > self.trainer.first_step
-        return is_trained or isinstance(end, SolvedError)
 
     def silent(self) -> dict[str, str]:
         """What keeps the run waiting, for the launcher to say."""
@@ -128,11 +101,7 @@ class Orchestrator:
 
     # ---------------------------------------------------------------- schedule
     async def schedule(self, tasks: asyncio.TaskGroup) -> None:
-        """Start episodes, oldest group first; open a group when all planned ones started.
-
-        consumes: tasks                waits for: a free slot and room in flight
-        produces: running episodes     unblocked by: collect, refresh
-        """
+        """Start episodes, oldest group first; open a group when all planned ones started."""
         while True:
             while (planned := self.scheduler.next_episode(now=self.clock())) is not None:
                 group = self.groups.groups[planned.group_id]
@@ -166,11 +135,7 @@ class Orchestrator:
 
     # ----------------------------------------------------------------- collect
     async def collect(self) -> None:
-        """Settle ended episodes; grade each group when its last one ended, or begin to score it.
-
-        consumes: ended episodes           waits for: the next one
-        produces: samples for a batch      unblocked by: environments
-        """
+        """Settle ended episodes; grade each group when its last one ended, or begin to score it."""
         async with asyncio.TaskGroup() as scoring:
             judged: set[asyncio.Task[None]] = set()
             while True:
@@ -205,11 +170,7 @@ class Orchestrator:
 
     # -------------------------------------------------------------------- ship
     async def ship(self) -> None:
-        """Send each full batch to the trainer, in step order; ends after the last step.
-
-        consumes: full batches             waits for: a full batch, room in the transport
-        produces: micro batches            unblocked by: collect, the trainer's receive
-        """
+        """Send each full batch to the trainer, in step order; ends after the last step."""
         for sent in self.trainer.to_send_again:
             await self.trainer.send(sent)
         while not self.trainer.has_all_batches:
@@ -217,8 +178,8 @@ class Orchestrator:
             with self.board.waiting("ship", WaitFor("a full batch", on="collect")):
                 batch = await self.groups.batcher.next_batch()
             if batch is None:
-                await self._end_early()
-                return
+                await self.end.announce()
+                continue
             self.snapshotter.cut(batch)
             # Before slots were free the trainer was waited for, not the episodes.
             waited = self.clock() - max(begun, self.trainer.served_at)
@@ -226,11 +187,6 @@ class Orchestrator:
             self.trainer.step_metrics.shipped(batch.step, metrics)
             self._abandon_too_old()
             await self.trainer.send(batch)
-
-    async def _end_early(self) -> None:
-        if not self.trainer.is_behind:
-            self.snapshotter.trained(self.trainer.num_finished - 1, is_saved=True)
-        await self.trainer.end_early()
 
     def _abandon_too_old(self) -> None:
         abandoned = self.groups.abandon_too_old()
@@ -241,18 +197,13 @@ class Orchestrator:
 
     # ----------------------------------------------------------------- refresh
     async def refresh(self, tasks: asyncio.TaskGroup) -> int:
-        """Follow the trainer: serve what it publishes, free slots; returns its last step.
-
-        consumes: events of the trainer        waits for: the next one, inference
-        produces: a live version, free slots   unblocked by: the trainer
-        """
+        """Follow the trainer: serve what it publishes, free slots; returns its last step."""
         while True:
             event = await self.trainer.next_event()
             match event:
                 case StepFinished(step=step, is_saved=is_saved):
                     # Without an await since the event came: the snapshot is of this moment.
-                    is_last = self.trainer.is_ending and not self.trainer.is_behind
-                    self.snapshotter.trained(step, is_saved=is_saved or is_last)
+                    self.end.trained(step, is_saved=is_saved)
                 case CheckpointStaged(step=step):
                     tasks.create_task(self.snapshotter.commit(step))
                 case PolicyPublished():

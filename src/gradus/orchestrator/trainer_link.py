@@ -73,12 +73,7 @@ class TrainerLink:
     @property
     def has_all_batches(self) -> bool:
         """Whether the last batch of the run was sent."""
-        return self.num_shipped >= self.max_steps
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether a batch that was sent is not trained yet."""
-        return self.num_finished < self.num_shipped
+        return self.is_ending or self.num_shipped >= self.max_steps
 
     async def end_early(self) -> None:
         """Tell the trainer that no other batch comes: it saves, and then it is done."""
@@ -146,7 +141,7 @@ class TrainerLink:
 
     def _note_answer(self) -> None:
         answered = min(self.num_finished, self.num_served)
-        if answered == self.num_shipped < self.max_steps and not self.is_ending:
+        if answered == self.num_shipped and not self.has_all_batches:
             self._owes_answer.clear()
 
     async def serve_first(self) -> None:

@@ -67,10 +67,8 @@ class Ladder:
     """Has the devices for a step, where something else uses them between steps."""
 
     def train(self, first_step: int, end_step: int) -> int:
-        """All steps from `first_step` on that come before `end_step`; returns the step after them.
-
-        When the batches end before, it is that step, and the version that is trained is saved.
-        """
+        """All steps from `first_step` to before `end_step`, or to where the batches end; returns
+        the step after them."""
         with nullcontext() if self.saver is None else self.saver:
             for step in range(first_step, end_step):
                 try:

@@ -162,7 +162,7 @@ class Batcher:
         came, else EmptyBatchError. A run that goes on after that counts from the beginning.
         """
         self._empty_groups += 1
-        self._solved_groups += is_solved
+        self._solved_groups += is_solved and set(reasons) == {ZERO_ADVANTAGE}
         self._reasons.update(reasons)
         if self._empty_groups >= self._max_empty_groups:
             error = self._no_batch_error(last, rewards)
