@@ -21,7 +21,7 @@ from gradus.config.keys import (
     members,
     models,
 )
-from gradus.config.read.renames import field_hint
+from gradus.config.read.foreign import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, tag_of
 from gradus.config.schema.environment import NAME_PATTERN

@@ -143,7 +143,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             algo={
                 "type": "grpo",
                 "length_penalty": True,
-                "length_weights": {"turns": 0.2},
+                "length_weights": {"output": 0.25, "input": 0.1, "turns": 0.2},
             }
         ),
     ),
@@ -203,22 +203,35 @@ def test_a_key_of_prime_rl_becomes_ours(old: dict[str, Any], new: dict[str, Any]
 @pytest.mark.parametrize(
     ("old", "note"),
     [
-        ({"wandb": {"project": "x"}}, "wandb: metrics go to metrics.jsonl"),
-        ({"weight_broadcast": {"port": 1}}, "weight_broadcast.port: gradus has no such setting"),
+        ({"wandb": {"id": "x"}}, 'wandb.id = "x": gradus has no such setting'),
+        (
+            {"weight_broadcast": {"port": 1}},
+            "weight_broadcast.port = 1: gradus has no such setting",
+        ),
         ({"ckpt": {}}, "ckpt: write checkpoint.interval_steps"),
-        ({"orchestrator": {"algo": {"tau": 1}}}, "orchestrator.algo.tau: grpo of gradus has no"),
+        ({"clean_output_dir": True}, "clean_output_dir = true: write `gradus rl --clean`"),
+        ({"orchestrator": {"algo": {"tau": 1}}}, "orchestrator.algo.tau = 1: gradus has no such"),
         (
             {"seq_len": 64, "inference": {"model": {"max_model_len": 32}}},
-            "model.max_length_tokens: two values; 64 was taken, not 32",
+            "inference.model.max_model_len: two values; model.max_length_tokens = 64 was taken",
         ),
         (
             {"orchestrator": {"batch_size": 10, "group_size": 4}},
             "orchestrator.batch_size: 10 is no multiple of 4; rounded down",
         ),
+        ({"inference": {"vllm": {"seed": 3}}}, "inference.vllm.seed = 3: write seed"),
+        (
+            source(id="a", sft={"on_tool_outputs": False}),
+            "orchestrator.train.env.0.sft",
+        ),
+        (
+            source(id="a", args={"holdout_fraction": 0.1}),
+            "orchestrator.train.env.0.taskset: gradus holds",
+        ),
     ],
 )
 def test_what_has_no_equivalent_is_listed(old: dict[str, Any], note: str) -> None:
-    (left,) = from_prime_rl(old).left_out
+    (left,) = from_prime_rl({"max_steps": 3, **old}).left_out
     assert left.startswith(note)
 
 
@@ -260,7 +273,7 @@ def test_the_printed_file_passes_the_check(
     assert main(["check", "--from", "prime-rl", "old.toml"]) == 0
     printed = capsys.readouterr().out
     assert tomllib.loads(printed)["orchestrator"]["groups_per_batch"] == 8
-    assert "# wandb: metrics go to metrics.jsonl" in printed
+    assert tomllib.loads(printed)["monitor"] == [{"type": "wandb", "project": 'p "x"'}]
     Path("new.toml").write_text(printed)
     assert main(["check", "--fast", "@", "new.toml"]) == 0
     shown = capsys.readouterr().out

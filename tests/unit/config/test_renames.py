@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gradus.config import EvalConfig, RunConfig, SftConfig, load_config, sections, top_level_keys
 from gradus.config.problems import unknown_key
-from gradus.config.read.renames import FIELD_KEYS, RENAMES, translate
+from gradus.config.read.foreign import HINTS, MOVES, To
+from gradus.config.read.renames import RENAMES, translate
 from gradus.errors import ConfigError
 from gradus.testing.configs import RUN_TOML
 
@@ -235,7 +236,7 @@ def test_a_task_set_without_an_id_above_it_is_the_source(tmp_path: Path) -> None
             "gradus calls it orchestrator.groups_per_batch; it counts groups",
         ),
         (("ckpt",), "gradus calls it checkpoint"),
-        (("wandb",), "gradus writes metrics.jsonl"),
+        (("wandb",), 'write [[monitor]] with type = "wandb"'),
         (
             ("orchestrator", "train", "env", 0, "errors", "type"),
             "which errors are tried again is set by retry_on",
@@ -279,5 +280,8 @@ def test_every_key_of_the_field_leads_to_a_key_that_exists() -> None:
         for section in sections(model):
             known.add(section.path)
             known |= {f"{section.path}.{key.name}".strip(".") for key in section.keys}
-    missing = {own for choices in FIELD_KEYS.values() for own in choices} - known
-    assert missing == set()
+    moved = [to for moves in MOVES.values() for to in moves.values()]
+    named = {own for choices in HINTS.values() for own in choices}
+    named |= {to.key if isinstance(to, To) else to for to in moved} - {""}
+    extra = {key for key in named if ".extra_body." in key or ".extra_args." in key}
+    assert named - extra - known == set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,128 +66,6 @@ RENAMES: tuple[Rename, ...] = (
     Rename("orchestrator.drop_zero_advantage", "orchestrator.filters", filters_of),
 )
 """Applied from top to bottom: a later line sees what the earlier ones moved."""
-
-
-FIELD_KEYS: Mapping[str, tuple[str, ...]] = {
-    # prime-rl
-    "seq_len": ("model.max_length_tokens",),
-    "max_model_len": ("model.max_length_tokens",),
-    "batch_size": ("orchestrator.groups_per_batch", "batch_conversations"),
-    "rollouts_per_example": ("orchestrator.train.env.N.group_size", "env.N.group_size"),
-    "group_size": ("orchestrator.train.env.N.group_size", "env.N.group_size"),
-    "ckpt": ("checkpoint",),
-    "ckpt.interval": ("checkpoint.interval_steps",),
-    "interval": ("orchestrator.eval.interval_steps", "eval.interval_steps"),
-    "optim": ("trainer.optimizer", "optimizer"),
-    "max_norm": ("trainer.optimizer.max_grad_norm", "optimizer.max_grad_norm"),
-    "scheduler": ("trainer.optimizer.schedule", "optimizer.schedule"),
-    "args": ("taskset",),
-    "num_examples": ("num_tasks",),
-    "max_off_policy_steps": ("orchestrator.max_staleness",),
-    "max_async_level": ("orchestrator.max_lag",),
-    "async_level": ("orchestrator.max_lag",),
-    "max_inflight_rollouts": ("orchestrator.max_in_flight_episodes",),
-    "max_inflight": ("orchestrator.max_in_flight_episodes",),
-    "max_concurrent": ("orchestrator.max_in_flight_episodes", "max_in_flight_episodes"),
-    "trainer.model": ("trainer.parallel",),
-    "trainer.model.ac": ("trainer.parallel.activation_checkpointing",),
-    "trainer.model.compile": ("trainer.parallel.compile",),
-    "trainer.model.cp": ("trainer.parallel.context_parallel_size",),
-    "trainer.model.optim_cpu_offload": ("trainer.parallel.offload_optimizer",),
-    "trainer.model.lora": ("trainer.lora",),
-    "weight_broadcast": ("trainer.weight_transfer",),
-    "orchestrator.algo": ("orchestrator.train.algo",),
-    "orchestrator.advantage": ("orchestrator.train.algo",),
-    "advantage": ("orchestrator.train.algo",),
-    "training_mode": ("orchestrator.train.algo.type",),
-    "teacher": ("orchestrator.train.algo.reference",),
-    "inference.parallel": ("inference.tensor_parallel_size",),
-    "tp": ("inference.tensor_parallel_size",),
-    "vllm_extra": ("inference.extra_args",),
-    "inference.vllm": ("inference.extra_args",),
-    "source": ("orchestrator.train.env", "env"),
-    "deployment": ("trainer.num_processes", "num_processes"),
-    # verl
-    "train_batch_size": ("orchestrator.groups_per_batch",),
-    "ppo_mini_batch_size": ("orchestrator.groups_per_batch",),
-    "max_prompt_length": ("model.max_length_tokens",),
-    "max_response_length": ("orchestrator.train.sampling.max_completion_tokens",),
-    "clip_ratio": ("trainer.loss.clip_low",),
-    "kl_loss_coef": ("trainer.loss.reference_kl_coefficient",),
-    "kl_loss_type": ("trainer.loss.reference_kl_estimator",),
-    "adv_estimator": ("orchestrator.train.algo.type",),
-    "ppo_max_token_len_per_gpu": ("trainer.micro_batch_tokens",),
-    "rollout": ("inference",),
-    "actor": ("trainer",),
-    "total_epochs": ("max_steps",),
-    "total_training_steps": ("max_steps",),
-    "save_freq": ("checkpoint.interval_steps",),
-    "test_freq": ("orchestrator.eval.interval_steps",),
-    # TRL
-    "learning_rate": ("trainer.optimizer.lr", "optimizer.lr"),
-    "num_generations": ("orchestrator.train.env.N.group_size",),
-    "per_device_train_batch_size": ("orchestrator.groups_per_batch", "batch_conversations"),
-    "gradient_accumulation_steps": ("trainer.micro_batch_tokens", "micro_batch_tokens"),
-    "gradient_checkpointing": (
-        "trainer.parallel.activation_checkpointing",
-        "parallel.activation_checkpointing",
-    ),
-    "max_completion_length": ("orchestrator.train.sampling.max_completion_tokens",),
-    "max_seq_length": ("model.max_length_tokens",),
-    "max_length": ("model.max_length_tokens",),
-    "beta": ("trainer.loss.reference_kl_coefficient",),
-    "epsilon": ("trainer.loss.clip_low",),
-    "save_steps": ("checkpoint.interval_steps",),
-    "eval_steps": ("orchestrator.eval.interval_steps", "eval.interval_steps"),
-    "warmup_ratio": ("trainer.optimizer.warmup_steps", "optimizer.warmup_steps"),
-    "lr_scheduler_type": ("trainer.optimizer.schedule", "optimizer.schedule"),
-    "max_grad_norm": ("trainer.optimizer.max_grad_norm", "optimizer.max_grad_norm"),
-    "model_name_or_path": ("model.name",),
-    "peft_config": ("trainer.lora", "lora"),
-    "use_vllm": ("inference",),
-    "dataset_name": ("data.path",),
-    "bf16": ("trainer.compute_dtype", "compute_dtype"),
-}
-"""Key of prime-rl, verl or TRL, with as many parts as it takes to know it → what gradus calls it,
-in an RL run, in a supervised run or in an evaluation; first looked for in the key's own table."""
-
-FIELD_WORDS: Mapping[str, str] = {
-    "wandb": "gradus writes metrics.jsonl into the run directory; take it away",
-    "monitors": "gradus writes metrics.jsonl into the run directory; take it away",
-    "report_to": "gradus writes metrics.jsonl into the run directory; take it away",
-    "slurm": "gradus runs on one machine; take it away",
-    "num_train_epochs": "gradus counts steps; write max_steps",
-    "critic": "gradus trains no critic; take it away",
-    # earlier builds of gradus
-    "errors.type": "which errors are tried again is set by retry_on; take it away",
-    "errors.options": "which errors are tried again is set by retry_on; take it away",
-}
-"""Key without an equivalent, with as many parts as it takes to know it → what to do."""
-
-_UNITS = {
-    "batch_size": "; it counts groups: batch_size / group_size",
-    "train_batch_size": "; it counts groups, one per prompt",
-    "per_device_train_batch_size": "; it counts groups over all devices",
-}
-
-
-def field_hint(path: KeyPath, is_known: Callable[[str], bool]) -> str | None:
-    """What gradus calls a key of prime-rl, verl or TRL; None when the key is none of them.
-
-    `is_known` says whether a dotted key exists in the config at hand; `N` is a place in a list.
-    """
-    names = [str(part) for part in path if isinstance(part, str)]
-    for length in range(len(names), 0, -1):
-        key = ".".join(names[-length:])
-        if key in FIELD_WORDS:
-            return FIELD_WORDS[key]
-        known = FIELD_KEYS.get(key, ())
-        beside = [".".join([*map(str, path[:-1]), own.rpartition(".")[2]]) for own in known]
-        for own in (*beside, *known):
-            if is_known(own):
-                unit = _UNITS.get(key, "") if own.endswith("groups_per_batch") else ""
-                return f"gradus calls it {own}{unit}"
-    return None
 
 
 @dataclass(frozen=True)
