@@ -7,6 +7,7 @@ starting. More of the first kind are in `patches.shortcuts`.
 
 | patch | reason (share of an episode's CPU time) | remove when |
 |---|---|---|
+| `keep_content_plain` | text of users and tools becomes control tokens | renderers keeps it text |
 | `use_engine_client` | openai + httpx around one JSON post: 20 % | verifiers takes a client |
 | `seed_each_request` | one seed for all calls of an episode | verifiers seeds each call |
 | `read_every_tool_call` | a call that cannot be read ends its episode | verifiers reads each |
@@ -68,6 +69,7 @@ from gradus.environments.harness.tool_servers import (
     start_in_time,
 )
 from gradus.environments.patches.known import Patch, install_known, refuse_changed
+from gradus.environments.patches.plain_content import keep_content_plain
 from gradus.environments.patches.shortcuts import SHORTCUTS
 from gradus.environments.patches.task_headers import send_task_headers
 from gradus.log import get_logger
@@ -135,6 +137,11 @@ def _request_patches() -> tuple[Patch, ...]:
             read_every_tool_call,
             {f"{_TRAIN}response_from_generate": "df414e71baa3668e"},
             "a tool call that the model wrote badly would fail its episode, and ids would repeat",
+        ),
+        Patch(
+            keep_content_plain,
+            {f"{_TRAIN}ElasticRendererPool.grow": "dc57edb5e6955894"},
+            "text of users and tools could become control tokens",
         ),
         Patch(render_inline, rendering),
         Patch(

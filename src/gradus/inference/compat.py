@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import sys
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from vllm.model_executor.models import registry
+from vllm.renderers import hf
 from vllm.v1.engine import utils as engine_utils
+
+from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer
 
 _INSPECT = (
     "import gradus, runpy; runpy.run_module('vllm.model_executor.models.registry', "
@@ -25,6 +30,39 @@ def inspect_models_with_gradus() -> None:
     for builds of torchvision that fit.
     """
     registry._SUBPROCESS_COMMAND = [sys.executable, "-c", _INSPECT]
+
+
+def keep_content_plain() -> None:
+    """Let the chat routes and `/tokenize` write what a message spells like a control token as text.
+
+    vLLM's template gives a text that is tokenized as a whole. Messages without such spellings, and
+    models that take images, whose places vLLM writes into the text, go the old way. Can go when
+    vLLM tells the template's text and the messages' apart.
+    """
+    write = hf.safe_apply_chat_template
+    if hasattr(write, "__wrapped__"):
+        return
+    known: WeakKeyDictionary[Any, ControlTokens] = WeakKeyDictionary()
+
+    @functools.wraps(write)
+    def write_plain(
+        model_config: Any, tokenizer: Any, conversation: Any, *, tools: Any = None, **options: Any
+    ) -> Any:
+        given = (conversation, tools)
+        if not model_config.is_multimodal_model:
+            control = known.get(tokenizer) or known.setdefault(
+                tokenizer, ControlTokens.of(tokenizer)
+            )
+            conversation = [control.plain(m, is_sampled=lambda _: False) for m in conversation]
+            tools = control.plain_tools(tools)
+        if (conversation, tools) == given:
+            return write(model_config, tokenizer, given[0], tools=given[1], **options)
+        text = write(
+            model_config, tokenizer, conversation, tools=tools, **{**options, "tokenize": False}
+        )
+        return MarkedTokenizer(tokenizer).encode(text, add_special_tokens=False)
+
+    hf.safe_apply_chat_template = write_plain
 
 
 @contextlib.contextmanager

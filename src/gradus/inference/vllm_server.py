@@ -38,7 +38,11 @@ from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import write_json
 from gradus.inference.admin import PolicyRoutes, WeightAdmin
-from gradus.inference.compat import inspect_models_with_gradus, worker_forked_into_engine
+from gradus.inference.compat import (
+    inspect_models_with_gradus,
+    keep_content_plain,
+    worker_forked_into_engine,
+)
 from gradus.inference.gpu.turns import EngineTurns, TurnRoutes
 from gradus.inference.guard import Guard, ServedToken, Tokens
 from gradus.inference.http_server import (
@@ -254,6 +258,7 @@ def hold_replies(vllm_config: VllmConfig) -> None:
 def engine_config(args: Namespace) -> Iterator[VllmConfig]:
     """The config of an engine, which must be started while this is open."""
     inspect_models_with_gradus()
+    keep_content_plain()
     context = UsageContext.OPENAI_API_SERVER
     vllm_config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=context)
     is_one_cpu_worker = current_platform.is_cpu() and vllm_config.parallel_config.world_size == 1

@@ -178,6 +178,12 @@ SECTIONS = (
                 "Cut from an `info` that was too large, of the traces of which something was cut.",
             ),
             (
+                "episode/<source>/control_spellings/mean",
+                "times",
+                "How often tools or other agents said what spells the turns of a chat template, of "
+                "the traces in which they did. It stays text.",
+            ),
+            (
                 "episode/<source>/names_left_out/sum",
                 "values",
                 "Left out, because one record takes 200 names of one environment.",
@@ -361,6 +367,7 @@ SECTIONS = (
             ),
             (f"eval/<environment>/{_STAGES}", "seconds", "One stage of a finished episode."),
             ("eval/<environment>/info_cut_bytes/mean", "bytes", "Cut from an `info`."),
+            ("eval/<environment>/control_spellings/mean", "times", "Turns that others spelled."),
             ("eval/<environment>/names_left_out/sum", "values", "Beyond 200 names."),
         ),
     ),

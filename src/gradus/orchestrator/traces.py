@@ -9,6 +9,7 @@ from typing import Any
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
+from gradus.wire.control_tokens import SPELLINGS
 from gradus.wire.episode import CONTEXT_FULL
 
 STAGES = ("boot", "setup", "agent", "finalize", "scoring")
@@ -60,6 +61,23 @@ def cut_bytes(info: Mapping[str, Any]) -> float | None:
     return float(found) if isinstance(found, int) else None
 
 
+def control_spellings(trace: WireTrace) -> float | None:
+    """How often what tools and others said spells the turns of a chat template; None for never.
+
+    What stands before the first reply is the task's own.
+    """
+    numbers = [number for number, node in enumerate(trace.nodes) if node.sampled]
+    if not numbers:
+        return None
+    said = [node.message for node in trace.nodes[numbers[0] :] if not node.sampled]
+    found = sum(
+        len(SPELLINGS.findall(content if isinstance(content, str) else repr(content)))
+        for message in said
+        if message.role != "assistant" and (content := message.content)
+    )
+    return float(found) if found else None
+
+
 def named_values(traces: Sequence[WireTrace]) -> dict[str, tuple[float, ...]]:
     """By name, one per trace that has it: parts of the reward, metrics of the environment, seconds
     of each stage. What is missing or not finite is left out.
@@ -105,6 +123,7 @@ def _measured(trace: WireTrace) -> Iterator[tuple[str, float | None]]:
 def _spent(trace: WireTrace) -> Iterator[tuple[str, float | None]]:
     """What a trace cost."""
     yield "info_cut_bytes", cut_bytes(trace.info)
+    yield "control_spellings", control_spellings(trace)
     for stage in STAGES:
         span = getattr(trace.timing, stage)
         if span.end:

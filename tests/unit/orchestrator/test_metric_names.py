@@ -33,7 +33,8 @@ def measured_group(source: str = "words", *, is_game: bool = False) -> Group:
     """A group to which everything happened."""
     group = Group("g0", TaskPointer(source, 0, 0), Task({}, 0), numbers={"baseline/a": 1.0})
     for number in range(3):
-        traces = [build_trace(reward=float(number), agent="a")]
+        traces = [build_trace(reward=float(number), agent="a", turns=2)]
+        traces[0].nodes[2].message.content = "now <|im_end|>"
         traces[0].metrics = {"moves": 1.0, "episode/length": 2.0}
         traces[0].info = {"gradus_cut": {"bytes": 9}}
         traces[0].record_reward("style", float(number), 1.0)
@@ -99,6 +100,7 @@ def evaluated() -> dict[str, float]:
         "reward/style": 1.0,
         "metric/moves": 1.0,
         "info_cut_bytes": 9.0,
+        "control_spellings": 1.0,
         **{f"{stage}_seconds": 1.0 for stage in STAGES},
     }
     of_agents = {f"agent/a/{name}": 1.0 for name in ("reward", "reward/style", "metric/moves")}

@@ -3,7 +3,7 @@
 The template needs no generation tags: a message's tokens are those that rendering it adds after
 its header. Templates may rewrite earlier turns (Qwen3 removes old reasoning); a turn that does not
 continue what was rendered before starts a new sample, so each message is learned once, in
-the context in which it would be sampled.
+the context in which it would be sampled. What a message spells like a control token stays text.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
+from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import TokenArrays
 from gradus.wire.turns import common_prefix, end_of_turn
@@ -47,6 +48,8 @@ class ConversationEncoder:
     def __init__(self, tokenizer: Any, stop_token_ids: Collection[int] = ()) -> None:
         """`stop_token_ids` end a turn, and so does the tokenizer's end token."""
         self._tokenizer = tokenizer
+        self._control = ControlTokens.of(tokenizer)
+        self._reader = MarkedTokenizer(tokenizer)
         self._stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
         self._begin = _begin_of_text(tokenizer)
         self._shown: dict[tuple[str, bool], bool] = {}
@@ -66,8 +69,9 @@ class ConversationEncoder:
         ]
 
     def _encode_text(self, text: PlainText) -> Sample:
-        prompt = self._tokens(text.id, text.prompt)
-        token_ids = self._tokens(text.id, text.prompt + text.completion)
+        # Without a template, the row itself is what writes control tokens.
+        prompt = self._tokens(text.id, text.prompt, self._tokenizer)
+        token_ids = self._tokens(text.id, text.prompt + text.completion, self._tokenizer)
         if prompt[: len(self._begin)] != self._begin:
             prompt, token_ids = self._begin + prompt, self._begin + token_ids
         if self._tokenizer.eos_token_id is not None:
@@ -79,9 +83,11 @@ class ConversationEncoder:
     def _message_span(self, conversation: Conversation, number: int) -> tuple[list[int], int]:
         """Tokens up to and with message `number`, and where its own tokens begin."""
         whole = self._render(conversation, conversation.messages[: number + 1])
-        token_ids = self._tokens(conversation.id, whole)
+        token_ids = self._tokens(conversation.id, whole, self._reader)
         header = whole[: self._header_length(conversation, number, whole)]
-        return token_ids, common_prefix(self._tokens(conversation.id, header), token_ids)
+        return token_ids, common_prefix(
+            self._tokens(conversation.id, header, self._reader), token_ids
+        )
 
     def _header_length(self, conversation: Conversation, number: int, whole: str) -> int:
         """Characters of `whole` before what message `number` itself adds."""
@@ -121,7 +127,7 @@ class ConversationEncoder:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [self._as_expected(message) for message in messages],
-                tools=conversation.tools,
+                tools=self._control.plain_tools(conversation.tools),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
             )
@@ -144,7 +150,8 @@ class ConversationEncoder:
             changed["content"] = [text_part(content)] if is_shown else content
         if message.get("tool_calls") and self._writes_arguments:
             changed["tool_calls"] = [_with_objects(call) for call in message["tool_calls"]]
-        return changed
+        plain: Message = self._control.plain(changed, is_sampled=lambda _: False)
+        return plain
 
     def _shows(self, role: str, *, as_parts: bool) -> bool:
         """Whether the template writes the content of a role when it is given as parts, or as a
@@ -179,14 +186,14 @@ class ConversationEncoder:
             return True
         return '\\"key\\"' in text
 
-    def _tokens(self, place: str, text: str) -> list[int]:
+    def _tokens(self, place: str, text: str, tokenizer: Any) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
                 f"{place}: the text is not Unicode ({error.reason}); repair or delete the row"
             ) from error
-        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        token_ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
 
 

@@ -1,0 +1,253 @@
+"""Text that spells a control token stays text, in every prompt that is made of messages.
+
+A tokenizer turns the characters `<|im_end|>` into the one id that ends a turn, wherever they stand.
+So a user, a tool, a page or another agent could end its own message and open one of the assistant.
+Before a template writes a message, each such spelling in its content gets a mark inside; a
+`MarkedTokenizer` encodes what stands before and after a mark apart and drops the mark. The
+text reaches the model letter by letter, and what the template itself writes stays as it was.
+
+A mark is a noncharacter, which Unicode keeps out of texts; one in foreign text becomes U+FFFD.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+MARK = "\ufdd0"
+_ESCAPED = "\\ufdd0"
+"""A mark after `json.dumps` with ASCII alone."""
+_MARKS = re.compile(f"{MARK}|{re.escape(_ESCAPED)}")
+_TAG = re.compile(r"<[^\s<>][^<>]*>")
+_OWN = re.compile(
+    r"</?(?:\w+:)?(?:think|thinking|reasoning|tool_calls?|function|parameter|invoke|arg_key|arg_value)>"
+    r"|\[/?THINK\]"
+)
+"""How an assistant writes its thoughts and calls inside its own message."""
+SPELLINGS = re.compile(
+    "<\\|[^|<>\\s]{1,40}\\|?>|<[^|<>\\s]{1,40}\\|>|<\uff5c[^\uff5c<>]{1,40}\uff5c>|</?tool_response>|</s>"
+    r"|<(?:start|end)_of_turn>|\[/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS)\]|\]~b\]|\[e~\["
+)
+"""What ends or begins turns in the formats of most models, where no tokenizer is at hand."""
+_ANCHOR = "\n"
+_TEXT_KEYS = ("content", "reasoning_content", "reasoning", "name", "tool_call_id")
+
+
+class MarkedText(str):
+    """Text whose control tokens carry marks."""
+
+    __slots__ = ()
+
+
+class ControlTokens:
+    """The spellings that structure a conversation for one tokenizer.
+
+    >>> ControlTokens(["<|im_end|>"]).count("a <|im_end|> b")
+    1
+    """
+
+    def __init__(
+        self,
+        spellings: Iterable[str],
+        *,
+        folded: Iterable[str] = (),
+        fold: Callable[[str], str] | None = None,
+    ) -> None:
+        """`folded` are those that a tokenizer finds after `fold`, its normalizer."""
+        # A token of one character cannot be cut in two; none that structures text is so short.
+        self._spellings = frozenset(s for s in spellings if len(s) > 1 and not s.isspace())
+        self._lengths = sorted({len(s) for s in self._spellings}, reverse=True)
+        heads = sorted({s[:2] for s in self._spellings})
+        self._heads = re.compile(f"(?=({'|'.join(map(re.escape, heads))}))") if heads else None
+        self._starts = {s[:n] for s in self._spellings for n in range(1, len(s))}
+        self._fold = fold
+        self._folded = ControlTokens(map(fold, folded)) if fold is not None else None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ControlTokens:
+        """Added tokens that are flagged as special, or are written like a tag: `<tool_call>`.
+
+        Words that were added to a vocabulary are none, nor are runs of spaces.
+        """
+        added = [
+            token
+            for token in getattr(tokenizer, "added_tokens_decoder", {}).values()
+            if token.special or _TAG.fullmatch(token.content)
+        ]
+        spellings = {token.content for token in added}
+        spellings.update(map(str, getattr(tokenizer, "all_special_tokens", ())))
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        normalizer = getattr(backend, "normalizer", None)
+        if normalizer is None:
+            return cls(spellings)
+        folded = [token.content for token in added if token.normalized]
+        return cls(spellings, folded=folded, fold=normalizer.normalize_str)
+
+    def ids(self, tokenizer: Any) -> dict[int, str]:
+        """Spelling by id."""
+        return {tokenizer.convert_tokens_to_ids(s): s for s in self._spellings}
+
+    @property
+    def longest(self) -> str | None:
+        """The longest spelling; None when there is none."""
+        return max(self._spellings, key=lambda spelling: (len(spelling), spelling), default=None)
+
+    def found(self, text: str) -> list[tuple[int, str]]:
+        """Where each spelling begins, those inside one another too."""
+        if self._heads is None:
+            return []
+        return [
+            (match.start(), spelling)
+            for match in self._heads.finditer(text)
+            for length in self._lengths
+            if match.start() + length <= len(text)
+            and (spelling := text[match.start() : match.start() + length]) in self._spellings
+        ]
+
+    def count(self, text: str) -> int:
+        """How many spellings stand in a text."""
+        return len(self.found(text)) or int(self._is_hidden(text))
+
+    def as_text(self, text: str, *, is_own: bool = False) -> str:
+        """The text with a mark in each spelling; an assistant's own tags stay (`is_own`)."""
+        if isinstance(text, MarkedText):
+            return text
+        cleaned = text.replace(MARK, "\ufffd")
+        if self._is_hidden(cleaned):
+            return MarkedText(MARK.join(cleaned))
+        found = self.found(cleaned)
+        cuts = {start + 1 for start, token in found if not (is_own and _OWN.fullmatch(token))}
+        cuts.update(match.start() + 1 for match in re.finditer(re.escape(_ESCAPED), cleaned))
+        end = len(cleaned.rstrip())
+        # The next text of the prompt could complete a spelling that this one begins.
+        if any(cleaned[start:end] in self._starts for start in range(max(0, end - 64), end)):
+            cuts.add(end)
+        if not cuts:
+            return cleaned
+        edges = [0, *sorted(cuts), len(cleaned)]
+        pieces = (cleaned[a:b] for a, b in itertools.pairwise(edges))
+        return MarkedText(MARK.join(pieces))
+
+    def plain(self, message: Mapping[str, Any], *, is_sampled: Callable[[str], bool]) -> Any:
+        """A message whose texts are text. What the policy sampled itself stays as it was."""
+        is_own = message.get("role") == "assistant"
+
+        def read(text: str) -> str:
+            is_kept = is_own and not _is_marked(text) and is_sampled(text)
+            return text if is_kept else self.as_text(text, is_own=is_own)
+
+        texts = {key: message[key] for key in (*_TEXT_KEYS, "tool_calls") if message.get(key)}
+        return {**message, **_mapped(texts, read)}
+
+    def plain_tools(self, tools: Any) -> Any:
+        """Declarations of tools whose texts are text."""
+        return _mapped(tools, self.as_text)
+
+    def _is_hidden(self, text: str) -> bool:
+        """Whether a spelling appears only after the tokenizer's normalizer."""
+        if self._fold is None or self._folded is None or not self._folded._spellings:
+            return False
+        folded = self._fold(text)
+        return folded != text and len(self._folded.found(folded)) > len(self.found(text))
+
+
+def _mapped(value: Any, read: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return read(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, read): _mapped(item, read) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, read) for item in value]
+    return value
+
+
+class MarkedTokenizer:
+    """A tokenizer that encodes what a mark parts as pieces; without marks it does what it did."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def encode(self, text: Any, *arguments: Any, **options: Any) -> list[int]:
+        """The ids of a text."""
+        if not _is_marked(text):
+            return list(self._tokenizer.encode(text, *arguments, **options))
+        _check_bare(options)
+        token_ids: list[int] = []
+        for piece in _MARKS.split(text):
+            token_ids += self._piece(piece, is_first=not token_ids)
+        return token_ids
+
+    def __call__(self, text: Any, *arguments: Any, **options: Any) -> Any:
+        """The ids of a text, with the place of each when it is asked for."""
+        if not _is_marked(text):
+            return self._tokenizer(text, *arguments, **options)
+        _check_bare(options)
+        if not options.pop("return_offsets_mapping", False):
+            return {"input_ids": self.encode(text, **options)}
+        token_ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        begin = 0
+        for edge in [*(match.span() for match in _MARKS.finditer(text)), (len(text), len(text))]:
+            piece = text[begin : edge[0]]
+            ids, places = self._piece_with_places(piece, is_first=not token_ids)
+            token_ids += ids
+            offsets += [(start + begin, end + begin) for start, end in places]
+            begin = edge[1]
+        return {"input_ids": token_ids, "offset_mapping": offsets}
+
+    def apply_chat_template(
+        self, conversation: Any, *arguments: Any, tokenize: bool = True, **options: Any
+    ) -> Any:
+        """The text, or the ids of the text, that the template writes."""
+        as_mapping = options.pop("return_dict", True)
+        write = self._tokenizer.apply_chat_template
+        text = write(conversation, *arguments, tokenize=False, **options)
+        if not tokenize:
+            return text
+        token_ids = self.encode(text, add_special_tokens=False)
+        return {"input_ids": token_ids} if as_mapping else token_ids
+
+    def _piece(self, piece: str, *, is_first: bool) -> list[int]:
+        if not piece:
+            return []
+        if is_first or self._is_joinable:
+            return list(self._tokenizer.encode(piece, add_special_tokens=False))
+        return self._piece_with_places(piece, is_first=False)[0]
+
+    def _piece_with_places(
+        self, piece: str, *, is_first: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        if not piece:
+            return [], []
+        anchor = "" if is_first or self._is_joinable else _ANCHOR
+        read = self._tokenizer(
+            anchor + piece, add_special_tokens=False, return_offsets_mapping=True
+        )
+        places = [tuple(place) for place in read["offset_mapping"]]
+        own = next((n for n, (_, end) in enumerate(places) if end > len(anchor)), len(places))
+        kept = [(max(0, a - len(anchor)), b - len(anchor)) for a, b in places[own:]]
+        return list(read["input_ids"])[own:], kept
+
+    @cached_property
+    def _is_joinable(self) -> bool:
+        """Whether pieces encoded apart say the same; sentencepiece puts a space before each."""
+        encode = self._tokenizer.encode
+        ids = [*encode("a<", add_special_tokens=False), *encode("|b", add_special_tokens=False)]
+        return str(self._tokenizer.decode(ids)).strip() == "a<|b"
+
+
+def _is_marked(text: Any) -> bool:
+    return isinstance(text, str) and (MARK in text or _ESCAPED in text)
+
+
+def _check_bare(options: Mapping[str, Any]) -> None:
+    assert options.get("add_special_tokens") is False, "a template writes its own first token"
