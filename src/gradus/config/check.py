@@ -16,7 +16,7 @@ from gradus.config.owned import (
     RESERVED_EVERYWHERE,
 )
 from gradus.config.problems import Problem
-from gradus.config.schema.algorithms import HierarchicalGrpoConfig
+from gradus.config.schema.algorithms import EchoAlgorithmConfig, HierarchicalGrpoConfig
 from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import (
     NAME_PATTERN,
@@ -26,7 +26,12 @@ from gradus.config.schema.environment import (
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
-from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
+from gradus.config.schema.model import (
+    CHAT_TEMPLATE,
+    ModelConfig,
+    renderer_problems,
+    renderer_settings,
+)
 from gradus.config.schema.monitor import MonitorConfig, is_loopback
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
@@ -87,6 +92,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     return [
         *own,
         *(Problem(("model", "renderer", key), it) for key, it in renderer_problems(settings)),
+        *_echo_problems(sources, settings["name"]),
         *_name_problems(sources.train),
         *_name_problems(sources.evaluated),
         *_monitor_problems(config.monitor),
@@ -105,6 +111,17 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
             )
         ),
     ]
+
+
+def _echo_problems(sources: Sources, renderer: str) -> Iterator[Problem]:
+    """What is found later for a renderer that is not written, or another one."""
+    for source in sources.train:
+        if isinstance(source.complete.algo, EchoAlgorithmConfig) and renderer == CHAT_TEMPLATE:
+            yield Problem(
+                (*source.algo_path, "type"),
+                f"echo learns the bodies of messages, which model.renderer = {renderer!r} does not "
+                'mark; use the renderer of the model\'s family, e.g. "qwen3", or grpo',
+            )
 
 
 def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:

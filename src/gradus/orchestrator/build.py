@@ -55,7 +55,7 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.orchestrator.play.inference_client import InferenceClient, PolicyClient
 from gradus.orchestrator.play.player import EpisodePlayer, Source
-from gradus.orchestrator.play.renderer import check_tools, settle_renderer
+from gradus.orchestrator.play.renderer import check_bodies, check_tools, settle_renderer
 from gradus.orchestrator.play.restarts import Blame, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
@@ -201,6 +201,8 @@ async def _open_source(
             async with _policy_reference(config, base_url) as policy:
                 await compare_tokenizers(reference, policy, source.name)
     grader = build_grader(config, source, reference)
+    if observed := getattr(grader.algorithm, "observed_roles", None):
+        await check_bodies(source.name, config.model, observed)
     settings = build_settings(source, config.model, base_url)
     environment = connect_environment(
         partial(find_environment, RunDirectory(Path(config.run_dir)), source),

@@ -92,3 +92,11 @@ def test_the_trainer_keeps_the_initial_weights_unless_every_source_is_scored(
     changes = {"orchestrator": {"train": {"env": sources}}, "trainer": {"loss": loss}}
     config = build_run_config(changes)
     assert keeps_reference(config, resolve_sources(config)) is is_kept
+
+
+@pytest.mark.parametrize("renderer", ["default", {"name": "default", "tool_parser": "qwen3"}])
+def test_echo_with_a_renderer_that_marks_no_bodies_is_refused(renderer: Any) -> None:
+    algo = {"orchestrator": {"train": {"algo": {"type": "echo"}}}}
+    (problem,) = contradictions_of(build_run_config({**algo, "model": {"renderer": renderer}}))
+    assert "echo learns the bodies of messages" in problem.message
+    assert contradictions_of(build_run_config({**algo, "model": {"renderer": "qwen3"}})) == []

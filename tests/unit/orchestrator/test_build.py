@@ -69,6 +69,24 @@ async def test_an_environment_that_is_not_ready_is_named(build_rig: Any) -> None
     await engine.close()
 
 
+@pytest.mark.torch
+async def test_echo_is_refused_where_the_renderer_marks_no_bodies(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    """Before its environment is asked for, which is not there."""
+    from gradus.testing.tiny_model import build_tiny_tokenizer
+
+    build_tiny_tokenizer(tmp_path / "tiny")
+    config = build_rig().config
+    source = config.sources[0].model_copy(update={"algo": build_algorithm_config("echo")})
+    model = ModelConfig(name=str(tmp_path / "tiny"), renderer="default")
+    engine = await connected(Path(config.run_dir))
+    with pytest.raises(ConfigError, match="'words' learns what messages of tool say"):
+        async with connect(config.model_copy(update={"sources": [source], "model": model})):
+            pass
+    await engine.close()
+
+
 def test_a_source_without_a_temperature_is_refused(build_rig: Any) -> None:
     config = build_rig().config
     source = config.sources[0].model_copy(update={"sampling": SamplingConfig()})

@@ -65,6 +65,8 @@ class HealthConfig(StrictConfig):
     """Share of the episodes that a limit cut short."""
     slow_tasks: Share = 0.25
     """How much less often slow tasks train than all; 1 means never."""
+    echo_tokens: Annotated[float | Literal["off"], _threshold(above=0)] = 1.0
+    """Observed tokens of a group that `echo` learns; the alarm is on below it."""
 
 
 class TrainSourcesConfig(StrictConfig):

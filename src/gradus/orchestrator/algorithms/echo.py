@@ -35,7 +35,7 @@ class Echo(Algorithm):
 
     A token is an observation when it follows the first sampled turn, was not sampled itself, is
     part of a message's body, its role has an alpha, and its tool is among `tool_names`. A message
-    whose body the renderer does not mark has none; that is no error.
+    whose body the renderer does not mark has none.
 
     >>> algorithm = Echo(roles={"tool": 0.1}, tool_names=["search"], scale_by_std=True)
     """
@@ -61,7 +61,8 @@ class Echo(Algorithm):
             raise ConfigError(f"echo: tool_names = {tool_names!r} must be a list of names")
         for role, alpha in roles.items():
             _check_alpha(role, alpha)
-        self._roles = dict(roles)
+        self.observed_roles = {role: alpha for role, alpha in roles.items() if alpha}
+        """Whose messages are learned; the renderer must mark their bodies."""
         self._tool_names = None if tool_names is None else frozenset(tool_names)
         self._filter: ObservationFilter | None = None
         if filter is not None:
@@ -98,7 +99,7 @@ class Echo(Algorithm):
 
     def _weights(self, trace: WireTrace, node: MessageNode) -> list[float]:
         """The alpha of each token of one message, 0 where it is no observation."""
-        alpha = self._roles.get(node.message.role, 0.0)
+        alpha = self.observed_roles.get(node.message.role, 0.0)
         if alpha == 0.0 or node.sampled or len(node.is_content) != len(node.token_ids):
             return []
         if self._tool_names is not None and isinstance(node.message, ToolMessage):

@@ -5,7 +5,8 @@ The `renderers` package knows which renderer belongs to which model on the hub. 
 model in a folder, or one trained from it, has another name and the same chat template; so each
 renderer is asked to render a few conversations, and the one that writes exactly the tokens of
 the model's own template is taken. `python -m gradus.orchestrator.play.renderer NAME` prints it as
-JSON: the tokenizer brings torch into its process, which the orchestrator must not.
+JSON: the tokenizer brings torch into its process, which the orchestrator must not. With settings
+after the name it prints which roles' bodies that renderer marks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -95,7 +96,8 @@ async def settle_renderer(model: ModelConfig) -> ModelConfig:
     """The model with a renderer named; warns when only the chat template is left."""
     settings = known_renderer(model)
     if settings is None:
-        found = await _ask_child(model.tokenizer or model.name)
+        answer = await _ask_child(model.tokenizer or model.name)
+        found = answer.get("renderer", {"name": CHAT_TEMPLATE})
         settings = _checked({**renderer_settings(model), **found})
         _tell(model, settings)
     settled: ModelConfig = model.model_copy(update={"renderer": settings})
@@ -213,10 +215,33 @@ def _tell(model: ModelConfig, settings: Mapping[str, Any]) -> None:
     )
 
 
-async def _ask_child(name: str) -> dict[str, Any]:
-    """`find_renderer` in its own process; ConfigError with its message."""
+async def check_bodies(source: str, model: ModelConfig, roles: Iterable[str]) -> None:
+    """ConfigError when the renderer marks no body of any of these roles, so that nothing could be
+    learned of them; a warning for some of them. `model` is settled."""
+    settings = renderer_settings(model)
+    answer = await _ask_child(model.tokenizer or model.name, json.dumps(settings))
+    marked = set(answer.get("marked", roles))
+    lacking = sorted(set(roles) - marked)
+    if not lacking:
+        return
+    text = (
+        f"source {source!r} learns what messages of {', '.join(lacking)} say, but the renderer "
+        f"{settings['name']!r} does not mark which tokens that is"
+    )
+    if set(lacking) == set(roles):
+        raise ConfigError(
+            f"{text}, so there would be none to learn. Set model.renderer to the renderer of the "
+            'model\'s family, e.g. "qwen3", or use algo.type = "grpo"'
+        )
+    log.warning("%s: none of them is learned", text)
+
+
+async def _ask_child(*arguments: str) -> dict[str, Any]:
+    """What `main` answers in its own process, nothing when it takes too long; ConfigError with its
+    message."""
+    name = arguments[0]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gradus.orchestrator.play.renderer", name),
+        *(sys.executable, "-m", "gradus.orchestrator.play.renderer", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -225,16 +250,15 @@ async def _ask_child(name: str) -> dict[str, Any]:
             output, _ = await process.communicate()
     except TimeoutError:
         log.warning("the tokenizer of %r was not loaded within %g s", name, FIND_SECONDS)
-        return {"name": CHAT_TEMPLATE}
+        return {}
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-    answer = json.loads(output.decode().strip().rpartition("\n")[2] or "{}")
+    answer: dict[str, Any] = json.loads(output.decode().strip().rpartition("\n")[2] or "{}")
     if "refused" in answer:
         raise ConfigError(f"model: {answer['refused']}")
-    settings: dict[str, Any] = answer.get("renderer", {"name": CHAT_TEMPLATE})
-    return settings
+    return answer
 
 
 def _expected(tokenizer: Any) -> Iterator[tuple[Conversation, list[int]]]:
@@ -276,14 +300,32 @@ def _matches(
         return False
 
 
-def main(name: str) -> None:
-    """Print the renderer of a model, or why it has none, as one line of JSON."""
+def marked_roles(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """The roles of messages whose text the renderer tells from the template around it."""
+    tokenizer = load_policy_tokenizer(name)
+    renderer = create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(settings))
+    found: set[str] = set()
+    for messages, tools in (*_PLAIN, *_WITH_TOOLS):
+        with contextlib.suppress(Exception):  # a template may refuse a role or tools
+            rendered = renderer.render(messages, tools=tools)
+            pairs = zip(rendered.message_indices, rendered.is_content, strict=False)
+            found |= {rendered.message_roles[i] for i, is_body in pairs if is_body and i >= 0}
+    return sorted(found)
+
+
+def main(name: str, settings: str | None = None) -> None:
+    """Print the renderer of a model, or what that of `settings` marks, or why there is none, as
+    one line of JSON."""
+    answer: dict[str, Any]
     try:
-        answer: dict[str, Any] = {"renderer": find_renderer(name)}
+        if settings is None:
+            answer = {"renderer": find_renderer(name)}
+        else:
+            answer = {"marked": marked_roles(name, json.loads(settings))}
     except ConfigError as error:
         answer = {"refused": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -50,23 +50,24 @@ class Gauge(Protocol):
 
 
 class Level:
-    """The mean of the last steps, once there are enough.
+    """The mean of the last steps, once there are enough: the window is full, or at least `least`.
 
     >>> gauge = Level(lambda record, prefix: record.get("x"), window=2)
     >>> [gauge.add({"x": x}, "") for x in (1.0, 2.0, 4.0)]
     [None, 1.5, 3.0]
     """
 
-    def __init__(self, read: Reader, *, window: int) -> None:
+    def __init__(self, read: Reader, *, window: int, least: int | None = None) -> None:
         self._read = read
+        self._least = window if least is None else least
         self._last: deque[float] = deque(maxlen=window)
 
     def add(self, record: Record, prefix: str) -> float | None:
-        """The mean of a full window."""
+        """The mean of the window."""
         value = self._read(record, prefix)
         if value is not None and math.isfinite(value):
             self._last.append(value)
-        return _mean(self._last) if len(self._last) == self._last.maxlen else None
+        return _mean(self._last) if len(self._last) >= self._least else None
 
     def state(self) -> dict[str, Any]:
         """The window."""
@@ -205,6 +206,11 @@ def named(name: str) -> Reader:
     return lambda record, prefix: record.get(f"{prefix}/{name}" if prefix else name)
 
 
+def echo_tokens(record: Record, prefix: str) -> float | None:
+    """Tokens of a group that `echo` learns; numbers of groups have a prefix of their own."""
+    return record.get(f"group/{prefix.removeprefix('episode/')}/echo_tokens/mean")
+
+
 def unreadable_share(record: Record, prefix: str) -> float | None:
     """Replies per turn that could not be read, by whichever name the environment counts them."""
     turns = record.get(f"{prefix}/turns/mean")
@@ -297,6 +303,15 @@ ALARMS: tuple[Alarm, ...] = (
         "Raise `orchestrator.max_staleness`, lower `max_lag`, or shorten the episodes: slow tasks "
         "are started and rarely trained.",
         lambda: Level(named("slow_bias"), window=1),
+    ),
+    Alarm(
+        "echo_tokens",
+        "observed tokens of a group that `echo` learns, mean of the last 10 steps, from the first "
+        "step on",
+        "Compare `algo.roles`, `algo.tool_names` and `algo.filter` with the messages in the "
+        "episodes: none that follows a sampled turn is chosen.",
+        lambda: Level(echo_tokens, window=10, least=1),
+        is_on_below=True,
     ),
 )
 """Every alarm, in the order of `orchestrator.health`."""

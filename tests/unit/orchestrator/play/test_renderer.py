@@ -11,6 +11,7 @@ import pytest
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.play.renderer import (
+    check_bodies,
     check_tools,
     find_renderer,
     known_renderer,
@@ -151,3 +152,22 @@ async def test_thinking_cannot_be_kept_by_a_template_of_no_known_model(
 def test_the_parser_of_hermes_calls_is_known_by_both_of_its_names() -> None:
     model = ModelConfig(name="nowhere", renderer={"name": "default", "tool_parser": "hermes"})
     assert known_renderer(model) == {"name": "default", "tool_parser": "qwen3"}
+
+
+@pytest.mark.torch
+async def test_a_renderer_that_marks_no_bodies_is_refused_for_what_learns_them(tiny: Path) -> None:
+    """The plain chat template's tells nothing of its tokens."""
+    plain = ModelConfig(name=str(tiny), renderer={"name": "default", "tool_parser": "qwen3"})
+    with pytest.raises(ConfigError, match="'default' does not mark which tokens that is"):
+        await check_bodies("words", plain, ["tool"])
+    await check_bodies("words", ModelConfig(name=str(tiny), renderer="qwen3"), ["tool", "user"])
+
+
+@pytest.mark.torch
+async def test_a_role_that_the_template_refuses_is_told(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ModelConfig(name=str(tiny), renderer="qwen3")
+    with caplog.at_level("WARNING"):
+        await check_bodies("words", model, ["tool", "developer"])
+    assert "what messages of developer say" in caplog.text

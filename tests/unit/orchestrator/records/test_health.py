@@ -48,6 +48,7 @@ def healthy(step: int) -> Record:
         "episode/words/error/share": 0.02,
         "episode/words/truncated/share": 0.1 + 0.1 * noise,
         "episode/words/slow_bias": 0.05,
+        "group/words/echo_tokens/mean": 40.0 + 10 * noise,
     }
 
 
@@ -71,6 +72,7 @@ SICK: dict[str, Callable[[int], Record]] = {
     "failing_episodes": lambda _: {"episode/words/error/share": 0.8},
     "truncated": lambda _: {"episode/words/truncated/share": 0.9},
     "slow_tasks": lambda _: {"episode/words/slow_bias": 0.6},
+    "echo_tokens": lambda _: {"group/words/echo_tokens/mean": 0.0},
 }
 """By alarm, what is different in a run in which it must begin."""
 OF_THE_RUN = {alarm.name for alarm in ALARMS if not alarm.is_per_source}
@@ -197,7 +199,9 @@ def test_constant_numbers_are_silent() -> None:
 
 
 def test_numbers_that_are_always_zero_are_silent() -> None:
-    assert watch(dict.fromkeys(healthy(step), 0.0) for step in range(NUM_STEPS))[1] == []
+    """But for what is learned of observations: that there is none is the alarm."""
+    silent = dict.fromkeys(set(healthy(0)) - {"group/words/echo_tokens/mean"}, 0.0)
+    assert watch(silent for _ in range(NUM_STEPS))[1] == []
 
 
 def test_one_healthy_episode_per_step_is_silent() -> None:
@@ -300,3 +304,21 @@ async def test_alarms_of_a_run_stand_in_its_records_and_in_its_notices(build_rig
     await rig.play()
     assert rig.monitor.records[-1][1]["alarm/words/flat_groups"] == 1.0
     assert "alarm flat_groups of source 'words'" in RunDirectory(rig.root).notices.read_text()
+
+
+def test_echo_without_an_observation_is_told_at_the_first_step_and_after_ten() -> None:
+    counts = [0.0, 30.0, *[0.0] * 9, 0.0, 30.0]
+    found, lines = watch({"group/words/echo_tokens/mean": count} for count in counts)
+    on = [step for step, record in enumerate(found) if record["alarm/words/echo_tokens"]]
+    assert on == [0, 11]
+    assert [line.split(": ")[0] for line in lines] == [
+        "alarm echo_tokens of source 'words' at step 1",
+        "alarm echo_tokens of source 'words' at step 2 is over",
+        "alarm echo_tokens of source 'words' at step 12",
+        "alarm echo_tokens of source 'words' at step 13 is over",
+    ]
+
+
+def test_an_algorithm_that_observes_nothing_has_no_alarm_about_it() -> None:
+    found, _ = watch({"episode/words/slow_bias": 0.0} for _ in range(20))
+    assert not any("echo" in name for record in found for name in record)
