@@ -23,7 +23,9 @@ MAX_NAMES_FROM_CONFIG = 90
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_MOCKS_PER_HUNDRED_TESTS = 5
 
-TOP_LEVEL = {"companions", "deferred", "errors", "files", "installed", "log", "plugins", "sealed"}
+TOP_LEVEL = {
+    *("companions", "deferred", "errors", "files", "gate", "installed", "log", "plugins", "sealed"),
+}
 FOUNDATIONS = {"run", "processes"}
 """Packages that every other may import."""
 DOORS = {"__init__": {"launch"}, "__main__": {"cli"}}

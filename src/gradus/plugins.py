@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from gradus.errors import ConfigError, CorruptStateError, GradusError
+from gradus.errors import ConfigError, CorruptStateError
+from gradus.gate import PluginFailed, guarded
 
 T = TypeVar("T")
 
@@ -29,16 +30,6 @@ def find_plugin(kind: str, path: str) -> type:
     return found
 
 
-def describe(kind: str, plugin: object) -> str:
-    """The kind of a plug-in and its class, for messages.
-
-    >>> describe("loss", "text")
-    'loss builtins:str'
-    """
-    found = type(plugin)
-    return f"{kind} {found.__module__}:{found.__qualname__}"
-
-
 @contextlib.contextmanager
 def building(plugin: str, options: Mapping[str, Any]) -> Iterator[None]:
     """ConfigError, with the name of the plug-in, when its class refuses its options or raises.
@@ -47,10 +38,10 @@ def building(plugin: str, options: Mapping[str, Any]) -> Iterator[None]:
     ...     pass
     """
     try:
-        yield
-    except GradusError:
-        raise
-    except Exception as error:
+        with guarded(lambda: plugin):
+            yield
+    except PluginFailed as failed:
+        error = failed.cause
         what = f"{error}" if type(error) is TypeError else f"{type(error).__name__}: {error}"
         raise ConfigError(f"{plugin} does not accept options {dict(options)}: {what}") from error
 
@@ -101,28 +92,22 @@ def plain_state(owner: str, state: object) -> dict[str, Any]:
 
 
 def take_state(owner: str, plugin: Any) -> dict[str, Any]:
-    """`plain_state` of what `state()` gives; ConfigError names the owner when it raises."""
+    """`plain_state` of what `state()` gives; ConfigError names the owner when that raises, or when
+    what it gives cannot be read, e.g. because a thread of the plug-in changes it meanwhile."""
     try:
-        state = plugin.state()
-    except GradusError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"state() of {owner} raises {what}, so nothing can be saved") from error
-    return plain_state(owner, state)
+        with guarded(lambda: f"state() of {owner}"):
+            return plain_state(owner, plugin.state())
+    except PluginFailed as failed:
+        raise ConfigError(f"{failed}; nothing can be saved without it") from failed
 
 
 def with_name(name: str, load: Callable[[], T]) -> T:
     """The result of `load`; any error of it becomes a CorruptStateError about piece `name`."""
     try:
-        return load()
-    except GradusError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise CorruptStateError(
-            f"state of {name} in the checkpoint is of another class, or damaged: {what}"
-        ) from error
+        with guarded(lambda: f"state of {name} in the checkpoint"):
+            return load()
+    except PluginFailed as failed:
+        raise CorruptStateError(f"{failed}; it is of another class, or damaged") from failed
 
 
 class _NotPlain(Exception):
@@ -205,7 +190,7 @@ def _import(kind: str, name: str, module_name: str) -> ModuleType:
         raise ConfigError(
             f"{kind} {name!r}: cannot import {module_name!r} ({error}). Install it or fix the path"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{kind} {name!r}: {module_name!r} fails when it is imported "
             f"({type(error).__name__}: {error}). Fix the module"

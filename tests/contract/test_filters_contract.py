@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from gradus.config import FilterConfig
-from gradus.orchestrator.groups.filters import Filter, build_filters
+from gradus.orchestrator.groups.filters import ActiveFilter, FilterContext, build_filters
+from gradus.orchestrator.types import Verdict
 from gradus.testing.builders import build_sample
 from gradus.testing.configs import build_filter_config
+from gradus.testing.episodes import build_trace
+
+CONTEXT = FilterContext(build_trace(), is_truncated=False, task_key="a1", episodes=())
 
 
 @pytest.fixture(params=sorted(FilterConfig.registered()))
@@ -17,31 +21,31 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def chosen(name: str) -> Filter:
-    (active,) = build_filters([build_filter_config(name)], vocabulary_size=32)
-    return active.filter
+def chosen(name: str) -> ActiveFilter:
+    (active,) = build_filters([build_filter_config(name, enforce=True)], vocabulary_size=32)
+    return active
 
 
-def test_a_filter_is_named_as_it_is_registered(chosen: Filter, name: str) -> None:
+def test_a_filter_is_named_as_it_is_registered(chosen: ActiveFilter, name: str) -> None:
     assert chosen.name == name
 
 
-def test_a_plain_sample_is_kept(chosen: Filter) -> None:
-    assert chosen.keeps(build_sample()) is True
+def test_a_plain_sample_is_kept(chosen: ActiveFilter) -> None:
+    assert chosen.judge(build_sample(), CONTEXT) is Verdict.KEEP
 
 
-def test_a_verdict_depends_on_the_sample_alone_and_leaves_it_alone(chosen: Filter) -> None:
+def test_a_verdict_depends_on_the_sample_alone_and_leaves_it_alone(chosen: ActiveFilter) -> None:
     sample = build_sample(9, advantage=0.0)
     before = {key: array.copy() for key, array in sample.arrays.by_name().items()}
-    assert chosen.keeps(sample) == chosen.keeps(sample)
+    assert chosen.judge(sample, CONTEXT) == chosen.judge(sample, CONTEXT)
     for key, array in sample.arrays.by_name().items():
         np.testing.assert_array_equal(array, before[key])
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_the_shortest_samples_have_a_verdict(chosen: Filter, length: int) -> None:
-    assert chosen.keeps(build_sample(length, prompt_length=0)) is True
+def test_the_shortest_samples_have_a_verdict(chosen: ActiveFilter, length: int) -> None:
+    assert chosen.judge(build_sample(length, prompt_length=0), CONTEXT) is Verdict.KEEP
 
 
-def test_a_sample_without_any_loss_has_a_verdict(chosen: Filter) -> None:
-    assert chosen.keeps(build_sample().with_arrays(loss_weights={})) in (True, False)
+def test_a_sample_without_any_loss_has_a_verdict(chosen: ActiveFilter) -> None:
+    assert chosen.judge(build_sample().with_arrays(loss_weights={}), CONTEXT) in Verdict

@@ -86,7 +86,7 @@ log = get_logger(__name__)
 
 def run(config: OrchestratorProcessConfig) -> None:
     """The orchestrator process, from its ready file to the trainer's last step."""
-    run_loops(_run(config))
+    run_loops(_run(config), tell=partial(notify, RunDirectory(Path(config.run_dir))))
 
 
 async def _run(config: OrchestratorProcessConfig) -> None:

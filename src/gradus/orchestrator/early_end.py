@@ -8,9 +8,8 @@ the trainer is done                           the run ends: well if its tasks ar
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from gradus.errors import (
     DeadlineError,
@@ -23,7 +22,7 @@ from gradus.errors import (
 )
 from gradus.files import write_atomically
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
-from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.failures import root_cause, to_its_end
 from gradus.orchestrator.groups.batcher import Batcher
 from gradus.orchestrator.resume.snapshot import Snapshotter
 from gradus.orchestrator.trainer_link import TrainerLink
@@ -34,7 +33,7 @@ from gradus.run.paths import RunDirectory
 class EarlyEnd:
     """Owns what happens between the cause of an early end and the end.
 
-    >>> await early_end.after(orchestrator.collect())  # doctest: +SKIP
+    >>> await early_end.after("collect", orchestrator.collect)  # doctest: +SKIP
     """
 
     run_dir: RunDirectory
@@ -43,10 +42,10 @@ class EarlyEnd:
     snapshotter: Snapshotter
     evaluation: RlEvaluation
 
-    async def after(self, loop: Coroutine[Any, Any, None]) -> None:
+    async def after(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop whose error ends the run only once the trainer has saved what it trained."""
         try:
-            await loop
+            await to_its_end(name, loop)
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, EmptyBatchError | EnvironmentFailure):

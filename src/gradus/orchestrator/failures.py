@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import traceback
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Protocol, TypeVar
 
 from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
-from gradus.errors import CreditError, GradusError
+from gradus.errors import CreditError, GradusError, ProtocolError
+from gradus.gate import CALL_SECONDS, BlockWatch, PluginFailed, describe, guarded
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.plugins import describe
 from gradus.run.paths import RunDirectory
 
+T = TypeVar("T")
 _SHOWN_CHARACTERS = 300
 MAX_BACKOFF_SECONDS = 60.0
 log = get_logger(__name__)
@@ -75,69 +74,103 @@ def _first_line(message: str) -> str:
 
 
 @contextlib.contextmanager
-def blaming(kind: str, plugin: object, where: str, *, failure: str) -> Iterator[None]:
+def blaming(
+    kind: str,
+    plugin: object,
+    where: str,
+    *,
+    failure: str = ALGORITHM_FAILED,
+    seconds: float = CALL_SECONDS,
+) -> Iterator[None]:
     """Errors of a plug-in become an EpisodeFailed of kind `failure` that names class and place.
 
     Errors of gradus pass, so that a plug-in can end the run with a ConfigError; except credit that
-    cannot be trained, which is `invalid_credit`. `sys.exit()` is an error like any other: a plug-in
-    must not end the run that way.
+    cannot be trained, which is `invalid_credit`. An algorithm that blocks for more than `seconds`
+    fails as `scoring_timeout`.
 
         >>> with blaming("filter", object(), "source 'words'", failure=FILTER_FAILED):
         ...     pass
     """
     try:
-        yield
+        with guarded(lambda: f"{describe(kind, plugin)}, {where}", seconds=seconds):
+            yield
     except CreditError as error:
         text = f"{describe(kind, plugin)}, {where}: {error}"
         raise EpisodeFailed(Failure(INVALID_CREDIT, text)) from error
-    except (EpisodeFailed, GradusError):
+    except PluginFailed as error:
+        if isinstance(error.cause, EpisodeFailed):
+            raise error.cause from error
+        is_timeout = error.is_late and failure == ALGORITHM_FAILED
+        found = Failure(SCORING_TIMEOUT if is_timeout else failure, f"{error}")
+        raise EpisodeFailed(found) from error
+
+
+async def scored_within(
+    seconds: float, plugin: object, where: str, score: Callable[[], Awaitable[None] | None]
+) -> None:
+    """Let an algorithm score, and wait; EpisodeFailed for what it does wrong, or not in time.
+
+    It runs in a task of its own, so that one that swallows its cancellation is not waited for, and
+    what it cancels is never the loop that asks.
+    """
+
+    async def scoring() -> None:
+        with blaming("algorithm", plugin, where, seconds=seconds):
+            answer = score()
+            if answer is not None:
+                await answer
+
+    task = asyncio.create_task(scoring())
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
         raise
-    except (Exception, SystemExit) as error:
-        cause = root_cause(error) if isinstance(error, BaseExceptionGroup) else error
-        text = f"{describe(kind, plugin)}, {where}: {type(cause).__name__}: {cause}{_line(cause)}"
-        raise EpisodeFailed(Failure(failure, text)) from error
+    name = f"{describe('algorithm', plugin)}, {where}"
+    if not done:
+        task.cancel()
+        text = (
+            f"{name}: no score after {seconds:g} s; make its judge faster or raise "
+            "algo.scoring_timeout_seconds"
+        )
+        raise EpisodeFailed(Failure(SCORING_TIMEOUT, text))
+    if task.cancelled():
+        text = f"{name}: CancelledError: it cancelled the task that it runs in"
+        raise EpisodeFailed(Failure(ALGORITHM_FAILED, text))
+    task.result()
 
 
-@contextlib.asynccontextmanager
-async def scored_within(seconds: float, plugin: object, where: str) -> AsyncIterator[None]:
-    """EpisodeFailed of kind `scoring_timeout` when an algorithm takes longer.
+async def to_its_end(name: str, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of a part of the run; ProtocolError when it ends although nothing asked it to.
 
-    It is `algorithm_failed` when something that the algorithm awaits was cancelled, and not the
-    scoring itself: passed on, it would leave the group without an outcome.
+    A task group takes a task that was cancelled from inside for one that has ended well.
     """
     task = asyncio.current_task()
-    cancelled_before = task.cancelling() if task else 0
     try:
-        async with asyncio.timeout(seconds) as deadline:
-            yield
+        return await work()
     except asyncio.CancelledError as error:
-        if task is None or task.cancelling() > cancelled_before:
+        if task is not None and task.cancelling():
             raise
-        text = (
-            f"{describe('algorithm', plugin)}, {where}: CancelledError: something that it awaits "
-            "was cancelled"
-        )
-        raise EpisodeFailed(Failure(ALGORITHM_FAILED, text)) from error
-    except TimeoutError as error:
-        if not deadline.expired():
-            raise
-        text = (
-            f"{describe('algorithm', plugin)}, {where}: no score after {seconds:g} s; make its "
-            "judge faster or raise algo.scoring_timeout_seconds"
-        )
-        raise EpisodeFailed(Failure(SCORING_TIMEOUT, text)) from error
+        raise ProtocolError(
+            f"{name} was cancelled from inside and does not run any more"
+        ) from error
 
 
-def _line(error: BaseException) -> str:
-    """Where the plug-in's code stood."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+def run_loops(
+    main: Coroutine[Any, Any, None], *, tell: Callable[[str], None] = log.warning
+) -> None:
+    """Run a process's loops to their end; of several errors the one to show is raised.
 
+    `tell` gets a line about a plug-in that blocks them.
+    """
 
-def run_loops(main: Coroutine[Any, Any, None]) -> None:
-    """Run a process's loops to their end; of several errors the one to show is raised."""
+    async def watched() -> None:
+        async with BlockWatch(tell):
+            await main
+
     try:
-        asyncio.run(main)
+        asyncio.run(watched())
     except BaseExceptionGroup as group:
         raise root_cause(group) from group
 

@@ -18,12 +18,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gradus.errors import ProtocolError
 from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.early_end import EarlyEnd
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
+from gradus.orchestrator.failures import to_its_end
 from gradus.orchestrator.play.concurrency import EngineWatch, Scheduler
 from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.records.journal import Journal, JournalEvent
@@ -65,12 +67,13 @@ class Orchestrator:
         async with asyncio.TaskGroup() as tasks:
             if self.trainer.first_step:
                 await self.trainer.serve_first()
-            watches = [tasks.create_task(self.end.after(watch())) for watch in self.watches]
+            after = self.end.after
+            watches = [tasks.create_task(after("a watch", watch)) for watch in self.watches]
             self.evaluation.begin_if_due(policy.version)
-            scheduling = tasks.create_task(self.end.after(self.schedule(tasks)))
-            collecting = tasks.create_task(self.end.after(self.collect()))
-            shipping = tasks.create_task(self.ship())
-            recording = tasks.create_task(self.records.run())
+            scheduling = tasks.create_task(after("schedule", partial(self.schedule, tasks)))
+            collecting = tasks.create_task(after("collect", self.collect))
+            shipping = tasks.create_task(to_its_end("ship", self.ship))
+            recording = tasks.create_task(to_its_end("record", self.records.run))
             last_step = await self.refresh(tasks)
             if not self.trainer.has_all_batches:
                 raise ProtocolError(
@@ -146,7 +149,10 @@ class Orchestrator:
                 self.scheduler.ended()
                 complete = self.groups.settle(played)
                 if complete is not None:
-                    task = scoring.create_task(self._score(complete))
+                    judging = to_its_end(
+                        f"the scoring of {complete.id}", partial(self._score, complete)
+                    )
+                    task = scoring.create_task(judging)
                     judged.add(task)
                     task.add_done_callback(judged.discard)
                 # Grading a group takes milliseconds, and the queue may be long.
@@ -205,7 +211,8 @@ class Orchestrator:
                     # Without an await since the event came: the snapshot is of this moment.
                     self.end.trained(step, is_saved=is_saved)
                 case CheckpointStaged(step=step):
-                    tasks.create_task(self.snapshotter.commit(step))
+                    commit = partial(self.snapshotter.commit, step)
+                    tasks.create_task(to_its_end("the commit of a checkpoint", commit))
                 case PolicyPublished():
                     await self._serve(event)
                 case TrainerDone(step=step):

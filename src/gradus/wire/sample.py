@@ -32,6 +32,10 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The same sample with some arrays replaced, by their names in `TokenArrays`."""
         return msgspec.structs.replace(self, arrays=msgspec.structs.replace(self.arrays, **changes))
 
+    def frozen(self) -> Sample:
+        """The same sample, whose arrays cannot be written."""
+        return msgspec.structs.replace(self, arrays=self.arrays.frozen())
+
     def check(self) -> None:
         """Refuse ragged, negative or non-finite content; the ProtocolError names the field."""
         if len(self) == 0:

@@ -7,6 +7,7 @@ else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,10 +23,11 @@ BoolArray = NDArray[np.bool_]
 LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch")
 """The loss components; the trainer refuses a loss weight with another name. `ce_batch` is the loss
 of `ce`, divided together with `rl` by the tokens of both; the others have a count of their own."""
+LOWEST_LOGPROB, HIGHEST_LOGPROB = -1e4, 1e-3
+"""Of a sampled token, in nats: vLLM says -9999 for -inf, and rounding may add a little to 0. Beyond
+them a ratio to the policy means nothing."""
 SAMPLED_ONLY = frozenset({"rl", "ref_kl"})
 """Components with a ratio to the policy that sampled; they weigh no other token."""
-LARGEST_REFERENCE_LOGPROB = 1e-3
-"""Above 0 by what rounding may add; more is no logprob."""
 
 
 class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +105,12 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights = {name: weights[:length] for name, weights in self.loss_weights.items()}
         return TokenArrays(**arrays, loss_weights=weights)
 
+    def frozen(self) -> TokenArrays:
+        """Views of the same arrays that cannot be written."""
+        weights = {name: _frozen(array) for name, array in self.loss_weights.items()}
+        arrays: dict[str, Any] = {field: _frozen(getattr(self, field)) for field in _FIELDS}
+        return TokenArrays(**arrays, loss_weights=MappingProxyType(weights))  # type: ignore[arg-type]
+
     def by_name(self) -> dict[str, NDArray[np.generic]]:
         """Every array; loss weights as `loss_weights.<component>`."""
         arrays = {field: getattr(self, field) for field in _FIELDS}
@@ -127,14 +135,25 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProtocolError(
                 f"{what}: unknown loss weights {sorted(unknown)}; known: {LOSS_NAMES}"
             )
-        if bool((self.reference_logprobs > LARGEST_REFERENCE_LOGPROB).any()):
+        if bool((self.reference_logprobs > HIGHEST_LOGPROB).any()):
             raise ProtocolError(f"{what}: reference_logprobs holds a value above 0")
+        sampling = self.sampling_logprobs
+        if bool(((sampling > HIGHEST_LOGPROB) | (sampling < LOWEST_LOGPROB)).any()):
+            raise ProtocolError(
+                f"{what}: sampling_logprobs holds a value beyond {LOWEST_LOGPROB:g} to 0"
+            )
         weights = self.loss_weights.get("ref_kl")
         if weights is not None and bool(((weights != 0) & np.isnan(self.reference_logprobs)).any()):
             raise ProtocolError(f"{what}: ref_kl weighs a token without a reference logprob")
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 _FIELDS = tuple(name for name in TokenArrays.__struct_fields__ if name != "loss_weights")

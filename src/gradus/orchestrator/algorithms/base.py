@@ -22,7 +22,7 @@ from verifiers.v1.trace import WireTrace
 
 from gradus.errors import CreditError
 from gradus.orchestrator.types import Group
-from gradus.wire.tokens import LARGEST_REFERENCE_LOGPROB, LOSS_NAMES, SAMPLED_ONLY
+from gradus.wire.tokens import HIGHEST_LOGPROB, LOSS_NAMES, SAMPLED_ONLY
 
 LARGEST_REWARD = 1e18
 """Credit is float32, and the square of an advantage must fit into it."""
@@ -66,6 +66,11 @@ class CreditContext:
             raise CreditError(f"record({name!r}, {value!r}): the value must be a finite number")
         self.numbers[name] = float(number)
 
+    def check(self) -> None:
+        """CreditError for a number that was written past `record`."""
+        for name, value in list(self.numbers.items()):
+            self.record(name, value)
+
 
 class Algorithm:
     """Turns outcomes into credit. Built with the `options` of its config as keyword arguments.
@@ -74,6 +79,11 @@ class Algorithm:
     per finished episode, while others still play; `score_group` once per group, after its last
     episode.
     """
+
+    @property
+    def calls_foreign_code(self) -> bool:
+        """Whether an algorithm of gradus calls a function of the user."""
+        return False
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
         """Credit that needs one episode only; may wait for a frozen model.
@@ -189,7 +199,7 @@ def read_credit(node: MessageNode) -> TokenCredit:
     scores = np.full(len(mask), np.nan)
     if node.reference_logprobs is not None:
         scores[mask] = _sampled_numbers("reference_logprobs", node.reference_logprobs, mask)
-    if bool(np.any(scores > LARGEST_REFERENCE_LOGPROB)):
+    if bool(np.any(scores > HIGHEST_LOGPROB)):
         raise CreditError(f"reference_logprobs holds {np.nanmax(scores):g}; a logprob is at most 0")
     weights = _weights(node.loss_weights or {}, mask, scores)
     return TokenCredit(mask, advantages, node.advantages is not None, scores, weights)

@@ -17,6 +17,8 @@ LENGTH_WEIGHTS: Mapping[str, float] = {"output": 0.25, "input": 0.1, "turns": 0.
 
 _RELATIVE = 1e-9
 """Rounding, as a share of the larger number."""
+_RELATIVE_FLOAT32 = 1e-6
+"""The same for rewards that were added up in float32, e.g. by torch."""
 _ABSOLUTE = 1e-14
 """What is left where parts near 1 cancel, such as 0.1 + 0.2 - 0.3."""
 
@@ -26,7 +28,7 @@ def tolerance(scale: float) -> float:
     return max(_RELATIVE * abs(scale), _ABSOLUTE)
 
 
-def are_equal(values: Iterable[float]) -> bool:
+def are_equal(values: Iterable[float], *, relative: float = _RELATIVE) -> bool:
     """Whether all values are one and the same up to rounding; true for none.
 
     >>> are_equal([0.1 + 0.2, 0.3]), are_equal([0.3, 0.3001])
@@ -36,7 +38,8 @@ def are_equal(values: Iterable[float]) -> bool:
     if not known:
         return True
     lowest, highest = min(known), max(known)
-    return highest - lowest <= tolerance(max(abs(lowest), abs(highest)))
+    scale = max(abs(lowest), abs(highest))
+    return highest - lowest <= max(relative * scale, _ABSOLUTE)
 
 
 def is_at_least(value: float, bound: float) -> bool:
@@ -67,8 +70,9 @@ def centre_leave_one_out(rewards: Floats) -> Floats:
 
 
 def divide_by_std(advantages: Floats, rewards: Floats) -> Floats:
-    """A_i / std(r), the population's; zero where the rewards differ by rounding alone."""
-    if are_equal(rewards.tolist()):
+    """A_i / std(r), the population's; zero where the rewards differ by rounding alone, of float32
+    too: divided by their own size, the smallest differences become whole advantages."""
+    if are_equal(rewards.tolist(), relative=_RELATIVE_FLOAT32):
         return np.zeros_like(advantages)
     return np.asarray(advantages / rewards.std())
 

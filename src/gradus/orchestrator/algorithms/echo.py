@@ -70,6 +70,10 @@ class Echo(Algorithm):
         self._component = _COMPONENTS[normalize]
         self._grpo = GroupRelative(**grpo)
 
+    @property
+    def calls_foreign_code(self) -> bool:
+        return self._filter is not None
+
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
         """Weigh the observations; they need no comparison."""
         for trace in trainable_traces([episode]):

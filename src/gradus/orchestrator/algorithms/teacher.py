@@ -19,7 +19,7 @@ from gradus.config import ReferenceConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.wire.tokens import LARGEST_REFERENCE_LOGPROB
+from gradus.wire.tokens import HIGHEST_LOGPROB
 from gradus.wire.turns import common_prefix
 
 log = get_logger(__name__)
@@ -227,7 +227,7 @@ def _chosen_logprobs(
             raise ValueError(f"a logprob is {logprob!r}, which is no number")
         if math.isnan(logprob):
             raise ValueError("a logprob is NaN")
-        if logprob > LARGEST_REFERENCE_LOGPROB:
+        if logprob > HIGHEST_LOGPROB:
             raise ValueError(f"a logprob is {logprob:g}, above 0")
         chosen.append(max(float(logprob), _LEAST_LOGPROB))
     return chosen

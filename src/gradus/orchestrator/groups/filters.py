@@ -20,16 +20,18 @@ from verifiers.v1.trace import WireTrace
 
 from gradus.config import FilterConfig, ModelConfig
 from gradus.errors import ConfigError
+from gradus.gate import describe, is_ours
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.credit import tolerance
+from gradus.orchestrator.algorithms.inputs import InputsChanged, unchanged
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.groups.samples import BuiltEpisode
 from gradus.orchestrator.traces import is_truncated
-from gradus.orchestrator.types import EpisodeFailed, Group, Verdict
+from gradus.orchestrator.types import EpisodeFailed, Failure, Group, Verdict
 from gradus.plugins import building, find_plugin, refuse_async
 from gradus.run.model_files import model_folder
 from gradus.wire.sample import Sample
-from gradus.wire.tokens import BoolArray
+from gradus.wire.tokens import BoolArray, FloatArray
 
 NO_TOKENS = "no_trainable_tokens"
 """Reason for a finished episode without a sample, e.g. cut before its first sampled token."""
@@ -52,13 +54,16 @@ class FilterContext:
     """The finished episodes of the group, with their credit, in the order of their starts."""
     failed: Sequence[WireEpisode] = ()
     """Episodes of the group that came back with an error."""
+    largest_credit: float = 0.0
+    """The largest |advantage · weight| of any token of the group's samples."""
 
 
 class Filter(Protocol):
-    """A verdict on one sample. Built with the `options` of its config as keyword arguments.
+    """A verdict on one sample, whose arrays are read-only.
 
-    A class with `needs_vocabulary_size = True` is also given `vocabulary_size`, that of the model.
-    One with `needs_context = True` has `keeps(sample, context)` instead, see `ContextFilter`.
+    Built with the `options` of its config as keyword arguments. A class with
+    `needs_vocabulary_size = True` is also given `vocabulary_size`, that of the model. One with
+    `needs_context = True` has `keeps(sample, context)` instead, see `ContextFilter`.
     """
 
     name: str
@@ -109,20 +114,23 @@ def needs_context(chosen: object) -> bool:
 
 
 class ZeroAdvantage:
-    """Drops samples without any gradient: every advantage is 0 and no other loss is weighed.
+    """Drops samples without any gradient: every advantage is 0, or a rounding error beside the
+    largest of the group, and no other loss is weighed.
 
     >>> ZeroAdvantage().name
     'zero_advantage'
     """
 
     name = "zero_advantage"
+    needs_context: ClassVar[bool] = True
 
-    def keeps(self, sample: Sample) -> bool:
+    def keeps(self, sample: Sample, context: FilterContext) -> bool:
         """False when no token has credit, or only rounding errors."""
         for loss, weights in sample.arrays.loss_weights.items():
             credit, least = weights, 0.0
             if loss == "rl":
-                credit, least = weights * sample.arrays.advantages, tolerance(sample.reward)
+                # Credit of its own scale: an algorithm may divide the rewards by anything.
+                credit, least = _rl_credit(sample), tolerance(context.largest_credit)
             if bool(np.any(np.abs(credit) > least)):
                 return True
         return False
@@ -233,9 +241,29 @@ def filter_group(
 ) -> None:
     """Add to `group` the samples that every filter keeps, all verdicts, and why others are dropped.
 
-    An episode on which a filter raises gives no sample.
+    An episode on which a filter raises gives no sample, and a group of which one changes anything
+    gives none at all.
     """
-    failed = [p.episode for p in group.played if p.episode is not None and p.failure is not None]
+    readers = [it.filter for it in filters if needs_context(it.filter) and not is_ours(it.filter)]
+    episodes = tuple(group.finished_episodes)
+    try:
+        with unchanged(episodes if readers else ()):
+            _filter_group(filters, group, built, episodes)
+    except InputsChanged as error:
+        blamed = " or ".join(describe("filter", reader) for reader in readers)
+        text = f"{blamed}, source {group.source!r}, group {group.id}: {error}"
+        group.fail(Failure(FILTER_FAILED, text))
+
+
+def _filter_group(
+    filters: Sequence[ActiveFilter],
+    group: Group,
+    built: Sequence[BuiltEpisode],
+    episodes: Sequence[WireEpisode],
+) -> None:
+    failed = tuple(p.episode for p in group.played if p.episode and p.failure is not None)
+    samples = [sample for it in built for sample in it.samples]
+    largest = max((float(np.abs(_rl_credit(s)).max(initial=0)) for s in samples), default=0.0)
     for it in built:
         if not it.samples:
             group.dropped[it.played.id] = NO_TOKENS
@@ -246,10 +274,11 @@ def filter_group(
                     trace,
                     is_truncated=is_truncated(trace),
                     task_key=group.task.key,
-                    episodes=group.finished_episodes,
+                    episodes=episodes,
                     failed=failed,
+                    largest_credit=largest,
                 )
-                verdicts = group.verdicts[sample.id] = judge(filters, sample, context)
+                verdicts = group.verdicts[sample.id] = judge(filters, sample.frozen(), context)
                 reason = dropped_by(verdicts)
                 if reason is None:
                     group.samples.append(sample)
@@ -313,6 +342,13 @@ def _miss_vocabulary(config: FilterConfig) -> None:
     if config.enforce:
         raise ConfigError(text)
     log.warning("%s. Until then the filter flags nothing", text)
+
+
+def _rl_credit(sample: Sample) -> FloatArray:
+    """[T]: what each token adds to the gradient of rl."""
+    arrays = sample.arrays
+    weights = arrays.loss_weights.get("rl")
+    return np.zeros(0, np.float32) if weights is None else weights * arrays.advantages
 
 
 def _sampled(sample: Sample) -> BoolArray:

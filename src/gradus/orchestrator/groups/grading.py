@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from verifiers.v1.episode import WireEpisode
@@ -31,9 +32,9 @@ from gradus.orchestrator.algorithms.base import (
     settle_group,
 )
 from gradus.orchestrator.algorithms.distill import Scorer, TokenizesExternal, score_branches
+from gradus.orchestrator.algorithms.inputs import only_credit
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
-    ALGORITHM_FAILED,
     ErrorPolicy,
     blaming,
     scored_within,
@@ -84,19 +85,23 @@ class SourceGrader:
         """Let the algorithm complete an episode that came without tokens, where it can."""
         # Asking a protocol with isinstance would take longer than a whole check of the episode.
         if hasattr(self.algorithm, "tokenize_external"):
-            async with self._asking(_place(group, episode_id)):
-                await cast("TokenizesExternal", self.algorithm).tokenize_external(episode)
+            complete = partial(cast("TokenizesExternal", self.algorithm).tokenize_external, episode)
+            await self._scored(_place(group, episode_id), complete)
 
     async def score_episode(self, episode: WireEpisode, group: Group, episode_id: str) -> None:
         """Credit that needs one episode only; EpisodeFailed when the algorithm cannot give it."""
         where = _place(group, episode_id)
         if type(self.algorithm).score_episode is not Algorithm.score_episode:
-            async with self._asking(where):
-                await self.algorithm.score_episode(episode, credit_context(group))
+            context = credit_context(group)
+
+            async def score() -> None:
+                with only_credit(self.algorithm, [episode], context):
+                    await self.algorithm.score_episode(episode, context)
+
+            await self._scored(where, score)
         if self.reference is not None:
-            async with self._asking(where):
-                for trace in trainable_traces([episode]):
-                    await score_branches(trace, self.reference)
+            for trace in trainable_traces([episode]):
+                await self._scored(where, partial(score_branches, trace, self.reference))
         if has_credit(episode):
             with self._blaming(where):
                 settle_credit(episode)
@@ -109,8 +114,10 @@ class SourceGrader:
         group.sort()
         credit: Mapping[str, EpisodeCredit] = {}
         if not self.awaits_groups:
-            with self._keeping_failure(group):
-                _refuse_awaitable(self.algorithm.score_group(*_asked(group)))
+            with _keeping_failure(group), self._blaming(_place(group)):
+                episodes, context = _asked(group)
+                with only_credit(self.algorithm, episodes, context):
+                    _refuse_awaitable(self.algorithm.score_group([*episodes], context))
                 credit = settle_group(group)
         self._fill(group, credit)
 
@@ -125,17 +132,22 @@ class SourceGrader:
         where, retry = _place(group), 0
         credit: Mapping[str, EpisodeCredit] = {}
         put_back, numbers = keep_credit(group.finished_episodes), dict(group.numbers)
+
+        async def score() -> None:
+            episodes, context = _asked(group)
+            with only_credit(self.algorithm, episodes, context):
+                scoring = self.algorithm.score_group([*episodes], context)
+                if scoring is not None:
+                    await scoring
+
         while True:
             group.failure = None
-            with self._keeping_failure(group):
-                async with scored_within(self.timeout_seconds, self.algorithm, where):
-                    scoring = self.algorithm.score_group(*_asked(group))
-                    if scoring is not None:
-                        await scoring
-                credit = settle_group(group)
-            if group.failure is None:
-                break
-            wait = errors.wait_before_retry(group.failure, retry=retry)
+            with _keeping_failure(group):
+                await self._scored(where, score)
+                with self._blaming(where):
+                    credit = settle_group(group)
+            failure = group.failure
+            wait = failure and errors.wait_before_retry(failure, retry=retry)
             if wait is None:
                 break
             await asyncio.sleep(wait)
@@ -153,34 +165,26 @@ class SourceGrader:
         if group.failure is not None:
             group.fail(group.failure)
             return
+        limit = self.max_length_tokens
         built = build_group_samples(
-            group,
-            credit,
-            temperature=self.temperature,
-            max_length_tokens=self.max_length_tokens,
+            group, credit, temperature=self.temperature, max_length_tokens=limit
         )
         filter_group(self.filters, group, built)
 
-    @contextmanager
-    def _blaming(self, where: str) -> Iterator[None]:
-        with blaming("algorithm", self.algorithm, where, failure=ALGORITHM_FAILED):
-            yield
+    def _blaming(self, where: str) -> AbstractContextManager[None]:
+        return blaming("algorithm", self.algorithm, where, seconds=self.timeout_seconds)
 
-    @asynccontextmanager
-    async def _asking(self, where: str) -> AsyncIterator[None]:
-        """EpisodeFailed for what the algorithm does wrong, or not in time."""
-        with self._blaming(where):
-            async with scored_within(self.timeout_seconds, self.algorithm, where):
-                yield
+    async def _scored(self, where: str, score: Callable[[], Awaitable[None]]) -> None:
+        await scored_within(self.timeout_seconds, self.algorithm, where, score)
 
-    @contextmanager
-    def _keeping_failure(self, group: Group) -> Iterator[None]:
-        """What the algorithm does wrong is kept as the group's failure."""
-        try:
-            with self._blaming(_place(group)):
-                yield
-        except EpisodeFailed as failed:
-            group.failure = failed.failure
+
+@contextmanager
+def _keeping_failure(group: Group) -> Iterator[None]:
+    """What the algorithm does wrong is kept as the group's failure."""
+    try:
+        yield
+    except EpisodeFailed as failed:
+        group.failure = failed.failure
 
 
 def build_grader(

@@ -15,6 +15,9 @@ from gradus.orchestrator.algorithms.credit import is_at_least
 from gradus.orchestrator.types import Group
 from gradus.plugins import building, find_plugin, refuse_async
 
+LARGEST_GROUP = 8192
+"""Episodes of one task. They are scored at once, and their group holds one slot until they end."""
+
 
 @dataclass(frozen=True)
 class TaskDraw:
@@ -24,7 +27,7 @@ class TaskDraw:
     pass_number: int
     """How often this task was drawn before."""
     group_size: int | None = None
-    """Episodes to play of it. None means the `group_size` of the source."""
+    """Episodes to play of it, at most LARGEST_GROUP. None means the `group_size` of the source."""
 
 
 class Ending(StrEnum):
@@ -60,7 +63,8 @@ class TaskResult:
     @classmethod
     def of(cls, group: Group, ending: Ending) -> TaskResult:
         """What became of the episodes of `group`."""
-        finished = [played.numbers for played in group.played if played.numbers is not None]
+        # None trains in a group that was refused for an algorithm that took its traces out.
+        finished = [p.numbers for p in group.played if p.numbers is not None and p.numbers.rewards]
         return cls(
             ending,
             rewards=tuple(sum(numbers.rewards) / len(numbers.rewards) for numbers in finished),

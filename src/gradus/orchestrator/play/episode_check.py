@@ -18,10 +18,9 @@ from verifiers.v1.trace import Error, WireTrace
 from gradus.orchestrator.algorithms.base import LARGEST_REWARD
 from gradus.orchestrator.traces import CUT, QUARANTINED_TURNS, trainable_traces
 from gradus.orchestrator.types import Failure
+from gradus.wire.tokens import HIGHEST_LOGPROB, LOWEST_LOGPROB
 
 LARGEST_TOKEN_ID = 2**31 - 1
-LOWEST_LOGPROB = -1e30
-"""In nats. Lower ones are not finite in float32."""
 
 MAX_INFO_BYTES = 1 << 20
 """Of one trace's `info` as JSON, whatever the config names."""
@@ -119,8 +118,9 @@ def _node_problem(node: MessageNode) -> str | None:
     sampled = node.mask.count(True)
     if sampled != len(node.logprobs):
         return f"{sampled} sampled tokens have {len(node.logprobs)} logprobs"
-    if not all(LOWEST_LOGPROB < logprob < -LOWEST_LOGPROB for logprob in node.logprobs):
-        return "a logprob is not finite"
+    for logprob in node.logprobs:
+        if not LOWEST_LOGPROB <= logprob <= HIGHEST_LOGPROB:
+            return f"a logprob is {logprob:g}; one of a sampled token is at most 0 and finite"
     if node.token_ids and min(node.token_ids) < 0:
         return "a token id is negative"
     if node.token_ids and max(node.token_ids) > LARGEST_TOKEN_ID:

@@ -22,7 +22,7 @@ from typing import Protocol
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import ErrorPolicyConfig
-from gradus.orchestrator.failures import ErrorPolicy, ListedErrors
+from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, to_its_end
 from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment
@@ -151,7 +151,9 @@ class EpisodePlayer:
     def start(self, episode_id: str, group: Group, tasks: asyncio.TaskGroup) -> int:
         """Begin to play one episode of `group`; the version that is served now."""
         episode = self.begin(episode_id, group)
-        playing = tasks.create_task(self.play(episode))
+        playing = tasks.create_task(
+            to_its_end(f"episode {episode_id}", partial(self.play, episode))
+        )
         self._running[episode_id] = episode
         self._tasks[episode_id] = playing
         playing.add_done_callback(partial(self._note_end, episode))

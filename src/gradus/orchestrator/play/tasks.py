@@ -15,10 +15,17 @@ from typing import Any
 
 from gradus.config import CurriculumConfig, UniformConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
+from gradus.gate import describe
 from gradus.orchestrator.failures import CURRICULUM_FAILED, blaming
-from gradus.orchestrator.play.curriculum import Curriculum, TaskDraw, TaskResult, build_curriculum
+from gradus.orchestrator.play.curriculum import (
+    LARGEST_GROUP,
+    Curriculum,
+    TaskDraw,
+    TaskResult,
+    build_curriculum,
+)
 from gradus.orchestrator.types import EpisodeFailed, TaskPointer
-from gradus.plugins import describe, take_state, with_name
+from gradus.plugins import take_state, with_name
 
 MAX_RETURNS = 2
 """How often the task of a draw comes back to its source before it is given up."""
@@ -115,8 +122,9 @@ class TaskSource:
         num_tasks = self._shares[name].num_tasks
         if draw.index < 0 or (num_tasks is not None and draw.index >= num_tasks):
             problem = f"task {draw.index}; the source has {num_tasks or 'endless'}, counted from 0"
-        elif draw.group_size is not None and draw.group_size < 1:
-            problem = f"group_size = {draw.group_size} for task {draw.index}; use at least 1"
+        elif draw.group_size is not None and not 1 <= draw.group_size <= LARGEST_GROUP:
+            problem = f"group_size = {draw.group_size} for task {draw.index}"
+            problem += f"; use 1 to {LARGEST_GROUP}"
         else:
             return draw
         raise ConfigError(f"{describe('curriculum', curriculum)}, {where}: it draws {problem}")

@@ -29,11 +29,12 @@ import msgspec
 from gradus.config import CheckpointConfig, OrchestratorProcessConfig
 from gradus.errors import CorruptStateError, ProtocolError, StorageError
 from gradus.files import DurableFiles
+from gradus.gate import describe
 from gradus.log import get_logger
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.recording import PlayedState
 from gradus.orchestrator.types import Verdict
-from gradus.plugins import describe, take_state, with_name
+from gradus.plugins import take_state, with_name
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.wire.codec import decode

@@ -213,3 +213,10 @@ def test_grpo_punishes_what_comes_near_the_limit() -> None:
     algorithm = GroupRelative(overlong_limit_tokens=12, overlong_cache_tokens=4)
     algorithm.score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == pytest.approx([0.5, -0.5])
+
+
+def test_rewards_that_differ_by_float32_rounding_are_equal_when_their_size_divides() -> None:
+    rewards = np.array([float(np.float32(0.1) * 3), 0.3, 0.3])
+    assert divide_by_std(centre(rewards), rewards).tolist() == [0.0, 0.0, 0.0]
+    rewards = np.array([0.30001, 0.3])
+    assert divide_by_std(centre(rewards), rewards).tolist() == pytest.approx([1.0, -1.0])

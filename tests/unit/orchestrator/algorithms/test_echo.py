@@ -13,7 +13,7 @@ from verifiers.v1.types import AssistantMessage, Message, ToolCall, ToolMessage,
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.echo import Echo, tool_name
-from gradus.orchestrator.groups.filters import ZeroAdvantage
+from gradus.orchestrator.groups.filters import FilterContext, ZeroAdvantage
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.wire.sample import Sample
@@ -171,7 +171,8 @@ async def test_a_sample_trains_replies_with_rl_and_observations_with_ce() -> Non
 async def test_a_group_of_equal_rewards_still_teaches_its_observations() -> None:
     sample = await build_sample(reward=0.0)
     assert not sample.arrays.advantages.any()
-    assert ZeroAdvantage().keeps(sample)
+    context = FilterContext(build_trace(), is_truncated=False, task_key=0, episodes=())
+    assert ZeroAdvantage().keeps(sample, context)
     # Members without an advantage would only make the rl loss of other groups smaller.
     assert not sample.arrays.loss_weights["rl"].any()
 

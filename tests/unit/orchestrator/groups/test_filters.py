@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from gradus.config import ModelConfig
 from gradus.config.schema.orchestrator import DEFAULT_FILTERS
 from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms.base import Algorithm
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.groups.filters import (
+    ActiveFilter,
     FilterContext,
     Gibberish,
     Repetition,
@@ -36,6 +41,18 @@ V = 151_936
 CONTEXT = FilterContext(build_trace(), is_truncated=False, task_key="a1", episodes=[])
 
 
+def graded_rewards(
+    *rewards: float, algorithm: Algorithm, filters: Sequence[ActiveFilter] = ()
+) -> tuple[Group, SourceGrader]:
+    """A complete group with these rewards, and its grader."""
+    group = Group("g0", TaskPointer("words", 0, 3), Task({}, "a1"))
+    for number, reward in enumerate(rewards):
+        episode = build_episode(reward=reward, seed=number)
+        group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
+    enforced = [ActiveFilter(ZeroAdvantage(), is_enforced=True, name="zero_advantage"), *filters]
+    return group, SourceGrader(algorithm, enforced, temperature=1.0, max_length_tokens=64)
+
+
 def with_token(token_id: int, logprob: float) -> Sample:
     """A sample whose last token is this one."""
     sample = build_sample()
@@ -52,20 +69,35 @@ def with_probabilities(*rows: tuple[int, float]) -> Sample:
 
 
 def test_zero_advantage_drops_what_has_no_gradient() -> None:
-    assert not ZeroAdvantage().keeps(build_sample(advantage=0.0))
-    assert ZeroAdvantage().keeps(build_sample(advantage=-0.25))
+    assert not ZeroAdvantage().keeps(build_sample(advantage=0.0), CONTEXT)
+    assert ZeroAdvantage().keeps(build_sample(advantage=-0.25), CONTEXT)
+
+
+@pytest.mark.parametrize(("advantage", "is_kept"), [(1.0, True), (1e-3, True), (1e-17, False)])
+def test_zero_advantage_compares_credit_with_credit_and_not_with_the_reward(
+    advantage: float, is_kept: bool
+) -> None:
+    sample = msgspec.structs.replace(build_sample(advantage=advantage), reward=2e9)
+    context = replace(CONTEXT, largest_credit=1.0)
+    assert ZeroAdvantage().keeps(sample, context) is is_kept
+
+
+def test_a_success_of_two_billion_trains_beside_its_failures() -> None:
+    group, grader = graded_rewards(0.0, 2e9, algorithm=GroupRelative(scale_by_std=True))
+    grader.grade(group)
+    assert [sample.reward for sample in group.samples] == [0.0, 2e9]
 
 
 def test_an_advantage_on_a_token_without_weight_is_no_gradient() -> None:
     sample = build_sample(advantage=1.0)
     weightless = sample.with_arrays(loss_weights={"rl": np.zeros(len(sample), np.float32)})
-    assert not ZeroAdvantage().keeps(weightless)
+    assert not ZeroAdvantage().keeps(weightless, CONTEXT)
 
 
 def test_another_loss_component_keeps_a_sample_without_advantage() -> None:
     sample = build_sample(advantage=0.0)
     weights = sample.arrays.loss_weights | {"ce": np.ones(len(sample), np.float32)}
-    assert ZeroAdvantage().keeps(sample.with_arrays(loss_weights=weights))
+    assert ZeroAdvantage().keeps(sample.with_arrays(loss_weights=weights), CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +263,7 @@ def test_a_torn_config_has_no_known_vocabulary(tmp_path: Path) -> None:
 def test_what_rounding_left_of_an_advantage_is_no_gradient() -> None:
     """A user's own r - mean(r) of rewards that are equal up to rounding."""
     sample = build_sample(advantage=0.1 + 0.2 - 0.3)
-    assert not ZeroAdvantage().keeps(sample)
+    assert not ZeroAdvantage().keeps(sample, CONTEXT)
 
 
 def test_two_filters_of_one_type_keep_both_verdicts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,8 +82,8 @@ def shorten_mask(episode: WireEpisode) -> None:
     episode.traces[0].nodes[1].mask.pop()
 
 
-def spoil_logprob(episode: WireEpisode) -> None:
-    episode.traces[0].nodes[1].logprobs[0] = math.nan
+def spoil_logprob(value: float, episode: WireEpisode) -> None:
+    episode.traces[0].nodes[1].logprobs[0] = value
 
 
 def spoil_token(episode: WireEpisode) -> None:
@@ -98,7 +99,10 @@ def enlarge_token(episode: WireEpisode) -> None:
     [
         (shorten_logprobs, "4 sampled tokens have 3 logprobs"),
         (shorten_mask, "5 tokens have 4 mask values"),
-        (spoil_logprob, "a logprob is not finite"),
+        (partial(spoil_logprob, math.nan), "a logprob is nan"),
+        (partial(spoil_logprob, 30.0), "a logprob is 30; one of a sampled token"),
+        (partial(spoil_logprob, 2e-3), "a logprob is 0.002"),
+        (partial(spoil_logprob, -1.1e4), "a logprob is -11000"),
         (spoil_token, "a token id is negative"),
         (enlarge_token, "token id 2147483648 is larger than any vocabulary"),
     ],
@@ -155,3 +159,10 @@ def test_an_error_that_says_nothing_is_told_by_the_end_of_its_traceback() -> Non
     failure = find_failure(episode)
     assert failure is not None
     assert failure.message == "AssertionError"
+
+
+@pytest.mark.parametrize("logprob", [-9999.0, 9e-4])
+def test_a_logprob_as_engines_round_it_is_accepted(logprob: float) -> None:
+    episode = build_episode()
+    spoil_logprob(logprob, episode)
+    assert find_failure(episode) is None

@@ -228,7 +228,11 @@ def test_a_curriculum_may_choose_the_group_size_of_a_task(monkeypatch: pytest.Mo
     [
         (TaskDraw(5, 0), "draws task 5; the source has 5, counted from 0"),
         (TaskDraw(-1, 0), "draws task -1"),
-        (TaskDraw(0, 0, group_size=0), "draws group_size = 0 for task 0; use at least 1"),
+        (TaskDraw(0, 0, group_size=0), "draws group_size = 0 for task 0; use 1 to 8192"),
+        (
+            TaskDraw(0, 0, group_size=1 << 40),
+            "draws group_size = 1099511627776 for task 0; use 1 to",
+        ),
         (TaskDraw("a", 0), "TypeError"),
         (None, "AttributeError"),
     ],
@@ -256,7 +260,7 @@ class Shaky:
 def test_a_curriculum_whose_state_cannot_be_had_or_given_is_named_with_its_source() -> None:
     curriculum = build_curriculum_config(f"{__name__}:Shaky")
     tasks = TaskSource([replace(WORDS, curriculum=curriculum)], seed=0)
-    with pytest.raises(ConfigError, match=r":Shaky of source 'words' raises LookupError: no rates"):
+    with pytest.raises(ConfigError, match=r":Shaky of source 'words': LookupError: no rates"):
         tasks.state()
     state = TaskSource([WORDS], seed=0).state()
     with pytest.raises(CorruptStateError, match=r":Shaky of source 'words' .*AttributeError: no p"):
