@@ -18,7 +18,7 @@ starting. More of the first kind are in `patches.shortcuts`.
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
 | `survive_exits` | `exit()` in a reward ends the worker | verifiers catches `SystemExit` |
 | `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
-| `end_servers_with_worker` | a server outlives a worker killed while it imports | it asks earlier |
+| `end_servers_with_worker` | a server imports less than its worker and outlives it | it does not |
 | `send_task_headers` | all requests of a client have the same headers | a task can name some |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 | `move_episode_folders` | a killed worker leaves folders in the home | verifiers takes a folder |
@@ -33,7 +33,10 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import secrets
+import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -82,6 +85,8 @@ INLINE_CHARACTERS = 32_768
 GATHER_SECONDS = 2.0
 """How long a change of a trace waits for others before it is streamed; the orchestrator reads no
 trace before its end."""
+WORKER_FOLDER = "w"
+"""Holds the sockets of the workers, inside the pool's folder."""
 _FORGET = 0.8
 _TRAIN = "verifiers.v1.clients.train:"
 _SERVER = "verifiers.v1.interception.server:"
@@ -184,7 +189,7 @@ def _process_patches(limits: ToolServerLimits) -> tuple[Patch, ...]:
         Patch(
             end_servers_with_worker,
             {f"{_RUNTIME}run_background": "5226d2792ce8474e"},
-            "tool servers would outlive a killed worker",
+            "tool servers would not find your modules, and would outlive a killed worker",
         ),
         Patch(
             partial(move_episode_folders, Path(tempfile.gettempdir())),
@@ -403,6 +408,7 @@ def end_servers_with_worker() -> None:
     """Let what a runtime starts in the background, tool servers above all, die with this process.
 
     verifiers' servers ask for that themselves, but only after their imports, which take seconds.
+    They run in a folder of the episode; what the environment can import, they can.
     """
     start = runtime.SubprocessRuntime.run_background
     if hasattr(start, "__wrapped__"):
@@ -410,15 +416,25 @@ def end_servers_with_worker() -> None:
 
     @functools.wraps(start)
     async def start_dying(started: Any, argv: list[str], env: dict[str, str], log: str) -> None:
+        if argv[0] == sys.executable:
+            env = {**env, "PYTHONPATH": _import_path()}
         command = dying_with_parent(argv) if Path(argv[0]).is_absolute() else argv
         await start(started, command, env, log)
 
     runtime.SubprocessRuntime.run_background = start_dying
 
 
+def _import_path() -> str:
+    """Where this process finds modules and another one of the same interpreter would not look."""
+    everywhere = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    entries = dict.fromkeys(map(os.path.abspath, sys.path))
+    own = (entry for entry in entries if not entry.startswith(everywhere) and os.path.isdir(entry))
+    return os.pathsep.join(own)
+
+
 def keep_worker_sockets_in(directory: Path) -> None:
     """Give the pool of this process a folder inside ours for its workers' sockets."""
-    folder = directory / "w"
+    folder = directory / WORKER_FOLDER
     folder.mkdir(mode=0o700)
     pool.tempfile = SimpleNamespace(mkdtemp=lambda **_: str(folder))
 

@@ -186,7 +186,7 @@ class Pool:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if failed in done:
-                raise EnvironmentFailure(f"{failed.result()} while it started")
+                raise EnvironmentFailure(f"while it started, {failed.result()}")
             if not done:
                 raise DeadlineError(
                     f"the environment's workers did not answer within {timeout_seconds:g} s; "
@@ -202,14 +202,18 @@ class Pool:
         return await asyncio.shield(self._watch)
 
     async def _watch_reports(self) -> str:
+        cause = ""
         async for line in self._reports:
             report = json.loads(line)
+            if "cause" in report:
+                cause = f": {report['cause']}" if report["cause"] else ""
             if "lost" in report:
-                return f"worker process {report['lost']} {describe_exit(report['exit_code'])}"
+                how = describe_exit(report["exit_code"])
+                return f"worker process {report['lost']} {how}{cause}"
             self.num_workers = report.get("num_workers", self.num_workers)
             self._note_silent(report.get("silent", self.silent_workers))
         exit_code = await self._process.wait()
-        return f"the pool's broker process {self.pid} {describe_exit(exit_code)}"
+        return f"the pool's broker process {self.pid} {describe_exit(exit_code)}{cause}"
 
     def _note_silent(self, silent: list[int]) -> None:
         for pid in set(silent) - set(self.silent_workers):

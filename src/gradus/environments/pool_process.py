@@ -4,8 +4,9 @@ directory of the sockets.
 It imports verifiers first and then reads its settings from stdin, so that it is warm when the
 parent knows that the environment can be loaded. The parent's end of the death pipe closes when the
 parent dies, which ends the pool. On the report pipe it writes one JSON object per line:
-{"num_workers": n} when that changed, {"silent": [pid, ...]} when that changed, and
-{"lost": pid, "exit_code": n} for a worker that ended.
+{"num_workers": n} when that changed, {"silent": [pid, ...]} when that changed,
+{"lost": pid, "exit_code": n, "cause": text} for a worker that ended, and {"cause": text} before it
+ends by an error itself.
 
 verifiers sends each request to the worker with the fewest and never checks that it is alive: one
 whose event loop is blocked, or that is stopped, gets more episodes and finishes none. Here the
@@ -33,10 +34,16 @@ from typing import Any, TextIO
 
 from verifiers.v1.serve import pool, serve_env
 
-from gradus.environments.compat import keep_worker_sockets_in, watch_workers
+from gradus.environments.compat import WORKER_FOLDER, keep_worker_sockets_in, watch_workers
 from gradus.environments.harness.tool_servers import ToolServerLimits
 from gradus.environments.pool import SILENT_SECONDS
-from gradus.environments.worker import leave_soon, prepare_worker, run_worker
+from gradus.environments.worker import (
+    cause_of,
+    leave_soon,
+    prepare_worker,
+    read_cause,
+    run_worker,
+)
 from gradus.log import LogSettings
 from gradus.processes.child import die_with_parent
 
@@ -143,9 +150,10 @@ class WatchedPool(pool.EnvServerPool):
 class WorkerWatch(threading.Thread):
     """Tells the parent which workers there are and which one ended."""
 
-    def __init__(self, report: TextIO) -> None:
+    def __init__(self, report: TextIO, folder: Path) -> None:
         super().__init__(name="worker-watch", daemon=True)
         self._report = report
+        self._folder = folder
         self._known: dict[int, BaseProcess] = {}
         self._silent: list[int] = []
         self._pool: WatchedPool | None = None
@@ -171,13 +179,18 @@ class WorkerWatch(threading.Thread):
         for pid, process in list(self._known.items()):
             if process.exitcode is not None:
                 del self._known[pid]
-                self._write({"lost": pid, "exit_code": process.exitcode})
+                cause = read_cause(self._folder, pid)
+                self._write({"lost": pid, "exit_code": process.exitcode, "cause": cause})
         if started:
             self._write({"num_workers": len(self._known)})
         silent = [] if self._pool is None else self._pool.silent_workers()
         if silent != self._silent:
             self._silent = silent
             self._write({"silent": silent})
+
+    def tell(self, error: Exception) -> None:
+        """This process itself ends by an error."""
+        self._write({"cause": cause_of(error)})
 
     def _write(self, line: dict[str, Any]) -> None:
         try:
@@ -207,15 +220,19 @@ def main(death_fd: str, report_fd: str, folder: str) -> None:
         if settings["max_workers"] == 1:
             # No broker: this process runs the environment itself.
             die_with_parent()
-        watch = WorkerWatch(os.fdopen(int(report_fd), "w"))
+        watch = WorkerWatch(os.fdopen(int(report_fd), "w"), directory / WORKER_FOLDER)
         watch.start()
         watch_workers(watch.build_pool)
         keep_worker_sockets_in(directory)
-        serve_env(
-            death_pipe=Connection(int(death_fd), writable=False),
-            log_setup=prepare,
-            **settings,
-        )
+        try:
+            serve_env(
+                death_pipe=Connection(int(death_fd), writable=False),
+                log_setup=prepare,
+                **settings,
+            )
+        except Exception as error:
+            watch.tell(error)
+            raise
     finally:
         leave_soon()
         shutil.rmtree(directory, ignore_errors=True)

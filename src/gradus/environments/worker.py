@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 from gradus.environments import compat
@@ -21,13 +22,37 @@ from gradus.processes.child import die_with_parent
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 """An episode allocates about twelve thousand tracked objects and leaves few cycles; the collector's
 default thresholds spent a fifth of a worker's time on walking the imported modules."""
+_CAUSE = ".cause"
 LEAVE_SECONDS = 5.0
 """How long threads and children of the environment may keep a process that has served."""
 
 
 def run_worker(serve: Callable[..., None], **settings: Any) -> None:
-    """Run verifiers' server; found by name, which imports this package first."""
-    serve(**settings)
+    """Run verifiers' server; found by name, which imports this package first.
+
+    The error that ends it is left beside its socket for `read_cause`.
+    """
+    try:
+        serve(**settings)
+    except Exception as error:
+        folder = Path(settings["address"].removeprefix("ipc://")).parent
+        (folder / f"{os.getpid()}{_CAUSE}").write_text(cause_of(error))
+        raise
+
+
+def cause_of(error: Exception) -> str:
+    """An error in one line; of several, the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def read_cause(folder: Path, pid: int) -> str:
+    """The error that ended a worker; empty when nothing is known."""
+    try:
+        return (folder / f"{pid}{_CAUSE}").read_text()
+    except OSError:
+        return ""
 
 
 def prepare_worker(

@@ -290,6 +290,20 @@ async def test_a_background_program_has_the_death_signal_from_its_first_line() -
         assert await started.read("log") == b"9\n"
 
 
+async def test_a_background_program_imports_what_the_environment_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compat.end_servers_with_worker()
+    (tmp_path / "of_the_reader.py").write_text("print('found')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    program = [sys.executable, "-m", "of_the_reader"]
+    async with provision_runtime(subprocess.SubprocessConfig()) as started, asyncio.timeout(20):
+        await started.run_background(program, {}, "log")
+        await started._background[-1].wait()
+        assert await started.read("log") == b"found\n"
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "read"),
     [
