@@ -97,7 +97,6 @@ FULL_FOLDERS = {}
 """Folders with more than twelve files, and the most that each may hold."""
 SHORT_WITH_ONE_IMPORTER = {
     "gradus.cli.export": "a command is imported only when it runs",
-    "gradus.environments.worker": "runs in the workers, its importer in the broker",
     "gradus.trainer.data.datasets": "only a module of its name may import an extra late",
 }
 """Short modules with one importer that are better alone, with the reason."""
