@@ -97,7 +97,9 @@ FULL_FOLDERS = {}
 """Folders with more than twelve files, and the most that each may hold."""
 SHORT_WITH_ONE_IMPORTER = {
     "gradus.cli.export": "a command is imported only when it runs",
+    "gradus.inference.engine.worker": "vLLM imports it by name, and on CPUs only",
     "gradus.trainer.data.datasets": "only a module of its name may import an extra late",
+    "gradus.trainer.entry.precision": "runs in a process of its own",
 }
 """Short modules with one importer that are better alone, with the reason."""
 

@@ -41,7 +41,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import read_json, write_json
-from gradus.launch.job import settled
+from gradus.launch.job import doubts, settled, tried
 from gradus.launch.plan import Machine, placement_of
 from gradus.launch.variables import (
     inference_variables,
@@ -49,7 +49,6 @@ from gradus.launch.variables import (
     source_variables,
     trainer_variables,
 )
-from gradus.processes.gpus import FoundGpus
 from gradus.processes.hardware import Hardware
 from gradus.processes.log_tail import find_cause, find_crash
 from gradus.processes.started import Child, ProcessSpec
@@ -89,7 +88,7 @@ def run(words: Sequence[str]) -> int:
     options, rest = take_options(words, OPTIONS)
     is_fast = FAST in options
     machine = Machine.current()
-    config, plan = _load(rest, machine.gpus, is_loaded=not is_fast)
+    config, plan = _load(rest, machine, is_loaded=not is_fast)
     if is_fast:
         print("\n".join(["this config is consistent; nothing was loaded", *plan]))
         return ExitCode.DONE
@@ -112,15 +111,17 @@ def _converted(trainer: str, files: Sequence[str]) -> str:
 
 
 def _load(
-    words: Sequence[str], gpus: FoundGpus, *, is_loaded: bool
+    words: Sequence[str], machine: Machine, *, is_loaded: bool
 ) -> tuple[LaunchedConfig, list[str]]:
     """The config with its plan in a few lines; ConfigError with every problem of the config."""
     is_named = bool(words) and words[0] in KINDS
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else kind_of(rest) or "rl"
-    config = load_config(KINDS[kind], rest, check=partial(check, gpus=gpus))
-    config = settled(config, Hardware.current(gpus))
-    return config, describe(config, gpus, is_loaded=is_loaded)
+    config = load_config(KINDS[kind], rest, check=partial(check, gpus=machine.gpus))
+    here = tried(Hardware.current(machine.gpus), config, machine, may_start=is_loaded)
+    config = settled(config, here)
+    plan = describe(config, machine.gpus, is_loaded=is_loaded)
+    return config, [*plan, *(f"precision: {line}" for line in doubts(config, here))]
 
 
 DEADLINE_SECONDS = 120.0

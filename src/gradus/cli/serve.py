@@ -17,9 +17,9 @@ from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, check, load_config
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import read_json, write_atomically
-from gradus.launch.job import settled
+from gradus.launch.job import doubts, settled, tried
+from gradus.launch.plan import Machine
 from gradus.log import configure_logging, end_quietly
-from gradus.processes.gpus import find_gpus
 from gradus.processes.hardware import Hardware
 from gradus.processes.placement import place
 from gradus.run.checkpoints import CheckpointStore
@@ -61,9 +61,13 @@ def run(words: Sequence[str]) -> int:
     taken, rest = take_options(rest, {NO_TOKEN: ""})
     if taken and file is not None:
         raise ConfigError(f"{NO_TOKEN} and {TOKEN_FILE} contradict each other; use one of them")
-    gpus = find_gpus(os.environ)
+    machine = Machine.current()
+    gpus = machine.gpus
     config = load_config(ServeConfig, _spelled_out(rest), check=partial(check, gpus=gpus))
-    config = settled(config, Hardware.current(gpus))
+    here = tried(Hardware.current(gpus), config, machine)
+    config = settled(config, here)
+    for line in doubts(config, here):
+        print(f"{'precision':<12}{line}")
     placement = place({"inference": config.inference.gpu_wish}, gpus, may_share=False)
     os.environ.update(placement.variables("inference", gpus, os.environ))
     source = find_source(config.model)

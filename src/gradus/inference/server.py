@@ -40,7 +40,7 @@ PRELOADED_MODULES = (
     "gradus",
     "vllm.v1.engine.core",
     "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
+    "gradus.inference.engine.worker",
     "vllm.model_executor.model_loader",
     "gradus.inference.weight_worker",
 )

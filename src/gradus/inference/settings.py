@@ -16,6 +16,7 @@ from gradus.processes.hardware import given_dtype
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
+CPU_WORKER = "gradus.inference.engine.worker.AmxWorker"
 GIB = 1 << 30
 MAX_CPU_KV_CACHE_GIB = 2.0
 CPU_KV_CACHE_SHARE = 1 / 8
@@ -145,6 +146,7 @@ def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str,
         "enforce_eager": True,
         "enable_chunked_prefill": False,
         "block_size": CPU_BLOCK_TOKENS,
+        "worker_cls": CPU_WORKER,
     }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar, cast
 
@@ -29,14 +30,19 @@ from gradus.launch.episodes import Episodes
 from gradus.launch.plan import LaunchPlan, Machine, config_file, plan_config, plan_processes
 from gradus.launch.resume import Entry, ResumePoint
 from gradus.launch.steps import Steps
+from gradus.launch.variables import inference_variables, trainer_variables
 from gradus.log import LogSettings
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
 from gradus.processes.hardware import Hardware
+from gradus.processes.precision import Trial, bfloat16_fault, cache_folder
 from gradus.run.lease import RunKind, RunLease, run_path
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch
 
 AUTO = "auto"
+BFLOAT16 = "bfloat16"
+_ENGINE_TRIAL = "gradus.inference.engine.precision"
+_TRAINER_TRIAL = "gradus.trainer.entry.precision"
 Settled = TypeVar("Settled", bound=LaunchedConfig | ServeConfig)
 
 Planner = Callable[[RunDirectory, int, int | None], LaunchPlan]
@@ -92,9 +98,9 @@ def job_of(
     With `resume` it computes in the dtypes of the launches before, whatever this machine has.
     """
     machine = Machine.current()
-    here = hardware or Hardware.current(machine.gpus)
     recorded = _recorded_dtypes(config) if resume else Dtypes()
-    notes = _kept(config, here, recorded)
+    here = hardware or tried(Hardware.current(machine.gpus), config, machine, recorded)
+    kept = _kept(config, here, recorded)
     config = settled(config, here, recorded)
     start = partial(
         Job,
@@ -105,7 +111,7 @@ def job_of(
         plan=partial(plan_config, config, machine),
         check=partial(check_external_models, config, os.environ),
         written=config,
-        notes=notes,
+        notes=_about_precision([*kept, *doubts(config, here)]),
     )
     if isinstance(config, EvalConfig):
         return start(kind="eval", work=Episodes(config.show_replies))
@@ -130,7 +136,8 @@ def job_of(
 def bench_job(config: RunConfig) -> Job:
     """The trainer of an RL run by itself, on made-up samples."""
     machine = Machine.current()
-    config = settled(config, Hardware.current(machine.gpus))
+    here = tried(Hardware.current(machine.gpus), config, machine)
+    config = settled(config, here)
 
     def planned(run_dir: RunDirectory, term: int, _: int | None) -> LaunchPlan:
         configs = resolve(config, run_dir=run_dir.root, term=term)
@@ -151,6 +158,7 @@ def bench_job(config: RunConfig) -> Job:
         logs=config.log.settings(),
         plan=planned,
         work=Steps("bench", num_steps, BENCH_COLUMNS),
+        notes=_about_precision(doubts(config, here)),
     )
 
 
@@ -187,6 +195,50 @@ def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None)
     changes["inference"] = config.inference.model_copy(update={"dtype": given.engine})
     copied: Any = config.model_copy(update=changes)
     return cast("Settled", copied)
+
+
+def tried(
+    here: Hardware,
+    config: LaunchedConfig | ServeConfig,
+    machine: Machine,
+    recorded: Dtypes | None = None,
+    *,
+    may_start: bool = True,
+) -> Hardware:
+    """The hardware, with what is wrong about the bfloat16 that this config would compute on its
+    processor: each part tries it in a child, once for each processor and version.
+
+    Without `may_start` only what earlier trials have shown.
+    """
+    chosen = _dtypes(settled(config, here, recorded))
+    on_gpu = here.trains_on_gpu and not _trains_on_cpu(config)
+    caller, trials = machine.environment, []
+    if chosen.engine == BFLOAT16 and not here.serves_on_gpu and _starts_engine(config):
+        variables = inference_variables(caller, config.inference.env_vars)
+        trials.append(Trial("engine", (machine.python, "-m", _ENGINE_TRIAL), variables))
+    if chosen.trainer == BFLOAT16 and not on_gpu:
+        learns = config if isinstance(config, SftConfig) else cast("RunConfig", config).trainer
+        variables = trainer_variables(
+            caller, learns.env_vars, num_cores=machine.num_cores, num_processes=1
+        )
+        trials.append(Trial("trainer", (machine.python, "-m", _TRAINER_TRIAL), variables))
+    fault = bfloat16_fault(trials, here.cpu_flags, cache_folder(caller), may_start=may_start)
+    return replace(here, bfloat16_fault=fault)
+
+
+def doubts(config: LaunchedConfig | ServeConfig, hardware: Hardware) -> list[str]:
+    """A line when bfloat16 failed its trial here, and what that means for this settled config."""
+    if not hardware.bfloat16_fault:
+        return []
+    found = _dtypes(config)
+    is_used = BFLOAT16 in (found.trainer, found.engine)
+    means = "bfloat16 as it was asked for, though it" if is_used else "float32, since bfloat16"
+    return [f"{means} failed its trial on this processor: {hardware.bfloat16_fault}"]
+
+
+def _starts_engine(config: LaunchedConfig | ServeConfig) -> bool:
+    is_elsewhere = isinstance(config, EvalConfig) and config.base_url is not None
+    return not is_elsewhere and find_spec("vllm") is not None
 
 
 def _decided(*dtypes: str | None) -> str | None:
@@ -231,14 +283,18 @@ def _process_values(run_dir: RunDirectory, process: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _kept(config: LaunchedConfig, hardware: Hardware, recorded: Dtypes) -> tuple[str, ...]:
+def _kept(config: LaunchedConfig, hardware: Hardware, recorded: Dtypes) -> list[str]:
     """A line when a run goes on in another dtype than this machine would choose."""
     written, now = _dtypes(settled(config, hardware, recorded)), _dtypes(settled(config, hardware))
     if written == now:
-        return ()
+        return []
     kept, chosen = (it.trainer or it.engine for it in (written, now))
     line = f"{kept}, as in the launches before; on this machine auto would be {chosen}"
-    return (f"{'precision':<18}{line}",)
+    return [line]
+
+
+def _about_precision(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{'precision':<18}{line}" for line in lines)
 
 
 def all_evaluations_seconds(config: SftConfig) -> float:

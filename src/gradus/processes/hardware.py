@@ -16,9 +16,10 @@ from gradus.processes.gpus import NOT_ASKED, FoundGpus
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
 
-_FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
+_FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 _BFLOAT16_FLAGS = (frozenset({"amx_bf16", "amx_tile"}), frozenset({"avx512_bf16"}))
-"""Either set of flags makes bfloat16 products faster than those of float32."""
+"""Either set of flags makes bfloat16 products faster than those of float32; ARM's `bf16` was not
+measured."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Hardware:
     """Whether the trainer finds a GPU."""
     serves_on_gpu: bool = False
     """Whether the engine finds one."""
+    bfloat16_fault: str = ""
+    """How its processor failed when it computed in bfloat16, in one line; see `precision`."""
 
     @classmethod
     def read(
@@ -61,7 +64,7 @@ class Hardware:
     @property
     def has_fast_bfloat16(self) -> bool:
         """Whether its processor multiplies bfloat16; others emulate it, three times slower."""
-        return any(flags <= self.cpu_flags for flags in _BFLOAT16_FLAGS)
+        return not self.bfloat16_fault and any(flags <= self.cpu_flags for flags in _BFLOAT16_FLAGS)
 
     def dtype(self, *, trains: bool = True, serves: bool = True) -> Dtype:
         """What `auto` means for a job that trains or serves here: one dtype for both."""

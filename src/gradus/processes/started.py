@@ -46,6 +46,8 @@ class ProcessSpec:
     """How often within the supervisor's window it is restarted when it ends after it was ready."""
     is_companion: bool = False
     """Whether the others go on without it when it ends; it is stopped after them."""
+    ends_its_children: bool = False
+    """Whether only the process itself gets SIGTERM while it lives: it ends what it started."""
     has_own_temporary_folder: bool = False
     """Whether its TMPDIR is a folder that goes away with the launch."""
 
@@ -98,7 +100,7 @@ class ChildFailed(ProcessError):
         if code < 0:
             who = spec.name if rank_code is None else f"a rank of {spec.name}"
             how, cause = (
-                f"{who} was killed by {_signal_name(-code)}",
+                f"{who} was killed by {signal_name(-code)}",
                 _cause_of_signal(child, -code),
             )
         else:
@@ -108,7 +110,7 @@ class ChildFailed(ProcessError):
         super().__init__(f"{how} after {child.seconds():.1f} s: {cause} (log: {spec.log})")
         self.log = spec.log
         self.log_tail = last_lines(spec.log, since=since)
-        self.exit_code = _class_of(code)
+        self.exit_code = class_of_exit(code)
 
 
 class ChildNotReady(DeadlineError):
@@ -133,7 +135,7 @@ def last_words(error: BaseException) -> list[str]:
     return [f"last lines of {error.log.name}:", *(f"  {line}" for line in error.log_tail)]
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -142,15 +144,21 @@ def _signal_name(number: int) -> str:
 
 def _cause_of_signal(child: Child, number: int) -> str:
     """A log can say why a process crashed, not why it was killed."""
+    if number in SIGNALS_FROM_OUTSIDE:
+        return cause_of_signal(number)
+    return find_crash(child.spec.log, since=child.log_start) or cause_of_signal(number)
+
+
+def cause_of_signal(number: int) -> str:
+    """What is known of a signal that ended a process, without its log."""
     if number == signal.SIGKILL:
         return "out of memory (see `dmesg`), or killed by a person or a scheduler"
     if number in SIGNALS_FROM_OUTSIDE:
         return "a person, a scheduler or another program sent it"
-    crash = find_crash(child.spec.log, since=child.log_start)
-    return crash or "it crashed in compiled code; its log may show where"
+    return "it crashed in compiled code; its log may show where"
 
 
-def _class_of(code: int) -> ExitCode:
+def class_of_exit(code: int) -> ExitCode:
     """The launcher's exit code; after a kill from outside, the same run may be tried again."""
     if -code in SIGNALS_FROM_OUTSIDE:
         return ExitCode.TRY_AGAIN

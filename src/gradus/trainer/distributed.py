@@ -231,6 +231,8 @@ def join_world(
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
+        # oneDNN asks the kernel for AMX by itself; not every kernel does. Elsewhere it is nothing.
+        torch.cpu._init_amx()
     is_alone = "WORLD_SIZE" not in os.environ
     dist.init_process_group(
         # Numbers of the host, and offloaded gradients and weights, are summed in CPU memory.

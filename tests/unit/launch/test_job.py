@@ -28,9 +28,9 @@ from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import write_json
-from gradus.launch.job import Dtypes, all_evaluations_seconds, job_of, settled
+from gradus.launch.job import Dtypes, all_evaluations_seconds, doubts, job_of, settled, tried
 from gradus.launch.launch import launch
-from gradus.launch.plan import LaunchPlan, config_file
+from gradus.launch.plan import LaunchPlan, Machine, config_file
 from gradus.launch.replay import replay_job
 from gradus.processes.hardware import Hardware
 from gradus.run.lease import RunLease, open_run
@@ -137,6 +137,68 @@ def test_every_job_computes_in_what_the_machine_multiplies_fast(
     assert configs["inference"]["inference"]["dtype"] == dtype
     assert process_configs(learned)["trainer"]["sft"]["compute_dtype"] == dtype
     assert settled(ServeConfig(model="tiny"), hardware).inference.dtype == dtype
+
+
+def machine_with(tmp_path: Path, script: str) -> Machine:
+    """A machine whose Python is a shell script, which notes what it was asked to run."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$2" >> {tmp_path}/asked\n{script}\n')
+    python.chmod(0o700)
+    return Machine(str(python), 2, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
+
+
+def asked(tmp_path: Path) -> list[str]:
+    file = tmp_path / "asked"
+    return sorted(file.read_text().split()) if file.exists() else []
+
+
+def test_auto_is_float32_where_bfloat16_dies_and_one_line_says_why(tmp_path: Path) -> None:
+    machine = machine_with(tmp_path, "kill -ILL $$")
+    config = build_run_config()
+    here = tried(WITH_BFLOAT16, config, machine)
+    assert dtypes(settled(config, here)) == ("float32", "float32")
+    [line] = doubts(settled(config, here), here)
+    assert line.startswith("float32, since bfloat16 failed its trial on this processor: ")
+    assert "the engine was killed by SIGILL" in line
+    assert "the trainer was killed by SIGILL" in line
+    job = job_of(rl_config(tmp_path), hardware=here)
+    assert job.notes == (f"precision         {line}",)
+
+
+def test_bfloat16_that_is_asked_for_stays_and_its_failure_is_told(tmp_path: Path) -> None:
+    machine = machine_with(tmp_path, "kill -SEGV $$")
+    config = build_run_config({"trainer": {"compute_dtype": "bfloat16"}})
+    here = tried(PLAIN, config, machine)
+    assert dtypes(settled(config, here)) == ("bfloat16", "bfloat16")
+    [line] = doubts(settled(config, here), here)
+    assert line.startswith("bfloat16 as it was asked for, though it failed its trial")
+    resumed = Dtypes("bfloat16", "bfloat16")
+    before = tried(PLAIN, build_run_config(), machine, resumed)
+    assert dtypes(settled(build_run_config(), before, resumed)) == ("bfloat16", "bfloat16")
+    assert before.bfloat16_fault == here.bfloat16_fault
+
+
+def test_only_what_would_compute_in_bfloat16_on_the_processor_is_tried(tmp_path: Path) -> None:
+    engine, trainer = "gradus.inference.engine.precision", "gradus.trainer.entry.precision"
+    on_gpu = Hardware(frozenset(), trains_on_gpu=True, serves_on_gpu=True)
+    mixed = Hardware(frozenset({"avx512_bf16"}), trains_on_gpu=True)
+    float32 = build_run_config({"inference": {"dtype": "float32"}})
+    cases: list[tuple[Hardware, Any, list[str]]] = [
+        (WITH_BFLOAT16, build_run_config(), [engine, trainer]),
+        (WITH_BFLOAT16, sft_config(tmp_path), [trainer]),
+        (WITH_BFLOAT16, ServeConfig(model="tiny"), [engine]),
+        (mixed, build_run_config(), [engine]),
+        (on_gpu, build_run_config(), []),
+        (on_gpu, build_run_config({"trainer": {"gpus": []}}), []),
+        (WITH_BFLOAT16, float32, []),
+        (PLAIN, build_run_config(), []),
+    ]
+    for number, (hardware, config, expected) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        here = tried(hardware, config, machine_with(folder, "exit 0"))
+        assert (asked(folder), here) == (expected, hardware)
+        assert doubts(settled(config, here), here) == []
 
 
 def test_one_side_follows_the_dtype_that_is_written_for_the_other() -> None:
