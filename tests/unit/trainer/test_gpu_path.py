@@ -83,6 +83,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelConfig]:
     return found
 
 
+TOLERANCE = 64 * torch.finfo(torch.float32).eps
+"""7.6e-6 of the norm: a number passes some 32 operations on its way forward and as many back (two
+layers of products, norms, attention and activations; the head; the loss), and each may round in
+another order than on the CPU. Which orders they are depends on the processor."""
+
+
 @dataclass(frozen=True)
 class Stepped:
     """What one step computed."""
@@ -147,7 +153,7 @@ def largest_distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> f
     return max(float((found[n] - expected[n]).abs().max() / norm) for n in expected)
 
 
-def assert_same(found: Stepped, expected: Stepped, *, tolerance: float) -> None:
+def assert_same(found: Stepped, expected: Stepped, *, tolerance: float = TOLERANCE) -> None:
     assert found.loss == pytest.approx(expected.loss, rel=10 * tolerance, abs=tolerance)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=10 * tolerance)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=10 * tolerance)
@@ -179,7 +185,7 @@ def test_a_step_in_float32_is_that_of_the_cpu(
     gpu, calls = stand_in_gpu(takes_float32=True)
     torch._dynamo.reset()
     found = recipe.step(gpu, **WAYS[way])
-    assert_same(found, recipe.step(None), tolerance=2e-6)
+    assert_same(found, recipe.step(None))
     # Each of two layers attends in a forward without gradient, and in those of two micro batches.
     assert calls.varlen >= 2 * 3
 
@@ -200,7 +206,7 @@ def test_a_step_of_adapters_is_that_of_the_cpu(
     torch._dynamo.reset()
     found = recipe.step(gpu, **WAYS[way])
     assert all("lora" in name for name in found.gradients)
-    assert_same(found, recipe.step(None), tolerance=2e-6)
+    assert_same(found, recipe.step(None))
 
 
 def test_inputs_of_layers_that_wait_elsewhere_come_back_bit_by_bit(
