@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,10 @@ def inference_server(
         server.wait_ready()
         yield server
         started = descendants(server.process.pid, living_processes())
+        before = len(server.log)
         assert server.stop() == ExitCode.DONE, server.log
         wait_until(
             lambda: not [entry for entry in started if is_alive(entry.pid, entry.start_time)],
             what="the end of every process of the inference server",
         )
+        assert not re.search("ERROR|Traceback|EngineDead", server.log[before:]), server.log

@@ -91,6 +91,17 @@ def test_no_token_is_in_the_log_or_on_a_command_line(inference_server: RunningIn
     assert not any(token in place for token in tokens for place in places)
 
 
+def test_every_process_of_the_server_says_where_it_crashes(
+    inference_server: RunningInference,
+) -> None:
+    """The server by itself, its children by what they inherit."""
+    children = [entry.pid for entry in inference_server.below()]
+    python = [pid for pid in children if "python" in os.readlink(f"/proc/{pid}/exe")]
+    variables = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in python]
+    assert variables
+    assert all("PYTHONFAULTHANDLER=1" in given for given in variables)
+
+
 def test_a_missing_model_is_told_in_one_line_before_anything_is_loaded(
     start: Start, tmp_path: Path
 ) -> None:

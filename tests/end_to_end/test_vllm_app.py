@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, ExitCode, ProcessError
 from gradus.inference.guard import Guard, Tokens
 from gradus.inference.http_server import Stop
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
@@ -99,6 +99,18 @@ def test_every_setting_of_ours_is_an_argument_of_vllm(
 ) -> None:
     args = vllm_server.build_arguments(config(tiny_model))
     assert (args.served_model_name, args.enable_scale_out) == (["policy"], True)
+
+
+def test_an_engine_that_a_signal_ends_while_it_starts_is_named_by_the_signal(
+    vllm_server: ModuleType,
+) -> None:
+    said = "Engine core initialization failed. Failed core proc(s): {'EngineCore': -4}"
+    killed = pytest.raises(ProcessError, match="engine process was killed by SIGILL: it crashed")
+    with killed as raised, vllm_server.named_signal():
+        raise RuntimeError(said)
+    assert raised.value.exit_code == ExitCode.INTERNAL
+    with pytest.raises(RuntimeError, match="another"), vllm_server.named_signal():
+        raise RuntimeError("another error")
 
 
 async def test_vllms_handlers_end_the_server_with_the_reason_that_the_watch_gives(

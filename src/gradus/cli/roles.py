@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import os
@@ -103,6 +104,9 @@ def run_role(name: str, words: Sequence[str]) -> int:
     from gradus.processes.ready import write_done
     from gradus.run.paths import RunDirectory
 
+    faulthandler.enable()
+    # For what it starts: the engine, workers of environments, ranks.
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     end_quietly()
     watch_death_pipe()
     # The interpreter's last collection walks every imported module: a second or more per process.

@@ -199,6 +199,8 @@ async def serve_until_stopped(
     finally:
         preparing.cancel()
         server.should_exit = True
+        # What failed here fails others soon, who are blamed unless this process ends before them.
+        server.force_exit = stop.error is not None
         await asyncio.wait({serving, preparing})
     if stop.error is not None:
         raise stop.error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import signal
 import socket
 import time
@@ -32,6 +33,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.utils import CoreEngineProcManager
 from vllm.v1.executor.abstract import Executor
 
 from gradus.config import InferenceProcessConfig
@@ -64,12 +66,13 @@ from gradus.inference.settings import ServedModel, engine_settings, serving_sett
 from gradus.inference.token_route import TokenRoute
 from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger, note_step
+from gradus.processes.started import cause_of_signal, class_of_exit, signal_name
 from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ServedPolicy
 from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, TokenConnection
 
 logger = get_logger(__name__)
-WATCH_INTERVAL_SECONDS = 0.5
+WATCH_INTERVAL_SECONDS = 0.05
 ENGINE_STOP_SECONDS = 2.0
 ENGINE_ENDED = "vLLM's engine process ended; its last lines stand above in this log"
 SCHEDULERS = "gradus.inference.engine.scheduler"
@@ -134,7 +137,7 @@ async def _serve_model(
     model: ServedModel, listener: socket.socket, on_listening: Callable[[str], None]
 ) -> None:
     args = fill_arguments(serving_settings(model, available_bytes=available_bytes()))
-    with engine_config(args) as vllm_config:
+    with engine_config(args) as vllm_config, named_signal():
         engine = AsyncLLM.from_vllm_config(
             vllm_config, usage_context=UsageContext.OPENAI_API_SERVER
         )
@@ -150,12 +153,17 @@ async def _serve_model(
 
 @asynccontextmanager
 async def _running(engine: AsyncLLM) -> AsyncIterator[Stop]:
-    """Watch the engine, and end it with the block."""
+    """Watch the engine, and end it with the block; ProcessError says how it ended before."""
     stop = Stop()
     watching = asyncio.create_task(watch_engine(engine, stop))
     try:
         await engine.collective_rpc("gradus_die_with_parent")
         yield stop
+    except Exception as error:
+        # Whoever asks a dead engine fails in a way of its own, and the first reason counts.
+        if not engine.errored:
+            raise
+        raise await asyncio.to_thread(engine_death, engine.engine_core) from error
     finally:
         watching.cancel()
         await asyncio.to_thread(engine.shutdown, ENGINE_STOP_SECONDS)
@@ -207,6 +215,27 @@ async def watch_engine(engine: AsyncLLM, stop: Stop) -> None:
     stop.fail(ProcessError(ENGINE_ENDED))
 
 
+def engine_death(client: Any) -> ProcessError:
+    """Why the engine ended, from vLLM's client of a dead one."""
+    manager = client.resources.engine_manager
+    # Set once vLLM has asked for the exit codes, which only the first to ask is told.
+    if isinstance(manager, CoreEngineProcManager) and manager.manager_stopped.wait(
+        ENGINE_STOP_SECONDS
+    ):
+        for process in manager.processes:
+            if process.exitcode is not None and process.exitcode < 0:
+                return killed_engine(-process.exitcode, process.pid)
+    return ProcessError(ENGINE_ENDED)
+
+
+def killed_engine(number: int, pid: int | None = None) -> ProcessError:
+    """The error of an engine that a signal ended, with the class of what ended it."""
+    who = "vLLM's engine process" if pid is None else f"vLLM's engine process ({pid})"
+    error = ProcessError(f"{who} was killed by {signal_name(number)}: {cause_of_signal(number)}")
+    error.exit_code = class_of_exit(-number)
+    return error
+
+
 def build_arguments(config: InferenceProcessConfig) -> Namespace:
     """vLLM's argument namespace; ConfigError names an `extra_args` key that vLLM does not have."""
     return fill_arguments(engine_settings(config, available_bytes=available_bytes()))
@@ -230,7 +259,7 @@ def fill_arguments(settings: Mapping[str, Any]) -> Namespace:
 
 def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
     """The engine, its process started and the model loaded."""
-    with engine_config(args) as vllm_config:
+    with engine_config(args) as vllm_config, named_signal():
         hold_replies(vllm_config)
         return PolicyEngine(
             vllm_config=vllm_config,
@@ -240,6 +269,19 @@ def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
             log_requests=False,
             stat_loggers=[lambda *_: counters],
         )
+
+
+@contextmanager
+def named_signal() -> Iterator[None]:
+    """While the engine starts: name the signal that ended its process, which vLLM gives as a
+    negative number in a list of processes."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.search(r"Failed core proc.*?: -(\d+)", str(error))
+        if found is None:
+            raise
+        raise killed_engine(int(found[1])) from error
 
 
 def hold_replies(vllm_config: VllmConfig) -> None:

@@ -147,6 +147,7 @@ def plan_processes(
             ready_file=None if kind.is_companion else run_dir.ready_file(name),
             finishes=kind.finishes and not kind.is_companion,
             restarts=environment_restarts if is_environment else kind.restarts,
+            ends_its_children=isinstance(config, InferenceProcessConfig),
             has_own_temporary_folder=is_environment and "TMPDIR" not in set_by_user,
             is_companion=kind.is_companion,
         )

@@ -231,10 +231,15 @@ class Supervisor:
         if not ending:
             self._close_logs(kept)
             return
-        for entry in self._to_terminate(kept):
-            signal_process(entry.pid, signal.SIGTERM)
+        told: set[tuple[int, int]] = set()
         deadline = time.monotonic() + self._stop_timeout_seconds
-        while self.owned(kept) and time.monotonic() < deadline and not is_urgent():
+        while owned := self.owned(kept):
+            for entry in self._to_terminate(owned):
+                if (entry.pid, entry.start_time) not in told:
+                    signal_process(entry.pid, signal.SIGTERM)
+                    told.add((entry.pid, entry.start_time))
+            if time.monotonic() >= deadline or is_urgent():
+                break
             self.pause()
         self._kill_all(kept)
         for child in ending:
@@ -359,12 +364,17 @@ class Supervisor:
                 return child, code
         return None
 
-    def _to_terminate(self, kept: Sequence[Child] = ()) -> list[ProcessEntry]:
-        """The groups of the children, and orphans; others get the signal from their parent."""
-        sessions = {child.pid for child in self.children}
-        owned = self.owned(kept)
+    def _to_terminate(self, owned: Sequence[ProcessEntry]) -> list[ProcessEntry]:
+        """The groups of the children, and orphans; others are ended by their parent."""
+        living = [child for child in self.children if child.exit_code() is None]
+        alone = {child.pid for child in living if child.spec.ends_its_children}
+        sessions = {child.pid for child in self.children} - alone
         parents = {entry.pid for entry in owned}
-        return [e for e in owned if e.session in sessions or e.parent not in parents]
+        return [
+            entry
+            for entry in owned
+            if entry.pid in alone or entry.session in sessions or entry.parent not in parents
+        ]
 
     def _kill_all(self, kept: Sequence[Child] = ()) -> None:
         deadline = time.monotonic() + _KILL_SECONDS

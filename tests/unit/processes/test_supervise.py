@@ -310,6 +310,49 @@ def test_stop_ends_children_and_grandchildren_that_ignore_term(tmp_path: Path) -
     assert [pid for pid in pids if read_process(pid)] == []
 
 
+LEADER = """
+import signal, subprocess, sys
+follower = subprocess.Popen([sys.executable, "-c", FOLLOWER], stdout=subprocess.PIPE)
+follower.stdout.readline()
+signal.signal(signal.SIGTERM, lambda *_: None)
+say(pids=[follower.pid])
+signal.pause()
+import select
+select.select([follower.stdout], [], [], 0.5)
+follower.kill()
+say(told=follower.communicate()[0].decode())
+"""
+FOLLOWER = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: print("was told", flush=True))
+print("runs", flush=True)
+while True: signal.pause()
+"""
+
+
+def test_a_process_that_ends_its_children_is_the_only_one_that_is_told(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=20)
+    program = READY + f"FOLLOWER = {FOLLOWER!r}" + LEADER
+    leader = replace(spec(tmp_path, program), ends_its_children=True)
+    supervisor.wait_ready([supervisor.start(leader)], timeout_seconds=10)
+    supervisor.stop()
+    assert read_json(tmp_path / "server.ready")["told"] == ""
+
+
+def test_what_such_a_process_leaves_behind_is_told_after_it(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=20)
+    program = READY + (
+        "import subprocess; child = subprocess.Popen(['sleep', '60']); say(pids=[child.pid])\n"
+        "import signal; signal.pause()"
+    )
+    leader = replace(spec(tmp_path, program), ends_its_children=True)
+    supervisor.wait_ready([supervisor.start(leader)], timeout_seconds=10)
+    before = time.monotonic()
+    supervisor.stop()
+    assert time.monotonic() - before < 15
+    assert read_process(read_json(tmp_path / "server.ready")["pids"][0]) is None
+
+
 def test_stop_finds_orphans_of_a_child_that_was_killed(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=0.3)
     child = supervisor.start(spec(tmp_path, FAMILY))
