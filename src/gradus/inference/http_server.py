@@ -199,8 +199,9 @@ async def serve_until_stopped(
     finally:
         preparing.cancel()
         server.should_exit = True
-        # What failed here fails others soon, who are blamed unless this process ends before them.
-        server.force_exit = stop.error is not None
+        if stop.error is not None:
+            # What failed here fails others soon, who are blamed unless this process ends first.
+            server.config.timeout_graceful_shutdown = 0
         await asyncio.wait({serving, preparing})
     if stop.error is not None:
         raise stop.error
