@@ -173,7 +173,8 @@ class UpdateRuleConfig(StrictConfig):
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from zero."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
-    """Share of the peak learning rate at which linear and cosine end."""
+    """Share of the peak learning rate that linear and cosine have in the last step; 0 is what they
+    would have in the step after it."""
 
 
 class AdamWConfig(UpdateRuleConfig):

@@ -150,7 +150,8 @@ class PolicyOptimizer:
 def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
     """The rate of step `step` (from 0): up over the warm-up, then along the schedule.
 
-    A function of the step alone, so that neither a skipped update nor a resume shifts it.
+    A function of the step alone, so that neither a skipped update nor a resume shifts it. The last
+    step has the lowest rate; where that is 0, the step after it, since 0 would train nothing.
 
         >>> learning_rate(AdamWConfig(lr=1.0, warmup_steps=2), 0, 10)
         0.5
@@ -159,7 +160,8 @@ def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
-    remaining = max(1, max_steps - config.warmup_steps)
+    last = max_steps - 1 if config.min_lr_ratio else max_steps
+    remaining = max(1, last - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / remaining)
     if config.schedule == "linear":
         height = 1.0 - progress
