@@ -15,7 +15,7 @@ from gradus.orchestrator.types import Failure
 def mark_trainable(
     episode: WireEpisode, untrained_agents: Collection[str], *, has_one_baseline: bool = False
 ) -> Failure | None:
-    """Mark the traces of agents that do not train; a Failure when the task's learner is no agent.
+    """Mark the traces of agents that do not train; a Failure when the task's learner played nothing.
 
     An environment may have marked some already; they stay so. `has_one_baseline` says that all
     traces of a group are compared, so that a task of several agents must name the one that learns.
@@ -33,8 +33,9 @@ def mark_trainable(
     if learner is not None and learner not in names:
         return Failure(
             f"invalid_{LEARNER_SEAT}",
-            f"the task's {LEARNER_SEAT} is {learner!r}; it must name one of the agents "
-            f"{', '.join(names)}",
+            f"the task's {LEARNER_SEAT} is {learner!r}, who played no turn of this episode; "
+            f"those who did: {', '.join(names) or 'nobody'}. Name an agent of the environment, and "
+            "let the environment ask it in every episode",
         )
     trained = sorted({trace.agent.name for trace in episode.traces if trace.agent.trainable})
     if has_one_baseline and len(trained) > 1:

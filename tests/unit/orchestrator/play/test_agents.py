@@ -97,7 +97,17 @@ def test_a_missing_learner_seat_is_an_error_that_names_the_agents(seat: object) 
     failure = mark_trainable(build_game(learner_seat=seat), [])
     assert failure is not None
     assert failure.kind == "invalid_learner_seat"
-    assert f"is {seat!r}; it must name one of the agents first, judge, second" in failure.message
+    assert f"is {seat!r}, who played no turn of this episode" in failure.message
+    assert "those who did: first, judge, second" in failure.message
+
+
+def test_a_learner_that_was_never_asked_is_told_as_such() -> None:
+    episode = build_game(learner_seat="second")
+    episode.traces = [trace for trace in episode.traces if trace.agent.name != "second"]
+    failure = mark_trainable(episode, [])
+    assert failure is not None
+    assert "is 'second', who played no turn" in failure.message
+    assert "let the environment ask it in every episode" in failure.message
 
 
 def source(algorithm: str, *, untrained: list[str] | None = None, **options: Any) -> SourceConfig:
