@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,7 +40,7 @@ from gradus.processes.supervisor import become_subreaper
 
 USAGE = """\
 usage: gradus env check ID [@ source.toml ...] [--taskset.key value ...]
-       gradus env check @ run.toml
+       gradus env check @ run.toml [--attack]
        gradus env init NAME
 
 check  plays an installed environment, or one in this folder, with a scripted model, and says what
@@ -50,11 +50,13 @@ check  plays an installed environment, or one in this folder, with a scripted mo
        something is broken.
 init   writes a folder with a task set to change: its module, test, README, config and project file.
 
+  --attack           also play every hostile policy of the library (90), and compare with chance
   --json             one JSON object per line instead of text
   --base-url URL     also play one episode with the model of an OpenAI-compatible endpoint,
   --model NAME       its name there, and
   --api-key-var VAR  the variable that holds the endpoint's key"""
 JSON = "--json"
+ATTACK = "--attack"
 _MAX_TURNS = 64
 _SECONDS = {
     "setup_seconds": 60.0,
@@ -84,7 +86,7 @@ def run(words: Sequence[str]) -> int:
 
 def check(words: Sequence[str]) -> int:
     """Check every environment that the words name; prints each line as it comes."""
-    options, rest = take_options(words, {JSON: ""})
+    options, rest = take_options(words, {JSON: "", ATTACK: ""})
     base_url, rest = take_value(rest, "--base-url", wants="the URL of an endpoint")
     model, rest = take_value(rest, "--model", wants="the name of a model")
     key, rest = take_value(rest, "--api-key-var", wants="the name of a variable")
@@ -98,6 +100,7 @@ def check(words: Sequence[str]) -> int:
         for source in sources:
             report.begin(source.id)
             subject = subject_of(source, _endpoint(base_url, model, key))
+            subject = replace(subject, attacks=ATTACK in options)
             report.add(found := _found(source))
             if found.outcome is not Outcome.BROKEN:
                 _check(subject, report)

@@ -15,11 +15,13 @@ from typing import Any
 from verifiers.v1.configs.client import EvalClientConfig
 
 from gradus.config import SamplingConfig
+from gradus.conformance.attacking import Attacks
 from gradus.conformance.findings import Checked, broken, note, ok, shortened, skipped
 from gradus.conformance.lifecycle import check_lifecycle
+from gradus.conformance.probes import PLAIN
 from gradus.conformance.reading import ModelEndpoint, Reading, Subject
 from gradus.conformance.stage import EPISODE_SECONDS, Played, Stage, record_bytes
-from gradus.conformance.tasks import PLAIN, TaskChecks
+from gradus.conformance.tasks import TaskChecks
 from gradus.conformance.transcript import conversation, last_reply
 from gradus.errors import EnvironmentFailure
 from gradus.orchestrator.play.environment import EpisodeSettings
@@ -117,6 +119,11 @@ class _Play:
             yield line
         async for line in checks.other_gold(tasks[1:], gold[1:]):
             yield line
+        if self._stage.subject.attacks:
+            attacks = Attacks(self._stage, tasks, gold, checks.tools)
+            async for line in attacks.lines():
+                yield line
+            checks.played += attacks.played
         yield await checks.at_once(tasks)
         yield checks.tokens()
         yield self._shown(await checks.play(tasks[0], checks.best))

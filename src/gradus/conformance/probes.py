@@ -40,7 +40,7 @@ class Probe:
 
     name: str
     turns: Sequence[str | bytes | Say]
-    by_role: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    by_role: Mapping[str, Sequence[str | bytes | Say]] = field(default_factory=dict)
     """What single roles say instead."""
 
     def say(self, number: int, user: str, role: str = "") -> str | bytes:
@@ -48,6 +48,9 @@ class Probe:
         turns = self.by_role.get(role) or self.turns
         turn = turns[min(number, len(turns) - 1)]
         return turn(user) if callable(turn) else turn
+
+
+PLAIN = Probe("a plain reply", ["I do not know."])
 
 
 def _echo(user: str) -> str:

@@ -41,6 +41,8 @@ class Subject:
     """Agents that the source does not train."""
     endpoint: ModelEndpoint | None = None
     """A model that plays one more episode. None means the scripted one alone."""
+    attacks: bool = False
+    """Whether every hostile policy is played, not a few."""
 
 
 class ChildModule:

@@ -26,6 +26,7 @@ from gradus.config import SamplingConfig
 from gradus.conformance.probes import Probe
 from gradus.conformance.reading import ChildModule, Subject
 from gradus.conformance.transcript import ByteTokenizer
+from gradus.environments.containers import engines_of
 from gradus.errors import EnvironmentFailure
 from gradus.files import read_json, write_atomically, write_json
 from gradus.orchestrator.play.agents import mark_trainable
@@ -104,6 +105,8 @@ class Stage:
         """Role → whether it trains."""
         self.fixed: dict[str, Probe] = {}
         """Role → what it says in every episode, whatever is probed."""
+        self.has_container = bool(engines_of(seen["settings"]))
+        """Whether what an episode's commands change is gone with its container."""
         self.temporary = folder / "t"
         self.temporary.mkdir(parents=True)
         self.tokenizer = ByteTokenizer()

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from gradus.conformance import probes
+from gradus.conformance.attacks import always_tried
 from gradus.conformance.findings import Checked, Outcome, broken, ok, shortened, skipped
-from gradus.conformance.probes import HOSTILE, Probe
+from gradus.conformance.probes import PLAIN, Probe
 from gradus.conformance.stage import Played, Stage
 from gradus.conformance.transcript import path_problem
 from gradus.orchestrator.types import Task
 from gradus.processes.table import ProcessEntry
 
-PLAIN = Probe("a plain reply", ["I do not know."])
 _MAX_TOOLS = 8
 _MAX_GUESSES = 12
 _NUM_OTHERS = 4
@@ -38,6 +38,8 @@ class TaskChecks:
         self._stage = stage
         self._lowest = math.nan
         """What the hostile replies got at least."""
+        self.tools: dict[str, dict[str, Any]] = {}
+        """Tools that the first episode offers, with the schema of their arguments."""
         self._num_agents = len(stage.agents)
         self._reported: set[str] = set()
 
@@ -151,13 +153,13 @@ class TaskChecks:
 
     async def _tools(self, task: Task, first: Played) -> AsyncIterator[Checked]:
         traces = [] if first.episode is None else first.episode.traces
-        offered = {tool.name: tool for trace in traces for tool in trace.tools}
-        if not offered:
+        self.tools = {tool.name: tool.parameters for trace in traces for tool in trace.tools}
+        if not self.tools:
             yield ok("tools", "none")
             return
-        yield ok("tools", ", ".join(offered))
-        for name, tool in list(offered.items())[:_MAX_TOOLS]:
-            arguments = probes.made_up_arguments(tool.parameters)
+        yield ok("tools", ", ".join(self.tools))
+        for name, schema in list(self.tools.items())[:_MAX_TOOLS]:
+            arguments = probes.made_up_arguments(schema)
             turns = [probes.tool_call(name, arguments), "I do not know."]
             played = await self.play(task, Probe(f"tool {shortened(name, 12)}", turns))
             if line := self.failed(played):
@@ -176,7 +178,8 @@ class TaskChecks:
             advice = "It gives a list of texts, or of dicts with tool and arguments"
             yield broken("gold reply", f"{probes.GOLD_HOOK} fails: {given['error']}", advice)
         gold = await self._find_gold(task, given)
-        hostile = [await self.play(task, probe) for probe in HOSTILE]
+        tried = always_tried(self.tools, has_container=self._stage.has_container)
+        hostile = [await self.play(task, probe) for probe in tried]
         is_alone = self._num_agents == 1
         values = [v for played in hostile if not played.failure for v in _of(played)]
         lowest = self._lowest = min(values, default=math.nan)

@@ -15,7 +15,7 @@ from gradus.orchestrator.types import Failure
 def mark_trainable(
     episode: WireEpisode, untrained_agents: Collection[str], *, has_one_baseline: bool = False
 ) -> Failure | None:
-    """Mark the traces of agents that do not train; a Failure when the task's learner played nothing.
+    """Mark the traces of agents that do not train; a Failure when the learner played nothing.
 
     An environment may have marked some already; they stay so. `has_one_baseline` says that all
     traces of a group are compared, so that a task of several agents must name the one that learns.
