@@ -264,13 +264,17 @@ SECTIONS = (
         _made_by(
             Maker.TRAINER,
             ("loss/total/mean", "nats", "What is minimised: the sum of the components."),
-            ("loss/{rl,ce,ref_kl,ce_batch}/mean", "nats", "One component, where it has tokens."),
             (
-                "loss/{ce,ce_batch}/nll/{mean,max}",
+                "loss/{rl,ce,ref_kl,ce_batch,ce_trace}/mean",
+                "nats",
+                "One component, where it has tokens.",
+            ),
+            (
+                "loss/{ce,ce_batch,ce_trace}/nll/{mean,max}",
                 "nats",
                 "-logprob of the tokens that are learned by cross-entropy, without weights.",
             ),
-            ("loss/{ce,ce_batch}/tokens/sum", "tokens", "How many these are."),
+            ("loss/{ce,ce_batch,ce_trace}/tokens/sum", "tokens", "How many these are."),
             ("loss/entropy/mean", "nats", "Entropy of the policy, of the main component's tokens."),
             (
                 "loss/mismatch_kl/{mean,p50,p95,max}",

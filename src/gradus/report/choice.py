@@ -40,7 +40,7 @@ _MORE_IS_BETTER = re.compile(
     r"(episode|eval)/(.+/)?reward/(.+/)?(mean|p\d+)|eval/(.+/)?(avg|pass)([@^].*)?|throughput/(?!peak).+"
 )
 _LESS_IS_BETTER = re.compile(
-    r"loss/(total|ce|ce_batch)/.*|validation/loss/mean|.*error/(.+/)?share|time/.+_seconds"
+    r"loss/(total|ce(_batch|_trace)?)/.*|validation/loss/mean|.*error/(.+/)?share|time/.+_seconds"
     r"|weights/.+_seconds|.*/(boot|setup|finalize)_seconds/.+|throughput/peak_memory_gib"
     r"|loss/mismatch_kl/.+"
 )

@@ -305,7 +305,7 @@ class _TableStep(torch.nn.Module):
         for sample, count in zip(self._samples, counts, strict=True):
             tensors = TrainTensors.build(MicroBatch.join([sample]), torch.device("cpu"))
             mask = tensors.members("rl")
-            if self._aggregation == "sequence_mean":
+            if self._aggregation != "token_mean":  # each sample is a whole trace
                 divisor = max(1, count) * sum(one > 0 for one in counts)
             else:
                 divisor = sum(counts)

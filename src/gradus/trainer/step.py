@@ -6,14 +6,15 @@ is split into several. Members of ce_batch have the loss of ce, and count and di
 + Σ ce_batch) / (N_rl + N_ce_batch). Packing, micro-batching and splitting over ranks therefore
 change neither the loss nor the gradient. With the aggregation `sequence_mean`, rl and ce_batch are
 first averaged over their members in each sample, and N is the number of samples that have any:
-Σ_samples (Σ rl + Σ ce_batch) / n_sample / N. Shapes: T tokens of a micro batch. Next page:
+Σ_samples (Σ rl + Σ ce_batch) / n_sample / N. With `trace_mean` it is the same over traces, whose
+branches may lie in several micro batches and ranks. ce_trace is divided by the traces with any:
+its weights say what of a trace counts how much. Shapes: T tokens of a micro batch. Next page:
 `losses.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -37,16 +38,23 @@ from gradus.trainer.losses import (
 from gradus.trainer.model.kernels import GradientSync
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.shard import expect_backward
-from gradus.trainer.tensors import TrainTensors, count_members, count_sequences
+from gradus.trainer.tensors import (
+    TrainTensors,
+    count_members,
+    count_sequences,
+    count_traces,
+)
 from gradus.wire.micro_batch import MicroBatch
-from gradus.wire.tokens import LOSS_NAMES
+from gradus.wire.tokens import COUNTED_BY_TRACE, LOSS_NAMES
 
 _JOINT = ("rl", "ce_batch")
 """Components that share one denominator."""
 SEQUENCES = "sequences"
 """Among the counts: samples with a member of one of those."""
-Aggregation = Literal["token_mean", "sequence_mean"]
-_OBSERVED = ("ce", "ce_batch")
+TRACES = "traces/"
+"""Among the counts, before a name of `COUNTED_BY_TRACE`: traces with a member."""
+Aggregation = Literal["token_mean", "sequence_mean", "trace_mean"]
+_OBSERVED = ("ce", "ce_batch", "ce_trace")
 """Components whose members the policy learns to predict."""
 
 
@@ -107,6 +115,7 @@ class GradientStep:
             "ce": cross_entropy,
             "ref_kl": reference_kl,
             "ce_batch": cross_entropy,
+            "ce_trace": cross_entropy,
         }
 
     def run(self, micro_batches: Sequence[MicroBatch]) -> StepLoss:
@@ -125,7 +134,7 @@ class GradientStep:
         )
 
     def accumulate(
-        self, micro_batches: Sequence[MicroBatch], members: Mapping[str, int]
+        self, micro_batches: Sequence[MicroBatch], members: Mapping[str, float]
     ) -> dict[str, Tensor]:
         """Add this rank's gradients; gives its shares of L and of every metric.
 
@@ -156,10 +165,11 @@ class GradientStep:
     def count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
         """Members of each component, and what else is counted, over all ranks."""
         totals = self._world.sums(count_locally(micro_batches))
-        return {name: int(value) for name, value in totals.items()}
+        # Shares of traces are added up.
+        return {name: round(value) for name, value in totals.items()}
 
     def _forward(
-        self, tensors: TrainTensors, members: Mapping[str, int]
+        self, tensors: TrainTensors, members: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro batch's share of L, and its share of every metric, float64 []."""
         scores = self._policy(tensors)
@@ -176,6 +186,9 @@ class GradientStep:
             if self._aggregation == "sequence_mean" and name in _JOINT:
                 component = (weighted / tensors.members_in_sample(_JOINT)).sum()
                 component = component / max(1, members[SEQUENCES])
+            elif self._aggregation == "trace_mean" and name in _JOINT:
+                component = (weighted / tensors.trace_members["joint"]).sum()
+                component = component / max(1, members[f"{TRACES}joint"])
             else:
                 component = weighted.sum() / _denominator(name, members)
             loss = loss + component
@@ -187,19 +200,27 @@ class GradientStep:
         return loss, shares | {"total": loss.detach().double()}
 
 
-def count_locally(micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
+def count_locally(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
     """What this rank adds to `GradientStep.count`."""
-    counts: Counter[str] = Counter(dict.fromkeys((*LOSS_NAMES, "tokens", "scored", SEQUENCES), 0))
+    of_traces = [f"{TRACES}{name}" for name in COUNTED_BY_TRACE]
+    counts: dict[str, float] = dict.fromkeys(
+        (*LOSS_NAMES, "tokens", "scored", SEQUENCES, *of_traces), 0
+    )
     for micro_batch in micro_batches:
-        counts.update(count_members(micro_batch))
+        for name, number in count_members(micro_batch).items():
+            counts[name] += number
+        for name, share in count_traces(micro_batch).items():
+            counts[f"{TRACES}{name}"] += share
         counts["tokens"] += 0 if micro_batch.is_dummy else len(micro_batch)
         counts["scored"] += int(np.count_nonzero(~np.isnan(micro_batch.arrays.reference_logprobs)))
         counts[SEQUENCES] += count_sequences(micro_batch, _JOINT)
-    return dict(counts)
+    return counts
 
 
-def _denominator(name: str, members: Mapping[str, int]) -> int:
-    """How many tokens a component is divided by."""
+def _denominator(name: str, members: Mapping[str, float]) -> float:
+    """How many tokens, or traces, a component is divided by."""
+    if name == "ce_trace":
+        return max(1, members[f"{TRACES}{name}"])
     if name in _JOINT:
         return max(1, sum(members[joint] for joint in _JOINT))
     return max(1, members[name])
@@ -231,7 +252,7 @@ def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossI
 
 @torch.no_grad()
 def _surprise(
-    name: str, tensors: TrainTensors, scores: TokenScores, num_members: int
+    name: str, tensors: TrainTensors, scores: TokenScores, num_members: float
 ) -> dict[str, Tensor]:
     """-policy logprob of the members, unweighted: its mean, its largest value, their number."""
     mask = tensors.members(name)
@@ -249,7 +270,7 @@ def _is_peak(metric: str) -> bool:
 
 
 def _policy_means(
-    tensors: TrainTensors, scores: TokenScores, members: Mapping[str, int]
+    tensors: TrainTensors, scores: TokenScores, members: Mapping[str, float]
 ) -> dict[str, Tensor]:
     """Entropy of the main component; of the rl tokens mismatch KL = ratio - ln ratio - 1, the
     largest ratio, which is the largest weight that a loss without a bound gives a token, and how
@@ -321,7 +342,7 @@ def _percentile(counted: Sequence[tuple[float, float]], percent: int) -> float:
 
 
 @torch.no_grad()
-def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: int) -> dict[str, Tensor]:
+def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: float) -> dict[str, Tensor]:
     """The shares of this micro batch in averages over `denominator` tokens."""
     return {
         name: torch.where(mask, values, 0.0).sum(dtype=torch.float64) / denominator

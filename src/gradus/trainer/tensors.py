@@ -5,7 +5,7 @@ Shapes: T tokens of the micro batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from gradus.errors import ProtocolError
 from gradus.trainer.model.attention import PackedLayout
 from gradus.wire.micro_batch import MicroBatch
-from gradus.wire.tokens import LOSS_NAMES
+from gradus.wire.tokens import COUNTED_BY_TRACE, LOSS_NAMES
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class TrainTensors:
     sample_index: Tensor
     weights: dict[str, Tensor]
     """Loss weights of every component, 0 where a token is no member."""
+    trace_members: dict[str, Tensor]
+    """By the names of `COUNTED_BY_TRACE`: how many tokens of the token's whole trace train in those
+    components, at least 1."""
     targets: Tensor
     """[N] positions of the tokens that are members of any component."""
     layout: PackedLayout
@@ -72,6 +75,10 @@ class TrainTensors:
             advantages=tensor(arrays.advantages, torch.float32),
             sample_index=tensor(np.repeat(np.arange(len(lengths)), lengths), torch.int64),
             weights={name: tensor(weight, torch.float32) for name, weight in weights.items()},
+            trace_members={
+                name: tensor(np.repeat(np.maximum(counts, 1), lengths), torch.float32)
+                for name, counts in _trace_members(micro_batch, weights).items()
+            },
             targets=tensor(np.flatnonzero(is_target), torch.int64),
             layout=PackedLayout.build(lengths, torch.device("cpu"), is_pinned=is_pinned),
         )
@@ -94,6 +101,7 @@ class TrainTensors:
             advantages=moved(self.advantages),
             sample_index=moved(self.sample_index),
             weights={name: moved(weight) for name, weight in self.weights.items()},
+            trace_members={name: moved(counts) for name, counts in self.trace_members.items()},
             targets=moved(self.targets),
             layout=self.layout.on(device),
         )
@@ -119,7 +127,7 @@ class TrainTensors:
         return counts.clamp(min=1.0).index_select(0, self.sample_index)
 
 
-class ReadyMicroBatch(MicroBatch, frozen=True):
+class ReadyMicroBatch(MicroBatch, frozen=True, kw_only=True):
     """A micro batch whose tensors were made before its step; it never leaves the process."""
 
     tensors: TrainTensors
@@ -132,7 +140,8 @@ class ReadyMicroBatch(MicroBatch, frozen=True):
             micro_batch.sample_ids,
             micro_batch.sequence_lengths,
             micro_batch.arrays,
-            TrainTensors.on_host(micro_batch, is_pinned=device.type == "cuda"),
+            micro_batch.trace_members,
+            tensors=TrainTensors.on_host(micro_batch, is_pinned=device.type == "cuda"),
         )
 
 
@@ -162,10 +171,41 @@ def count_sequences(micro_batch: MicroBatch, names: Sequence[str]) -> int:
     return int(np.unique(samples[is_member]).size)
 
 
+def count_traces(micro_batch: MicroBatch) -> dict[str, float]:
+    """By the names of `COUNTED_BY_TRACE`, the traces with a member: of one whose branches lie in
+    several micro batches or ranks, the share that lies in this one."""
+    weights = _member_weights(micro_batch)
+    own = _members_by_sample(micro_batch, weights)
+    whole = _trace_members(micro_batch, weights)
+    return {name: float(np.sum(own[name] / np.maximum(whole[name], 1))) for name in own}
+
+
 def count_targets(micro_batch: MicroBatch) -> int:
     """Tokens whose logprob any component needs."""
     weights = _member_weights(micro_batch).values()
     return int(np.count_nonzero(np.any([weight != 0 for weight in weights], axis=0)))
+
+
+def _trace_members(
+    micro_batch: MicroBatch, weights: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """For each sample, as the batch says; without a word of it each sample is a whole trace."""
+    given = micro_batch.trace_members
+    if given:
+        return {name: np.array(counts) for name, counts in given.items()}
+    return _members_by_sample(micro_batch, weights)
+
+
+def _members_by_sample(
+    micro_batch: MicroBatch, weights: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    starts = np.cumsum([0, *micro_batch.sequence_lengths[:-1]])
+    return {
+        name: np.add.reduceat(
+            np.any([weights[it] != 0 for it in names], axis=0).astype(int), starts
+        )
+        for name, names in COUNTED_BY_TRACE.items()
+    }
 
 
 def _member_weights(micro_batch: MicroBatch) -> dict[str, np.ndarray]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from gradus.errors import ProtocolError
 from gradus.wire.sample import Sample
-from gradus.wire.tokens import IntArray, TokenArrays
+from gradus.wire.tokens import COUNTED_BY_TRACE, IntArray, TokenArrays
 from gradus.wire.versions import VersionSpan
 
 
@@ -24,14 +24,25 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_lengths: list[int]
     arrays: TokenArrays
     """[T], T = sum of `sequence_lengths`."""
+    trace_members: dict[str, list[int]] = {}
+    """By the names of `COUNTED_BY_TRACE`, for each sample: the tokens that train in all branches of
+    its trace that are learned in the same update, wherever they lie. Empty where each sample is a
+    whole trace."""
 
     @classmethod
-    def join(cls, samples: Sequence[Sample]) -> MicroBatch:
-        """The samples in the order given."""
+    def join(
+        cls, samples: Sequence[Sample], trace_members: Mapping[str, Mapping[str, int]] | None = None
+    ) -> MicroBatch:
+        """The samples in the order given; `trace_members` has the counts of each trace."""
+        counts = trace_members or {}
         return cls(
             sample_ids=[sample.id for sample in samples],
             sequence_lengths=[len(sample) for sample in samples],
             arrays=TokenArrays.concat([sample.arrays for sample in samples]),
+            trace_members={
+                name: [of_trace[sample.trace_id] for sample in samples]
+                for name, of_trace in counts.items()
+            },
         )
 
     def __len__(self) -> int:
@@ -55,6 +66,9 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProtocolError(
                 f"micro batch: sequence_lengths add up to {sum(lengths)}, tokens are {len(self)}"
             )
+        for name, counts in self.trace_members.items():
+            if name not in COUNTED_BY_TRACE or len(counts) != len(lengths) or min(counts) < 0:
+                raise ProtocolError(f"micro batch: trace_members[{name!r}] is {counts}")
         self.arrays.check("micro batch")
 
 

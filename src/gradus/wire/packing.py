@@ -7,13 +7,14 @@ not change the loss or the gradient of a step.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradus.errors import ConfigError, EmptyBatchError
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import Sample
-from gradus.wire.tokens import TokenArrays
+from gradus.wire.tokens import COUNTED_BY_TRACE, TokenArrays
 
 ATTENTION_TOKENS = 4096
 """Length of a sample at which attention costs about as much as all other layers."""
@@ -35,10 +36,23 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, num_ranks: int) -> list[
             )
     bins = fill_bins([len(sample) for sample in samples], max_tokens)
     bins = split_bins(bins, [sample_cost(len(sample)) for sample in samples], num_ranks)
-    micro_batches = [MicroBatch.join([samples[i] for i in chosen]) for chosen in bins]
+    counts = _trace_members(samples)
+    micro_batches = [MicroBatch.join([samples[i] for i in chosen], counts) for chosen in bins]
     while len(micro_batches) % num_ranks:
         micro_batches.append(build_dummy(samples[0]))
     return _share_out(micro_batches, num_ranks)
+
+
+def _trace_members(samples: Sequence[Sample]) -> dict[str, Counter[str]]:
+    """By the names of `COUNTED_BY_TRACE`, the tokens of each trace that train; nothing where no
+    trace has several branches."""
+    if len({sample.trace_id for sample in samples}) == len(samples):
+        return {}
+    found: dict[str, Counter[str]] = {name: Counter() for name in COUNTED_BY_TRACE}
+    for sample in samples:
+        for name, components in COUNTED_BY_TRACE.items():
+            found[name][sample.trace_id] += sample.arrays.num_members(components)
+    return found
 
 
 def sample_cost(length: int) -> float:

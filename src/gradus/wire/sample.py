@@ -25,6 +25,11 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: VersionSpan
     arrays: TokenArrays
 
+    @property
+    def trace_id(self) -> str:
+        """What all branches of one trace have in common."""
+        return self.id.rpartition("/")[0] or self.id
+
     def __len__(self) -> int:
         return len(self.arrays)
 

@@ -20,9 +20,12 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 
-LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch")
-"""The loss components; the trainer refuses a loss weight with another name. `ce_batch` is the loss
-of `ce`, divided together with `rl` by the tokens of both; the others have a count of their own."""
+LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch", "ce_trace")
+"""The loss components; the trainer refuses a loss weight with another name. `ce_batch` and
+`ce_trace` are the loss of `ce`: one is divided together with `rl` by the tokens of both, the other
+by the number of traces that have any. The others have a count of their own."""
+COUNTED_BY_TRACE = {"joint": ("rl", "ce_batch"), "ce_trace": ("ce_trace",)}
+"""Components whose tokens are counted together over a whole trace, by the name of the count."""
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -1e4, 1e-3
 """Of a sampled token, in nats: vLLM says -9999 for -inf, and rounding may add a little to 0. Beyond
 them a ratio to the policy means nothing."""
@@ -110,6 +113,12 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights = {name: _frozen(array) for name, array in self.loss_weights.items()}
         arrays: dict[str, Any] = {field: _frozen(getattr(self, field)) for field in _FIELDS}
         return TokenArrays(**arrays, loss_weights=MappingProxyType(weights))  # type: ignore[arg-type]
+
+    def num_members(self, names: Sequence[str]) -> int:
+        """Tokens of one sample that train in any of these components."""
+        found = [self.loss_weights[name] != 0 for name in names if name in self.loss_weights]
+        # The first token has no predecessor that could predict it.
+        return int(np.count_nonzero(np.any(found, axis=0)[1:] & self.loss_mask[1:])) if found else 0
 
     def by_name(self) -> dict[str, NDArray[np.generic]]:
         """Every array; loss weights as `loss_weights.<component>`."""

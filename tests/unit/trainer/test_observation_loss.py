@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from gradus.testing.builders import build_micro_batch, build_sample
@@ -15,6 +16,7 @@ from gradus.trainer.losses import Dppo
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.step import GradientStep, StepLoss
 from gradus.trainer.tensors import TrainTensors
+from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
 
 pytestmark = pytest.mark.torch
@@ -63,13 +65,13 @@ def run(world: World, *samples: Sample) -> tuple[StepLoss, list[np.ndarray]]:
 
 def test_own_normalisation_divides_by_the_observations_alone(world: World) -> None:
     result, (gradient,) = run(world, build_observed("ce"))
-    assert result.members == {"rl": NUM_SAMPLED, "ce": 3, "ref_kl": 0, "ce_batch": 0}
+    assert result.members == {"rl": NUM_SAMPLED, "ce": 3, "ref_kl": 0, "ce_batch": 0, "ce_trace": 0}
     assert_exact(gradient[2:5], 3)
 
 
 def test_batch_normalisation_divides_by_the_tokens_of_rl_and_observations(world: World) -> None:
     result, (gradient,) = run(world, build_observed("ce_batch"))
-    assert result.members == {"rl": NUM_SAMPLED, "ce": 0, "ref_kl": 0, "ce_batch": 3}
+    assert result.members == {"rl": NUM_SAMPLED, "ce": 0, "ref_kl": 0, "ce_batch": 3, "ce_trace": 0}
     assert_exact(gradient[2:5], 3 + NUM_SAMPLED)
 
 
@@ -112,3 +114,28 @@ def test_surprise_is_recorded_without_its_weight(world: World, component: str) -
 def test_without_observations_there_is_no_number_about_them(world: World) -> None:
     result, _ = run(world, build_sample())
     assert not any("nll" in name for name in result.metrics)
+
+
+@pytest.mark.parametrize("max_tokens", [12, 100])
+def test_trace_normalisation_is_the_mean_over_traces_of_their_weighted_sums(
+    world: World, max_tokens: int
+) -> None:
+    """Three traces, one in two branches and one without an observation, against plain sums."""
+    samples = [
+        structs.replace(build_observed("ce_trace", num_observed=n, alpha=alpha), id=name)
+        for name, n, alpha in (("a/0/0", 3, 0.5), ("a/0/1", 2, 0.5), ("b/0/0", 4, 0.25))
+    ]
+    samples.append(structs.replace(build_sample(9), id="c/0/0"))
+    [micro_batches] = pack(samples, max_tokens=max_tokens, num_ranks=1)
+    policy = GivenLogprobs()
+    result = GradientStep(policy, Dppo(), world).run(micro_batches)
+    by_hand = 0.0
+    for leaf, micro_batch in zip(policy.logprobs, micro_batches, strict=True):
+        weights = micro_batch.arrays.loss_weights.get("ce_trace", np.zeros(len(leaf)))
+        weights = weights.astype(np.float64)
+        by_hand += float((-leaf.detach().double().numpy() * weights).sum()) / 2
+        is_observed = weights > 0
+        expected = (-weights / 2)[is_observed].astype(np.float32)
+        np.testing.assert_array_max_ulp(leaf.grad.numpy()[is_observed], expected, maxulp=1)
+    assert result.metrics["loss/ce_trace/mean"] == pytest.approx(by_hand, rel=1e-6)
+    assert result.members["ce_trace"] == 3 + 2 + 4

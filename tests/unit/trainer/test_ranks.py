@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.wire.sample import Sample
@@ -219,15 +220,23 @@ def test_copies_that_do_not_divide_the_ranks_are_refused(ranks: Any, ragged_samp
     assert "3 does not divide the 2 processes" in answer["error"]
 
 
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "trace_mean"])
 @pytest.mark.parametrize("parallel", [{}, {"context_parallel_size": 2}])
 def test_sequence_mean_is_the_same_over_data_and_context_ranks(
-    ranks: Any, paired_model: Path, ragged_samples: Any, parallel: dict[str, int]
+    ranks: Any,
+    paired_model: Path,
+    ragged_samples: Any,
+    parallel: dict[str, int],
+    aggregation: str,
 ) -> None:
-    """The samples one by one on two data ranks against all of them packed into one row."""
-    samples = ragged_samples([14, 9, 22, 5, 17], seed=3)
-    loss = {"aggregation": "sequence_mean"}
+    """Two data ranks in short rows against all samples in one row, three of them of one trace."""
+    samples = [
+        structs.replace(sample, id=f"e{max(0, number - 2)}/0/{number}")
+        for number, sample in enumerate(ragged_samples([14, 9, 22, 5, 17], seed=3))
+    ]
+    loss = {"aggregation": aggregation}
     options = {"model": paired_model, "loss": loss}
-    plain, expected = ranks.run([samples], is_packed=False, **options)
+    plain, expected = ranks.run([samples], max_tokens=23, **options)
     answer, gradients = ranks.run([samples], max_tokens=70, **options, **parallel)
     assert answer["total"] == pytest.approx(plain["total"], rel=1e-5)
     assert distance(gradients, expected) < GRADIENT_TOLERANCE

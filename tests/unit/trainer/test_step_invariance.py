@@ -77,6 +77,38 @@ def test_sequence_mean_is_the_mean_over_samples_of_their_own_means(
     assert bench.distance(bench.take_gradients(), expected) < TOLERANCE
 
 
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    branches=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    max_tokens=st.integers(20, 70),
+    num_ranks=st.integers(1, 3),
+)
+def test_trace_mean_is_the_mean_over_traces_however_they_branch(
+    bench: Any, world: Any, branches: list[int], max_tokens: int, num_ranks: int
+) -> None:
+    """Against the sum over tokens, divided by hand; branches go to any micro batch and rank."""
+    samples, expected, mean = [], {}, 0.0
+    for trace, count in enumerate(branches):
+        mine = [
+            build_sample(
+                7 + 3 * i, seed=10 * trace + i, advantage=trace - 1.5, id=f"e{trace}/0/{i}"
+            )
+            for i in range(count)
+        ]
+        samples += mine
+        # The mean over the trace's tokens, computed alone as one batch of the default aggregation.
+        mean += bench.step.run([build_micro_batch([sample]) for sample in mine]).total
+        for name, gradient in bench.take_gradients().items():
+            expected[name] = expected.get(name, 0.0) + gradient / len(branches)
+    ranks = pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
+    step = GradientStep(bench.policy, Dppo(), world, aggregation="trace_mean")
+    result = step.run([m for micro_batches in ranks for m in micro_batches])
+    assert result.total == pytest.approx(mean / len(branches), rel=1e-4, abs=1e-5)
+    assert bench.distance(bench.take_gradients(), expected) < TOLERANCE
+
+
 def unpacked(samples: list[Any]) -> list[Any]:
     return [build_micro_batch([sample]) for sample in samples]
 
@@ -138,7 +170,7 @@ def test_members_are_counted_over_all_micro_batches(bench: Any) -> None:
     samples = [build_sample(6, prompt_length=2), build_sample(9, prompt_length=3, seed=1)]
     result = bench.step.run([build_micro_batch([s]) for s in samples])
     bench.take_gradients()
-    assert result.members == {"rl": 4 + 6, "ce": 0, "ref_kl": 0, "ce_batch": 0}
+    assert result.members == {"rl": 4 + 6, "ce": 0, "ref_kl": 0, "ce_batch": 0, "ce_trace": 0}
     assert result.tokens == 15
 
 

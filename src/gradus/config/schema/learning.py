@@ -20,9 +20,9 @@ from gradus.errors import ConfigError
 class LossConfig(PluginConfig):
     """The loss of the rl component; ce and ref_kl have no options."""
 
-    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """What of the rl component counts alike: every token, or every sample with tokens that train,
-    whatever its length."""
+    aggregation: Literal["token_mean", "sequence_mean", "trace_mean"] = "token_mean"
+    """What of the rl component counts alike: every token, every sample with tokens that train,
+    whatever its length, or every trace, into however many samples its branches split it."""
 
     @property
     def pulls_to_reference(self) -> bool:

@@ -2,8 +2,8 @@
 
 Credit has one value per token of a message. `write_credit` writes it, `read_credit` reads it, and
 both check it. `advantages` feed the rl loss, `reference_logprobs` the reference loss, and
-`loss_weights[name]` weigh the components ("rl", "ce", "ce_batch", "ref_kl"). A message without
-credit trains nothing.
+`loss_weights[name]` weigh the components ("rl", "ce", "ce_batch", "ce_trace",
+"ref_kl"). A message without credit trains nothing.
 """
 
 from __future__ import annotations

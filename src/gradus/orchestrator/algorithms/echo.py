@@ -21,13 +21,14 @@ from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.traces import trainable_traces
 from gradus.plugins import find_function
 
-Normalize = Literal["own", "batch"]
+Normalize = Literal["own", "batch", "tokens", "observations", "reward", "none"]
 ObservationFilter = Callable[[WireTrace, MessageNode], bool | Sequence[bool]]
 """A user's choice among observations: of the whole message, or token by token."""
 
 DEFAULT_ROLES: Mapping[str, float] = {"tool": 0.1}
 _ROLES = ("system", "user", "tool", "assistant")
 _COMPONENTS: dict[str, str] = {"own": "ce", "batch": "ce_batch"}
+"""Of the others: ce_trace, whose weights hold what the trace divides by."""
 
 
 class Echo(Algorithm):
@@ -52,11 +53,13 @@ class Echo(Algorithm):
         **grpo: Any,
     ) -> None:
         """`roles` maps roles to their alpha; `tool_names` None means any tool; `filter` is a
-        function `module:function` of trace and message; `normalize` says whose token count
-        divides: the component's `own`, or that of the `batch`'s rl tokens and observations
-        together. Everything else goes to `grpo`."""
+        function `module:function` of trace and message; `normalize` says what divides: the
+        component's `own` token count, that of the `batch`'s rl tokens and observations together,
+        or, averaged over traces, the trace's trained `tokens`, its `observations`, these with its
+        `reward` as a factor, or `none`. Everything else goes to `grpo`."""
         if normalize not in get_args(Normalize):
-            raise ConfigError(f"echo: normalize = {normalize!r} must be 'own' or 'batch'")
+            choices = ", ".join(map(repr, get_args(Normalize)))
+            raise ConfigError(f"echo: normalize = {normalize!r} must be one of {choices}")
         if isinstance(tool_names, str):
             raise ConfigError(f"echo: tool_names = {tool_names!r} must be a list of names")
         for role, alpha in roles.items():
@@ -67,7 +70,8 @@ class Echo(Algorithm):
         self._filter: ObservationFilter | None = None
         if filter is not None:
             self._filter = find_function("echo filter", filter)
-        self._component = _COMPONENTS[normalize]
+        self._normalize = normalize
+        self._component = _COMPONENTS.get(normalize, "ce_trace")
         self._grpo = GroupRelative(**grpo)
 
     @property
@@ -77,10 +81,12 @@ class Echo(Algorithm):
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
         """Weigh the observations; they need no comparison."""
         for trace in trainable_traces([episode]):
-            for node in _nodes_after_first_turn(trace):
-                weights = self._weights(trace, node)
-                if any(weights):
-                    write_credit(node, loss_weights={self._component: weights})
+            found = [(node, self._weights(trace, node)) for node in _nodes_after_first_turn(trace)]
+            factor = self._factor(trace, sum(w > 0 for _, weights in found for w in weights))
+            for node, weights in found:
+                if any(weights) and factor:
+                    scaled = [factor * weight for weight in weights]
+                    write_credit(node, loss_weights={self._component: scaled})
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
         """Advantages as in `grpo`; none in a group of equal rewards.
@@ -100,6 +106,17 @@ class Echo(Algorithm):
             for weight in (node.loss_weights or {}).get(self._component, ())
         ]
         context.record("echo_tokens", float(sum(weight > 0 for weight in weighed)))
+
+    def _factor(self, trace: WireTrace, num_observed: int) -> float:
+        """What each alpha of a trace is multiplied by."""
+        if self._normalize == "tokens":
+            return 1.0 / max(1, num_observed + sum(sum(node.mask) for node in trace.nodes))
+        if self._normalize == "observations":
+            return 1.0 / max(1, num_observed)
+        if self._normalize == "reward":
+            # A reward below 0 would teach that what was observed is not so.
+            return max(0.0, float(trace.reward)) / max(1, num_observed)
+        return 1.0
 
     def _weights(self, trace: WireTrace, node: MessageNode) -> list[float]:
         """The alpha of each token of one message, 0 where it is no observation."""

@@ -28,7 +28,7 @@ FIGURES = (
     Figure("Reward by agent", rf"episode/{_SOURCE}/agent/(?P<label>[^/]+)/reward/mean"),
     Figure("Reward by part", rf"episode/{_SOURCE}/reward/(?P<label>.+)/mean"),
     Figure("Length of an episode", r"episode/(?:(?P<label>[^/]+)/)?length_tokens/mean", True),
-    Figure("Loss", r"(?:loss/)?(?P<label>total|rl|ce|ref_kl|ce_batch|validation/loss)/mean"),
+    Figure("Loss", r"(?:loss/)?(?P<label>total|rl|ce(_batch|_trace)?|ref_kl|validation/loss)/mean"),
     Figure("Entropy", r"loss/entropy/mean", True),
     Figure("Mismatch KL, trainer against engine", r"loss/mismatch_kl/mean", True),
     Figure("Staleness", r"sample/staleness/(?P<label>mean|max)", True),

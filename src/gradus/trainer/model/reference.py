@@ -48,7 +48,8 @@ class Reference:
             micro_batch.sample_ids,
             micro_batch.sequence_lengths,
             micro_batch.arrays,
-            tensors.with_reference(self._policy(tensors).logprobs),
+            micro_batch.trace_members,
+            tensors=tensors.with_reference(self._policy(tensors).logprobs),
         )
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
@@ -191,7 +192,7 @@ async def test_the_number_of_observations_is_recorded() -> None:
         ({"roles": {"tools": 0.1}}, "role 'tools' is not known"),
         ({"roles": {"tool": -1.0}}, "use 0 or more"),
         ({"roles": {"tool": float("nan")}}, "use 0 or more"),
-        ({"normalize": "mine"}, "must be 'own' or 'batch'"),
+        ({"normalize": "mine"}, "must be one of 'own', 'batch'"),
         ({"tool_names": "search"}, "must be a list of names"),
         ({"filter": "no_such_module_here:keep"}, "cannot import"),
     ],
@@ -199,3 +200,22 @@ async def test_the_number_of_observations_is_recorded() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Echo(**options)
+
+
+@pytest.mark.parametrize("reward", [0.5, 1.0, 0.0, -2.0])
+async def test_a_trace_divides_its_observations_by_what_the_normalisation_says(
+    reward: float,
+) -> None:
+    """Two tokens of a tool with alpha 0.1, two of a user with 0.4, and four sampled ones."""
+    roles, alphas = {"tool": 0.1, "user": 0.4}, np.array([0.1, 0.1, 0.4, 0.4])
+    expected = {
+        "tokens": alphas / 8,
+        "observations": alphas / 4,
+        "reward": alphas * max(0.0, reward) / 4,
+        "none": alphas,
+    }
+    for name, weights in expected.items():
+        trace = build_trace(build_dialogue().nodes, reward=reward)
+        found = await weights_of(trace, "ce_trace", roles=roles, normalize=name)
+        learned = [weight for of_node in found for weight in of_node if weight]
+        assert learned == pytest.approx(weights[weights > 0].tolist()), name
