@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sandbox": {"wire"},
     "environments": {"wire", "config"},
     # The rules of games for several agents: pure, for task sets and environments to use.
-    "multiagent": set(),
+    "multiagent": {"wire"},
     "tasksets": set(),
     "orchestrator": {"wire", "config", "transport", "monitor"},
     "trainer": {"wire", "config", "transport", "weights", "monitor"},

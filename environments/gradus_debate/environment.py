@@ -34,8 +34,9 @@ from gradus_debate.taskset import DebateData, DebateTask
 from gradus_debate.verdicts import compare_answers
 
 SEAT, SCORES, STOPPED, QUARANTINED = "seat", "debate", "stopped", "quarantined_turns"
-"""Keys of a trace's info: its member, the scores of the episode, why a member spoke no more, and
-which of its turns could not be read."""
+FORGERIES = "forgeries"
+"""Keys of a trace's info: its member, the scores of the episode, why a member spoke no more, which
+of its turns could not be read, and how often what it said tried to pass for somebody else's."""
 USER_CLOSED = "user_closed"
 
 
@@ -80,7 +81,8 @@ class Table:
         role = self.seating[member]
         agent = getattr(self.agents, role)
         learner = self.task.data.learner_seat
-        if role != member or (learner is not None and member != learner):
+        is_unrewarded = member == JUDGE and self.task.data.answer is None
+        if role != member or is_unrewarded or (learner is not None and member != learner):
             agent.trainable = False
         own = self.task.with_data(prompt=None, system_prompt=self.prompter.system(member))
         minted: list[vf.Trace] = []
@@ -135,7 +137,8 @@ class Table:
         text = self.prompter.delta(swapped, JUDGE, slot)
         try:
             said = await ask_judge(getattr(self.agents, self.seating[JUDGE]), own, text)
-            state, _ = apply_action(swapped, rules.schedule.program, JUDGE, said, 0, rules.channels)
+            program = self.prompter.schedule.program
+            state, _ = apply_action(swapped, program, JUDGE, said, 0, rules.channels)
             home.info[AGAIN] = compared(first, rules.scorer.score(state, truth))
         except Exception as error:
             home.info[AGAIN] = failed(error)
@@ -146,6 +149,8 @@ class Table:
             turns = zip(state.turns_of(member), self.sampled[member], strict=True)
             if numbers := _unread(talk.trace, turns):
                 talk.trace.info[QUARANTINED] = numbers
+            attempts = sum(map(self.prompter.attempts, state.turns_of(member)))
+            talk.trace.info[FORGERIES] = attempts
         home = self.talks.get(JUDGE) or next(iter(self.talks.values()))
         scores = self.rules.scorer.score(state, truth)
         home.trace.info[SCORES] = msgspec.to_builtins(scores)
@@ -182,12 +187,14 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
             seating = rules.seat(data.model_dump())
         except ConfigError as error:
             raise SeatingError(str(error)) from error
-        prompter = Prompter(rules.pack, rules.schedule, case_of(data))
+        case = case_of(data)
+        schedule = rules.schedule_of(case.task_prompt)
+        prompter = Prompter(rules.pack, schedule, case)
         state = before = DialogueState()
         last: TurnSlot | None = None
         async with AsyncExitStack() as stack:
             table = Table(rules, task, agents, seating, prompter, stack)
-            while (slot := rules.schedule.program.current_slot(state)) is not None:
+            while (slot := schedule.program.current_slot(state)) is not None:
                 replies = await table.play(state, slot)
                 if replies is None:
                     return
@@ -195,7 +202,7 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
                 for member in slot.members:
                     reply = replies[member]
                     state, _ = apply_action(
-                        *(state, rules.schedule.program, member),
+                        *(state, schedule.program, member),
                         *(reply.said, reply.token_count, rules.channels),
                     )
             table.conclude(state, truth_of(data))
@@ -225,8 +232,11 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
         )
         for trace in episode.traces:
             member = trace.info[SEAT]
-            trace.record_reward("debate", scores.rewards[member])
-            trace.record_metrics(scores.members[member].metrics())
+            is_trained_judge = member == JUDGE and trace.agent.trainable
+            reward = scores.judge_reward if is_trained_judge else scores.rewards[member]
+            trace.record_reward("debate", reward)
+            forgeries = {FORGERIES: float(trace.info.get(FORGERIES, 0))}
+            trace.record_metrics(scores.members[member].metrics() | forgeries)
         home.record_metrics(scores.metrics())
         if (flipped := home.info.get(AGAIN, {}).get("flipped")) is not None:
             home.record_metric("episode/judge_flipped", float(flipped))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import verifiers.v1 as vf
 from jinja2 import Template
@@ -23,6 +23,7 @@ from gradus.multiagent.prompts import channels_of
 from gradus.multiagent.schedule import Schedule
 from gradus.multiagent.scores import TIE, DialogueScorer
 from gradus.multiagent.seats import RULES as SEAT_RULES
+from gradus.multiagent.seats import stable_hash
 from gradus.plugins import find_function
 from gradus_debate.other_order import check_order
 
@@ -86,6 +87,9 @@ class DebateEnvConfig(vf.EnvConfig):
     role of its name, and the opponent for all but the learner."""
     drop_judge: bool = True
     """Whether the judge's trace is recorded and never trains."""
+    order: Literal["drawn", "fixed"] = "drawn"
+    """Whether two debaters with the same turns change places in half of the tasks, as a hash of the
+    task says: else the judge reads the same one first in every episode."""
     ask_judge_again: float = Field(0.0, ge=0, le=1)
     """Share of the tasks of which the judge is asked a second time, with the sides in the other
     order: `episode/judge_flipped` says how often its verdict changes. No reward depends on it."""
@@ -115,6 +119,7 @@ class Rules:
     """The function of `seats`."""
     endpoints: frozenset[str]
     """Roles that a model of their own plays."""
+    order: str = "drawn"
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -130,6 +135,18 @@ class Rules:
     def scorer(self) -> DialogueScorer:
         """Scores for the members in the schedule's order."""
         return DialogueScorer(self.pack, self.members)
+
+    @cached_property
+    def other_order(self) -> Schedule | None:
+        """The schedule with the two sides in each other's place; None where there is none."""
+        if self.order == "fixed" or len(self.scorer.contestants) != 2:
+            return None
+        return self.schedule.swapped(*self.scorer.contestants)
+
+    def schedule_of(self, question: str) -> Schedule:
+        """The order of turns of one task; the same in all its episodes."""
+        is_swapped = stable_hash(f"order {question}") % 2 == 1
+        return (self.other_order if is_swapped else None) or self.schedule
 
     def plays(self, role: str) -> bool:
         """Whether a role has a seat in some episode."""
@@ -201,7 +218,7 @@ def rules_of(config: DebateEnvConfig) -> Rules:
     )
     _refuse_seat(seat, [member for member in schedule.members if member != JUDGE])
     cast = None if config.seats is None else find_function("seats", config.seats)
-    return Rules(pack, schedule, OPPONENT in endpoints, cast, endpoints)
+    return Rules(pack, schedule, OPPONENT in endpoints, cast, endpoints, config.order)
 
 
 def _refuse_seat(seat: str | None, contestants: list[str]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import verifiers.v1 as vf
 from verifiers.v1.configs.client import ClientTimeoutConfig
 
+from gradus.multiagent.channels import fence
 from gradus.multiagent.pack import VerdictPrompt
 from gradus.multiagent.prompts import Case
 from gradus.multiagent.scores import EpisodeScores, Truth
@@ -65,12 +66,14 @@ async def compare_answers(
     if config.grader is not None and rules.pack.grader is not None and truth.answer is not None:
         grader = VerdictJudge("grader", config.grader, rules.pack.grader)
         for member, answer in given.items():
-            fields = {"task_prompt": case.task_prompt, "answer": answer, "other": truth.answer}
+            given_by = fence(answer, member=member).text
+            fields = {"task_prompt": case.task_prompt, "answer": given_by, "other": truth.answer}
             asked["grader", member] = _ask(grader, config.grader, home, fields)
     if config.matcher is not None and rules.pack.matcher is not None and len(given) == len(free):
         matcher = VerdictJudge("matcher", config.matcher, rules.pack.matcher)
         for one, other in combinations(given, 2):
-            fields = {"task_prompt": case.task_prompt, "answer": given[one], "other": given[other]}
+            first, second = (fence(given[member], member=member).text for member in (one, other))
+            fields = {"task_prompt": case.task_prompt, "answer": first, "other": second}
             asked["matcher", f"{one}/{other}"] = _ask(matcher, config.matcher, home, fields)
     if not asked:
         return scores

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
+from gradus.wire.control_tokens import MarkedTokenizer
 
 TOKEN = "data-token"
 ROLES = ("debater_a", "debater_b", "consultant", "opponent", "judge")
@@ -49,7 +50,7 @@ class MemberEngine(ScriptedEngine):
         texts = self._script[member]
         said = prompt.count("<|im_start|>assistant") - 1
         text = texts[min(said, len(texts) - 1)]
-        return Reply(self._tokenizer.encode(text, add_special_tokens=False))
+        return Reply(MarkedTokenizer(self._tokenizer).encode(text, add_special_tokens=False))
 
 
 def member_of(prompt: str) -> str:

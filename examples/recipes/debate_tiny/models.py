@@ -22,7 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rule_models import Rule, build_app
 
 _OPTION = re.compile(r"^([AB])\) (\d)", re.MULTILINE)
-_SAID = re.compile(r"\[(debater_[ab]|consultant), propose\]\s*(?:<answer>([AB])</answer>)?")
+_SAID = re.compile(
+    r"^\[(debater_[ab]|consultant), propose\]\s*(?:<said \w+>\s*)?(?:<answer>([AB])</answer>)?",
+    re.MULTILINE,
+)
 OPPONENT_SKILL = 0.6
 """Share of the questions on which the opponent gives the right letter."""
 

@@ -27,7 +27,7 @@ from rule_models import Said, build_app
 
 LETTERS = "ABCD"
 _ANSWER = re.compile(r"<answer> ?([A-D]) ?</answer>", re.IGNORECASE)
-_SPEECH = re.compile(r"(debater_a|debater_b|consultant) says \(\w+\):\n")
+_SPEECH = re.compile(r"^(debater_a|debater_b|consultant) says \(\w+\):\n", re.MULTILINE)
 
 
 @cache

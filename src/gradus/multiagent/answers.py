@@ -1,7 +1,8 @@
 """Reading the letter that a reply to a multiple-choice question settles on.
 
 The reading is strict where a reply says nothing else than its letter, lenient where it explains
-itself, and silent where it hedges: a reply that names two letters or doubts its own has no answer.
+itself, and silent where it hedges: a reply that names two letters, doubts its own, or ends with
+another one that it calls possible has no answer.
 Every pattern repeats a bounded number of times on text whose white space is collapsed, so that
 the time grows with the length of the reply and no faster.
 """
@@ -118,13 +119,29 @@ class _Rules:
             rf"{before}(?:(?i:both|either|neither) \(?{upper}\)?(?: and | or | nor |, | ?/ ?)"
             rf"|\(?{upper}\)?(?: or | and/or | ?/ ?))(?:option )?\(?{upper}\)?{after}"
         )
+        self._possible = re.compile(
+            rf"{before}\(?({upper})\)?{after} (?:(?:is|seems|looks|remains)"
+            r" (?:also |still |equally |just as |as )?(?:possible|plausible|likely|conceivable)"
+            r"|(?:is|would be) (?:also|equally|just as) (?:right|correct|true|valid|good)"
+            r"|(?:could|may|might)(?: also| well| just as well| equally)? (?:be|work|fit|hold)\b)"
+            rf"|\b(?i:possibly|perhaps|maybe|alternatively),? (?:option )?\(?({upper}){after}",
+        )
         self._joined_before = re.compile(rf"{upper}\)?(?:,|/|&| and| or|, and|, or) ?\(?$")
         self._joined_after = re.compile(joined)
 
     def hedges(self, text: str) -> bool:
-        """Whether the conclusion doubts, or offers two letters at once."""
+        """Whether the conclusion doubts, offers two letters at once, or ends with a second one
+        that it calls possible."""
         conclusion = text[-CONCLUSION_CHARS:]
-        return bool(_DOUBT.search(conclusion) or self._several.search(conclusion))
+        if _DOUBT.search(conclusion) or self._several.search(conclusion):
+            return True
+        for found in self._possible.finditer(conclusion):
+            letter, end = found[1] or found[2], found.end()
+            before = {text[p] for p in self._places(text) if p < len(text) - len(conclusion) + end}
+            after = {conclusion[end:][p] for p in self._places(conclusion[end:])}
+            if before - {letter} and not after - {letter}:
+                return True
+        return False
 
     def bare(self, text: str) -> str | None:
         """The letter of a text that is a letter with marks around it."""

@@ -3,22 +3,26 @@
 The prompt of a turn continues the prompt and the reply of the turn before, so only the new text is
 sent and all turns of a member are one branch of its trace. What a member is told between two of its
 replies is one user message: chat templates refuse two in a row, and renderers continue by one.
+Inside it, what others said is fenced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from gradus.errors import ConfigError
-from gradus.multiagent.channels import Channel
+from gradus.multiagent.channels import Channel, Fenced, fence
 from gradus.multiagent.kernel import DialogueState, TurnSlot, Utterance, seen_by
 from gradus.multiagent.pack import JUDGE, Pack
 from gradus.multiagent.schedule import Schedule
 
 BETWEEN = "\n\n"
 """What stands between the parts of a message."""
+_TEXT = "\x00"
+"""Where a wrap puts what was said."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,35 @@ class Prompter:
             member_id=said.member,
             slot_id=said.slot_id,
             phase=said.phase,
-            text=said.public,
-            private=private or "",
+            text=self._fenced(said, said.public).text if said.public else "",
+            private=self._fenced(said, private).text if private else "",
         )
+
+    def attempts(self, said: Utterance) -> int:
+        """How often what others read of an utterance tried to pass for what the pack writes."""
+        is_read = said.public and not said.is_quarantined
+        return self._fenced(said, said.public).attempts if is_read else 0
+
+    def _fenced(self, said: Utterance, text: str) -> Fenced:
+        return fence(text, member=said.member, heads=self._heads)
+
+    @cached_property
+    def _heads(self) -> frozenset[str]:
+        """How the lines begin that the pack puts around what somebody said."""
+        phases = {phase for by_phase in self.pack.user.values() for phase in by_phase}
+        found = {f"[{member}, {phase}]" for member in self.schedule.members for phase in phases}
+        for viewer in self.schedule.members:
+            template = self.pack.text(self.pack.opponent_wrap, viewer)
+            assert template is not None
+            for member in self.schedule.members:
+                for phase in phases:
+                    written = template.render(
+                        **self._constants(viewer),
+                        **{"member_id": member, "phase": phase, "slot_id": 0},
+                        **{"text": _TEXT, "private": _TEXT},
+                    )
+                    found.update(line.partition(_TEXT)[0] for line in written.splitlines())
+        return frozenset(found)
 
     def _constants(self, member: str) -> dict[str, Any]:
         assigned = self.case.assigned_answers.get(member)

@@ -7,7 +7,7 @@ in which phase, and that it ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradus.errors import ConfigError
 from gradus.multiagent.channels import Channel, Said
@@ -68,6 +68,18 @@ class Schedule:
     def num_rounds(self, member: str) -> int:
         """Slots with a member, at least 1."""
         return max(1, sum(member in slot.members for slot in self.slots))
+
+    def swapped(self, one: str, other: str) -> Schedule | None:
+        """The same turns with two members in each other's place; None where they do not have the
+        same turns, or where a function orders them."""
+        place = {one: other, other: one}
+        slots = [
+            replace(slot, members=tuple(place.get(name, name) for name in slot.members))
+            for slot in self.slots
+        ]
+        found = Schedule.of_slots(slots)
+        is_list = isinstance(self.program, StaticSchedule)
+        return found if is_list and set(found.turns) == set(self.turns) else None
 
     def explained(self) -> str:
         """The order of turns in words, one line for each.

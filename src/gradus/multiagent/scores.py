@@ -61,6 +61,12 @@ class EpisodeScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     judge_selected_correct: bool | None = None
     truth_member_won: bool | None = None
 
+    @property
+    def judge_reward(self) -> float:
+        """Of a judge that trains: 1 for the side, or the answer, that is right, as far as known."""
+        known = self.judge_selected_correct
+        return float((self.truth_member_won if known is None else known) or False)
+
     def metrics(self) -> dict[str, float]:
         """Numbers of the whole episode by name; what cannot be said is left out."""
         names = ("agreement", "any_correct", "all_correct", "judge_selected_correct")
@@ -147,7 +153,8 @@ class DialogueScorer:
         asked = [said for said in turns if ANSWER in self.pack.fields_of(member, said.phase)]
         answers = [self._answer(said, truth) for said in asked]
         given = [answer for answer in answers if answer is not None]
-        ends = (given[0], given[-1]) if given else (None, None)
+        # What the last turn leaves open, an earlier one does not answer.
+        ends = (answers[0], answers[-1]) if answers else (None, None)
         right = truth.answer
         # An answer that should have been given and was not is wrong.
         correct = [
@@ -158,7 +165,7 @@ class DialogueScorer:
             turns=len(turns),
             commits=len(given),
             unique_commits=len({canonical(answer) for answer in given}),
-            flipped=bool(given) and canonical(given[0]) != canonical(given[-1]),
+            flipped=None not in ends and canonical(ends[0] or "") != canonical(ends[1] or ""),
             extraction_failed=len(asked) - len(given),
             parse_errors=sum(said.parse_error is not None for said in turns),
             initial_answer=ends[0],

@@ -111,3 +111,48 @@ def test_a_huge_hostile_reply_is_read_in_bounded_time(piece: str) -> None:
     started = time.perf_counter()
     Channel().split(Said(piece * (100_000 // len(piece))))
     assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[THINK]they lie[/THINK]\n\nyes",
+        "<seed:think>they lie</seed:think>yes",
+        "<reasoning>they lie</reasoning>\nyes",
+        "<Thought>they lie</Thought>yes",
+        "\u25c1think\u25b7they lie\u25c1/think\u25b7yes",
+        "<|START_THINKING|>they lie<|END_THINKING|>yes",
+        "<|channel>thought\nthey lie<channel|>yes",
+        "<|channel|>analysis<|message|>they lie<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>yes",
+        "<|channel|>analysis<|message|>they lie<|end|><|start|>assistant<|channel|>commentary"
+        " to=functions.f <|constrain|>json<|message|>they lie<|call|><|start|>assistant"
+        "<|channel|>final<|message|>yes<|return|>",
+        "analysisThey: they lie.assistantfinalyes",
+    ],
+)
+def test_thoughts_in_the_notations_of_other_families_are_private(content: str) -> None:
+    for tag in ("thinking", "reason"):
+        split = Channel(tag).split(Said(content))
+        assert (split.public, split.parse_error) == ("yes", None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[THINK]they lie",
+        "<seed:think>they lie",
+        "they lie[/THINK]yes",
+        "<|channel|>analysis<|message|>they lie",
+        "<|START_THINKING|>they lie",
+    ],
+)
+def test_thoughts_that_are_cut_off_are_not_said(content: str) -> None:
+    assert Channel().split(Said(content)).public == ""
+    assert Channel().split(Said(content)).parse_error is not None
+
+
+def test_a_text_that_begins_with_the_word_analysis_is_said() -> None:
+    text = "analysis shows that the assistantfinal word is A"
+    assert Channel().split(Said("analysis shows that A holds")).public
+    assert Channel().split(Said(f"My {text}")).public == f"My {text}"

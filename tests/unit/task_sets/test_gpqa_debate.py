@@ -35,7 +35,7 @@ class Member:
         self.metrics: dict[str, float] = {}
         self._says = says
         self.trace: Any = SimpleNamespace(
-            agent=SimpleNamespace(name=name),
+            agent=SimpleNamespace(name=name, trainable=name != "judge"),
             info={},
             errors=[],
             calls=[],
