@@ -36,17 +36,21 @@ class Library:
 
     def search(self, query: str) -> str:
         """The best articles for some words, one a line with its beginning."""
+        if not self._words([query[:_LONGEST_QUERY]])[0]:
+            return "Nothing to search for: give some words."
+        hits = self.best(query, RESULTS)
+        lines = (f"{n}. {t}: {self._articles[t][:120]}" for n, t in enumerate(hits, start=1))
+        return "\n".join(lines) or "No article has these words."
+
+    def best(self, query: str, number: int) -> list[str]:
+        """The titles of the articles that have some words, best first."""
         words = self._words([query[:_LONGEST_QUERY]])
         if not words[0]:
-            return "Nothing to search for: give some words."
+            return []
         found, scores = self._index.retrieve(
-            words, k=min(RESULTS, len(self._titles)), show_progress=False
+            words, k=min(number, len(self._titles)), show_progress=False
         )
-        hits = [self._titles[i] for i, s in zip(found[0], scores[0], strict=True) if s > 0]
-        if not hits:
-            return "No article has these words."
-        lines = (f"{n}. {t}: {self._articles[t][:120]}" for n, t in enumerate(hits, start=1))
-        return "\n".join(lines)
+        return [self._titles[i] for i, s in zip(found[0], scores[0], strict=True) if s > 0]
 
     def read(self, title: str) -> str:
         """The article under its title; else the titles that look like it."""
