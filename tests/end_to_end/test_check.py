@@ -60,6 +60,27 @@ def test_a_config_that_works_is_loaded_part_by_part(tmp_path: Path, tiny_model: 
     assert left == []
 
 
+def test_a_dry_run_refuses_what_a_process_of_the_run_would(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    values = run_values(tiny_model, taskset={"max_word": 3})
+    values["model"]["renderer"] = "nonsense"
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    ended = subprocess.run(
+        [sys.executable, "-m", "gradus.cli.main", "rl", "@", "run.json", "--dry-run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    shown = " ".join(ended.stdout.split())
+    assert ended.returncode == 64, shown
+    assert "refused: model.renderer = 'nonsense' is not usable" in shown
+    assert "max_word" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
 def supervised_values(folder: Path, model: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {

@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
     from gradus.processes.ready import write_done
     from gradus.run.paths import RunDirectory
 
-    faulthandler.enable()
+    faulthandler.enable(file=sys.__stderr__ or 2)
     # For what it starts: the engine, workers of environments, ranks.
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     end_quietly()

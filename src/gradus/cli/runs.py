@@ -24,6 +24,7 @@ from gradus.config import (
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, ReplayError
+from gradus.processes.hardware import Hardware
 
 if TYPE_CHECKING:
     from gradus.orchestrator.replay.recording import RecordedRun
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 REPLAY, RUN_DIR = "--replay", "--run-dir"
 RESUME, CLEAN, DRY_RUN = "--resume", "--clean", "--dry-run"
 _OPTIONS = {
-    DRY_RUN: "check all that can refuse the run, print the plan, change nothing",
+    DRY_RUN: "load each part as `gradus check` does, print the plan, change nothing",
     CLEAN: "delete the run of the same name first",
     RESUME: "go on with the run of the same name",
 }
@@ -150,6 +151,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
 
+    if DRY_RUN in options and not _works_here(config):
+        return ExitCode.CONFIG
     if command is BENCH and isinstance(config, RunConfig):
         job = bench_job(config)
     else:
@@ -160,6 +163,20 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         clean=CLEAN in options,
         dry_run=DRY_RUN in options,
     )
+
+
+def _works_here(config: LaunchedConfig) -> bool:
+    """Load each part of a config as its process would, and print what was seen."""
+    from gradus.cli.look.parts import REFUSED, look_at, parts_of, table
+    from gradus.launch.job import settled
+    from gradus.launch.plan import Machine
+    from gradus.processes.supervisor import become_subreaper
+
+    become_subreaper()
+    machine = Machine.current()
+    findings = look_at(parts_of(settled(config, Hardware.current(machine.gpus)), machine), machine)
+    print("\n".join(table(findings)), flush=True)
+    return all(finding.verdict != REFUSED for finding in findings)
 
 
 def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], list[str]]:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ from gradus.processes.placement import Placement, place
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
 _DATA_SUFFIXES = (".json", ".jsonl")
+GIB = 1 << 30
+_NODES = Path("/sys/devices/system/node")
+_ENGINES = ("docker", "podman", "apptainer")
+"""Runtimes of verifiers that run a program of this name."""
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """With it, vLLM takes a context that is longer than the model's own."""
 
@@ -53,6 +58,7 @@ def machine_problems(
         problems += _model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
             problems += _port_problems(config.inference)
+            problems += _engine_problems(config.inference, gpus)
             problems += _length_problems(config.model, config.inference)
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
@@ -161,6 +167,7 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
         *(() if sharing == "never" else (Problem(("inference", "gpu_sharing"), alone),)),
         *_place_problems(("model",), config.model),
         *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
+        *_engine_problems(config.inference, gpus),
     ]
 
 
@@ -251,13 +258,18 @@ def folder_of(name: str) -> Path | None:
 
 
 def _output_problems(output_dir: str) -> Iterator[Problem]:
-    """The run's folder can be made."""
+    """The run's folder can be made; nothing is left of the attempt."""
     folder = Path(output_dir).absolute()
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not existing.is_dir():
         yield Problem(("output_dir",), f"{str(existing)!r} is not a directory")
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Problem(("output_dir",), f"{str(existing)!r} cannot be written by this user")
+        return
+    try:
+        # Only trying tells it for root, and of file systems that hold no files of a user.
+        os.rmdir(tempfile.mkdtemp(prefix=".gradus-", dir=existing))
+    except OSError as error:
+        text = f"{str(existing)!r} cannot be written by this user ({error.strerror or error})"
+        yield Problem(("output_dir",), text)
 
 
 def _port_problems(config: InferenceConfig) -> Iterator[Problem]:
@@ -272,6 +284,26 @@ def _port_problems(config: InferenceConfig) -> Iterator[Problem]:
     except OSError as error:
         text = f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); "
         yield Problem(("inference", "port"), f"{text}use 0, and the system chooses a free port")
+
+
+def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Problem]:
+    """A cache or parts of the model that an engine on the processors has no place for."""
+    if gpus.gpus or has_own_binding({**os.environ, **config.env_vars}):
+        return
+    nodes, size = len(list(_NODES.glob("node[0-9]*"))) or 1, config.num_gpus
+    if size > nodes:
+        text = f"{size}: no GPU was found, and an engine on processors needs a NUMA node for each"
+        yield Problem(("inference", "tensor_parallel_size"), f"{text} part: at most {nodes} here")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    if config.kv_cache_gib is not None and config.kv_cache_gib > total:
+        text = f"{config.kv_cache_gib:g} GiB is more than the {total:.0f} GiB of this machine"
+        yield Problem(("inference", "kv_cache_gib"), f"{text}; lower it, or leave it out")
+
+
+def has_own_binding(variables: Mapping[str, str]) -> bool:
+    """Whether the user gives each part of the model its processors; vLLM wants a NUMA node."""
+    by_hand = variables.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto"
+    return by_hand or variables.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
 
 
 def _data_problems(key: KeyPath, data: str) -> Iterator[Problem]:
@@ -307,9 +339,23 @@ def _source_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Probl
     if isinstance(taskset, str) and not has_plugin(taskset, PLAYED):
         yield Problem((*path, "taskset", "id"), _not_installed("taskset", taskset, PLAYED))
     yield from _harness_problems((*path, "harness", "id"), source.harness)
+    yield from _container_problems(path, source.runtime)
     for role, agent in source.agents.items():
+        yield from _container_problems((*path, "agents", role), agent.runtime or {})
         if agent.harness is not None:
             yield from _harness_problems((*path, "agents", role, "harness", "id"), agent.harness)
+
+
+def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[Problem]:
+    """The container engine of a runtime is installed."""
+    engine = runtime.get("type")
+    if engine in _ENGINES and shutil.which(engine) is None:
+        there = next((name for name in _ENGINES if shutil.which(name)), None)
+        advice = (
+            "install one" if there is None else f"install it, or write {there!r}, which is here"
+        )
+        text = f"{engine!r}: there is no program of this name on PATH; {advice}"
+        yield Problem((*path, "runtime", "type"), text)
 
 
 def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:

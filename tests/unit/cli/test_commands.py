@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gradus.cli.look.parts import Finding, Part
 from gradus.cli.main import COMMANDS, ROLES, main
 from gradus.config import (
     EvalConfig,
@@ -20,7 +21,7 @@ from gradus.config import (
     resolve,
 )
 from gradus.errors import ExitCode
-from gradus.launch.plan import KINDS
+from gradus.launch.plan import KINDS, Machine
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 EVAL_TOML = """
@@ -77,7 +78,6 @@ def put(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Recorder) -> 
     ("words", "options"),
     [
         ([], {"resume": False, "clean": False, "dry_run": False}),
-        (["--dry-run"], {"resume": False, "clean": False, "dry_run": True}),
         (["--clean"], {"resume": False, "clean": True, "dry_run": False}),
         (["--resume"], {"resume": True, "clean": False, "dry_run": False}),
     ],
@@ -91,6 +91,29 @@ def test_rl_hands_config_and_options_to_the_launcher(
     ((arguments, keywords),) = launch.calls
     assert arguments[0].work.max_steps == 3
     assert keywords == options
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("refused", 64)])
+def test_a_dry_run_loads_each_part_and_ends_where_one_is_refused(
+    verdict: str,
+    code: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[str] = []
+
+    def look_at(parts: list[Part], machine: Machine) -> list[Finding]:
+        asked.extend(part.name for part in parts)
+        return [Finding("engine", verdict, "seen")]
+
+    launch = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.launch", launch=launch)
+    monkeypatch.setattr("gradus.cli.look.parts.look_at", look_at)
+    assert main(["rl", "@", "run.toml", "--dry-run"]) == code
+    assert asked == ["model", "environment gradus-reverse-text", "plug-ins", "trainer", "engine"]
+    assert f"engine           {verdict}" in capsys.readouterr().out
+    assert [keywords["dry_run"] for _, keywords in launch.calls] == [True] * (verdict == "ok")
 
 
 @pytest.mark.parametrize("words", [["run.toml"], ["--max-steps", "3", "./run.toml"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import socket
@@ -322,3 +323,51 @@ def test_a_variable_that_a_tracker_is_to_get_must_be_there(working_directory: Pa
     table = {"type": "json:JSONDecoder", "pass_env": ["NOT_IN_THIS_SHELL"]}
     (problem,) = problems({"monitor": [table]})
     assert problem.startswith("monitor.0.pass_env: this shell has no NOT_IN_THIS_SHELL")
+
+
+def test_an_output_below_a_file_system_of_the_kernel_is_refused(working_directory: Path) -> None:
+    assert "cannot be written" in problems({"output_dir": "/proc/runs"})[0]
+    before = sorted(working_directory.iterdir())
+    assert problems({"output_dir": "runs/below"}) == []
+    assert sorted(working_directory.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("inference", "words"),
+    [
+        ({"kv_cache_gib": 1e6}, "inference.kv_cache_gib: 1e+06 GiB is more than the"),
+        ({"tensor_parallel_size": 512}, "inference.tensor_parallel_size: 512: no GPU was found"),
+    ],
+)
+def test_an_engine_that_this_machine_has_no_room_for_is_refused(
+    working_directory: Path, inference: dict[str, float], words: str
+) -> None:
+    (found,) = problems({"inference": inference})
+    assert found.startswith(words)
+
+
+def test_processors_that_the_user_gives_to_the_parts_are_left_to_the_engine(
+    working_directory: Path,
+) -> None:
+    variables = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    assert problems({"inference": {"tensor_parallel_size": 512, "env_vars": variables}}) == []
+
+
+@pytest.mark.parametrize("seat", [{}, {"agents": {"judge": {}}}], ids=["source", "role"])
+def test_a_container_engine_that_is_not_there_is_told_with_one_that_is(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch, seat: dict[str, Any]
+) -> None:
+    engine = working_directory / "bin" / "podman"
+    engine.parent.mkdir()
+    engine.write_text("#!/bin/sh\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", str(engine.parent))
+    for runtime, is_there in (("podman", True), ("docker", False)):
+        source: dict[str, Any] = {"id": "gradus-reverse-text", **copy.deepcopy(seat)}
+        holder = source["agents"]["judge"] if seat else source
+        holder["runtime"] = {"type": runtime}
+        found = problems({"orchestrator": {"train": {"env": [source]}}})
+        assert bool(found) != is_there
+        if found:
+            assert "runtime.type: 'docker': there is no program of this name" in found[0]
+            assert "write 'podman', which is here" in found[0]

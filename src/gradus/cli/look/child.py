@@ -1,8 +1,8 @@
 """The child side of `gradus check`: loads one part of a config and says what it saw.
 
-`python -m gradus.cli.look PART REQUEST RESULT` reads what to look at from the file REQUEST and
-writes {"seen": ...} or {"refused": ...} to the file RESULT. Each part imports only what the process
-would import that plays it in a run.
+`python -m gradus.cli.look.child PART REQUEST RESULT` reads what to look at from the file REQUEST
+and writes {"seen": ...} or {"refused": ...} to the file RESULT. Each part imports only what the
+process would import that plays it in a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradus.companions import misfits
 from gradus.config import (
     LEARNER_SEAT,
     EnvironmentProcessConfig,
-    InferenceConfig,
+    InferenceProcessConfig,
     ModelConfig,
     OpsdConfig,
     OrchestratorProcessConfig,
@@ -39,7 +39,6 @@ from gradus.processes.child import watch_death_pipe
 
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""
-_NODES = Path("/sys/devices/system/node")
 
 Request = Mapping[str, Any]
 
@@ -223,13 +222,17 @@ def look_at_data(request: Request) -> str:
 
 
 def look_at_engine(request: Request) -> str:
-    """vLLM with everything that the server imports, and a device for each part of the model."""
-    from gradus.inference.settings import CLEARED_VARIABLES, is_cpu_build
+    """vLLM with everything that the server imports, the engine's own check of its arguments, and a
+    device for each part of the model."""
+    from gradus.inference.settings import CLEARED_VARIABLES, is_cpu_build, process_environment
 
-    inference = InferenceConfig.model_validate(request["inference"])
+    engine, is_cpu = InferenceProcessConfig.model_validate(request["engine"]), is_cpu_build()
+    cores = len(os.sched_getaffinity(0))
+    os.environ.update(process_environment(engine, os.environ, is_cpu=is_cpu, num_cores=cores))
     for name in CLEARED_VARIABLES:
         os.environ.pop(name, None)
-    importlib.import_module("gradus.inference.vllm_server")
+    from gradus.inference.vllm_server import build_arguments, engine_config
+
     # Loaded only with the model, and what breaks when its build does not fit that of torch.
     importlib.import_module("vllm.model_executor.model_loader")
     for name in ("torchvision", "torchaudio"):
@@ -237,33 +240,26 @@ def look_at_engine(request: Request) -> str:
     import torch
     import vllm
 
-    size, is_cpu = inference.tensor_parallel_size, is_cpu_build()
-    num_gpus = torch.cuda.device_count()
-    num_nodes = len(list(_NODES.glob("node[0-9]*"))) or 1
-    if is_cpu:
-        check_size(size, num_nodes, "NUMA nodes", is_free=_binds_threads(os.environ))
-    else:
-        check_size(size, num_gpus, "GPUs")
+    size, num_gpus = engine.inference.tensor_parallel_size, torch.cuda.device_count()
+    if num_gpus:
+        check_size(size, num_gpus)
+    arguments = build_arguments(engine)
+    if request["has_model"]:
+        with engine_config(arguments):
+            pass
     hidden = misfits()
     without = f"; hidden, since they need CUDA: {', '.join(hidden)}" if hidden else ""
-    return (
-        f"vLLM {vllm.__version__} on {'CPU' if is_cpu else f'{size} of {num_gpus} GPUs'}{without}"
-    )
+    where = "CPU" if is_cpu else f"{size} of {num_gpus} GPUs"
+    return f"vLLM {vllm.__version__} on {where}{without}"
 
 
-def check_size(size: int, found: int, what: str, *, is_free: bool = False) -> None:
-    """ConfigError when the parts of the model are more than the devices that vLLM gives them."""
-    if size > found and not is_free:
+def check_size(size: int, num_gpus: int) -> None:
+    """ConfigError when the parts of the model are more than the GPUs."""
+    if size > num_gpus:
         raise ConfigError(
-            f"inference.tensor_parallel_size = {size}, but this machine has {found} {what}; "
-            f"lower it to {found}"
+            f"inference.tensor_parallel_size = {size}, but this machine has {num_gpus} GPUs; "
+            f"lower it to {num_gpus}"
         )
-
-
-def _binds_threads(variables: Mapping[str, str]) -> bool:
-    """Whether the user binds CPUs to the parts; otherwise vLLM wants a NUMA node for each."""
-    by_hand = variables.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto"
-    return by_hand or variables.get("VLLM_CPU_SIM_MULTI_NUMA", "0") != "0"
 
 
 def import_if_installed(name: str) -> None:

@@ -1,0 +1,277 @@
+"""The parts of a config, each looked at by a process with the variables that it has in a run.
+
+All parts at once, each with a deadline; everything that they started is ended.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gradus.config import (
+    EvalConfig,
+    LaunchedConfig,
+    ModelConfig,
+    ProcessConfigs,
+    RunConfig,
+    SftConfig,
+    is_on_this_machine,
+    resolve,
+    resolve_sources,
+    without_secrets,
+)
+from gradus.files import read_json, write_json
+from gradus.launch.plan import Machine, placement_of
+from gradus.launch.variables import (
+    inference_variables,
+    orchestrator_variables,
+    source_variables,
+    trainer_variables,
+)
+from gradus.processes.log_tail import find_cause, find_crash
+from gradus.processes.started import Child, ProcessSpec
+from gradus.processes.supervisor import Supervisor
+
+DEADLINE_SECONDS = 120.0
+"""For each part; an environment that loads longer holds a run up too."""
+STOP_SECONDS = 3.0
+OK = "ok"
+REFUSED = "refused"
+NOT_LOOKED_AT = "not looked at"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a config, and what its child needs to look at it."""
+
+    name: str
+    """Its name for a person."""
+    look: str = ""
+    """The function of `gradus.cli.look.child`; empty for a part that cannot be looked at."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The whole environment of the child."""
+    skipped: str = ""
+    """Why it is not looked at."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about one part."""
+
+    part: str
+    verdict: str
+    """`ok`, `refused` or `not looked at`."""
+    text: str
+    """What was seen, or why not."""
+    seconds: float = 0.0
+
+
+def parts_of(config: LaunchedConfig, machine: Machine) -> list[Part]:
+    """The parts of a config, in the order in which a person reads them."""
+    if isinstance(config, RunConfig):
+        return list(_run_parts(config, machine))
+    if isinstance(config, SftConfig):
+        return list(_sft_parts(config, machine))
+    return list(_eval_parts(config, machine))
+
+
+def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
+    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+    assert configs.orchestrator is not None
+    yield _model_part(config.model, machine)
+    yield from _environment_parts(configs, config, machine)
+    variables = orchestrator_variables(machine.environment, config.orchestrator.env_vars, config={})
+    request: dict[str, Any] = {"orchestrator": without_secrets(configs.orchestrator)}
+    yield Part("plug-ins", "plug-ins", request, variables)
+    request = {
+        "loss": config.trainer.loss.model_dump(mode="json"),
+        "num_processes": config.trainer.num_processes,
+    }
+    own = {**config.trainer.env_vars, **_gpus("trainer", configs, machine)}
+    yield Part("trainer", "trainer", request, _trainer(own, machine))
+    yield _engine_part(configs, machine)
+
+
+def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
+    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+    variables = _trainer({**config.env_vars, **_gpus("trainer", configs, machine)}, machine)
+    if config.eval is not None:
+        yield _model_part(config.model, machine)
+    if Path(config.data.path).exists():
+        request: dict[str, Any] = {
+            "sft": without_secrets(config),
+            "has_model": _is_here(config.model),
+        }
+        yield Part("data", "data", request, variables)
+    else:
+        yield Part("data", skipped=f"{config.data.path} is fetched from the hub")
+    request = {"loss": None, "num_processes": config.num_processes}
+    yield Part("trainer", "trainer", request, variables)
+    if config.eval is not None:
+        yield from _environment_parts(configs, config, machine)
+        yield _engine_part(configs, machine)
+
+
+def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
+    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+    if config.base_url is None:
+        yield _model_part(config.model, machine)
+    else:
+        yield Part("model", skipped=f"served at {config.base_url}")
+    yield from _environment_parts(configs, config, machine)
+    if config.base_url is None:
+        yield _engine_part(configs, machine)
+
+
+def _model_part(model: ModelConfig, machine: Machine) -> Part:
+    if not _is_here(model):
+        return Part("model", skipped=f"{model.name} is fetched from the hub")
+    request = {"model": model.model_dump(mode="json")}
+    return Part("model", "model", request, _trainer({}, machine))
+
+
+def _environment_parts(
+    configs: ProcessConfigs, config: LaunchedConfig, machine: Machine
+) -> Iterator[Part]:
+    """Each environment that the run starts, then those that the user runs."""
+    is_served = isinstance(config, EvalConfig) and config.base_url is not None
+    model = config.model if not is_served and _is_here(config.model) else None
+    sources = resolve_sources(config)
+    trained = {s.complete.name: s.complete.model_dump(mode="json") for s in sources.train}
+    for process in configs.environments:
+        variables = source_variables(
+            machine.environment,
+            configs.env_vars[process.process],
+            verifiers=process.verifiers,
+            passed=process.env_var_names,
+        )
+        request = {
+            "config": without_secrets(process),
+            "model": None if model is None else model.model_dump(mode="json"),
+            "plays": not is_served,
+            "source": trained.get(process.name) if process.purpose == "train" else None,
+        }
+        what = "environment" if process.purpose == "train" else "evaluation"
+        yield Part(f"{what} {process.name}", "environment", request, variables)
+    for source in sources.all:
+        if source.given.address is not None:
+            name = f"environment {source.complete.name}"
+            yield Part(name, skipped=f"you run it at {source.given.address}")
+
+
+def _engine_part(configs: ProcessConfigs, machine: Machine) -> Part:
+    engine = configs.inference
+    assert engine is not None
+    own = {**engine.inference.env_vars, **_gpus("inference", configs, machine)}
+    variables = inference_variables(machine.environment, own)
+    request = {
+        "engine": without_secrets(engine),
+        "has_model": is_on_this_machine(engine.model.name),
+    }
+    return Part("engine", "engine", request, variables)
+
+
+def _gpus(process: str, configs: ProcessConfigs, machine: Machine) -> dict[str, str]:
+    """What makes a process see the GPUs that it would have in a run."""
+    placement = placement_of(configs.by_process(), machine.gpus)
+    return placement.variables(process, machine.gpus, machine.environment)
+
+
+def _trainer(own: Mapping[str, str], machine: Machine) -> dict[str, str]:
+    return trainer_variables(machine.environment, own, num_cores=machine.num_cores, num_processes=1)
+
+
+def _is_here(model: ModelConfig) -> bool:
+    return is_on_this_machine(model.tokenizer or model.name)
+
+
+def look_at(
+    parts: Sequence[Part], machine: Machine, *, deadline_seconds: float = DEADLINE_SECONDS
+) -> list[Finding]:
+    """A finding for each part, in order; every process that was started has ended."""
+    with TemporaryDirectory(prefix="gradus-check-") as directory:
+        folder = Path(directory)
+        with Supervisor(folder / "pids.json", stop_timeout_seconds=STOP_SECONDS) as supervisor:
+            children = [
+                supervisor.start(_spec(part, folder / str(number), machine)) if part.look else None
+                for number, part in enumerate(parts)
+            ]
+            return _wait(parts, children, folder, deadline_seconds)
+
+
+def _spec(part: Part, folder: Path, machine: Machine) -> ProcessSpec:
+    folder.mkdir()
+    request, result = folder / "request.json", folder / "result.json"
+    write_json(request, dict(part.request))
+    command = (machine.python, "-m", "gradus.cli.look.child", part.look, str(request), str(result))
+    return ProcessSpec(
+        name=part.name, argv=command, env=part.variables, log=folder / "log", finishes=True
+    )
+
+
+def _wait(
+    parts: Sequence[Part],
+    children: Sequence[Child | None],
+    folder: Path,
+    deadline_seconds: float,
+) -> list[Finding]:
+    """Wait for every answer, or for the deadline, whichever is first."""
+    found: dict[int, Finding] = {}
+    while len(found) < len(parts):
+        for number, (part, child) in enumerate(zip(parts, children, strict=True)):
+            if number in found:
+                continue
+            if child is None:
+                found[number] = Finding(part.name, NOT_LOOKED_AT, part.skipped)
+            elif child.exit_code() is not None:
+                found[number] = _answer(part, child, folder / str(number) / "result.json")
+            elif child.seconds() > deadline_seconds:
+                text = f"not loaded within {deadline_seconds:g} s; a run would wait for it too"
+                found[number] = Finding(part.name, REFUSED, text, child.seconds())
+        time.sleep(0.02)
+    return [found[number] for number in range(len(parts))]
+
+
+def _answer(part: Part, child: Child, result: Path) -> Finding:
+    """What a child that ended has written; how it died when it wrote nothing."""
+    seconds = child.seconds()
+    try:
+        answer = read_json(result)
+    except FileNotFoundError:
+        code = child.exit_code() or 0
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        cause = find_crash(child.spec.log) or find_cause(child.spec.log)
+        text = f"its code ended the process ({how}){f': {cause}' if cause else ''}"
+        return Finding(part.name, REFUSED, text, seconds)
+    if "refused" in answer:
+        return Finding(part.name, REFUSED, str(answer["refused"]), seconds)
+    return Finding(part.name, OK, str(answer["seen"]), seconds)
+
+
+def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]:
+    """One aligned entry per part; long texts go on below themselves."""
+    width = width or shutil.get_terminal_size((120, 24)).columns
+    names = max(len(finding.part) for finding in findings)
+    lines = []
+    for finding in findings:
+        seconds = f"{finding.seconds:5.1f} s" if finding.seconds else " " * 7
+        head = f"  {finding.part:<{names}}  {seconds}  "
+        text = f"{finding.verdict}: {finding.text}"
+        if finding.verdict == OK:
+            text = f"ok  {finding.text}"
+        indent = " " * len(head)
+        lines += textwrap.wrap(
+            text,
+            max(width, len(head) + 40),
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_long_words=False,
+        )
+    return lines
