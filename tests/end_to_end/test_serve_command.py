@@ -52,6 +52,15 @@ def test_a_model_is_served_to_ordinary_clients(tiny_model: Path, tmp_path: Path)
         assert card["id"] == "my/model"
         message = {"role": "user", "content": "hi"}
         chat = {"model": "my/model", "max_tokens": 4, "messages": [message]}
+        spoken = json.loads(ask(f"{base_url}/chat/completions", token, chat)[1])
+        reply = spoken["choices"][0]["message"]
+        assert reply["content"], "a reply without tags is content, and no reasoning"
+        assert not reply.get("reasoning")
+        streamed = ask(f"{base_url}/chat/completions", token, chat | {"stream": True})[1]
+        chunks = re.findall(r"^data: (\{.*)$", streamed, re.M)
+        deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks]
+        assert any(delta.get("content") for delta in deltas), streamed
+        assert not any(delta.get("reasoning") for delta in deltas), streamed
         tools = {"tools": [{"type": "function", "function": TOOL}]}
         status, answer = ask(f"{base_url}/chat/completions", token, chat | tools)
         assert (status, json.loads(answer)["model"]) == (200, "my/model"), answer

@@ -18,6 +18,8 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from gradus.run.model_files import model_folder
 
+THINK_TAGS = "think_tags"
+"""Our own parser, in `engine/thinking.py`."""
 _TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -65,14 +67,12 @@ def choose_parsers(model_type: str, template: str) -> Parsers:
     """The parsers for a kind of model with that chat template.
 
     >>> choose_parsers("qwen3", "... <tool_call> ... <think> ...")
-    Parsers(tool='hermes', reasoning='qwen3')
+    Parsers(tool='hermes', reasoning='think_tags')
     """
     if model_type in BY_MODEL_TYPE:
         return BY_MODEL_TYPE[model_type]
     tool = next((parser for mark, parser in BY_TEMPLATE if mark in template), None)
-    if "<think>" not in template:
-        return Parsers(tool)
-    return Parsers(tool, "qwen3" if model_type.startswith("qwen3") else "deepseek_r1")
+    return Parsers(tool, THINK_TAGS if "<think>" in template else None)
 
 
 def find_parsers(model: str, tokenizer: str | None) -> Parsers:

@@ -12,6 +12,7 @@ import pytest
 from gradus.inference.parsers import (
     BY_MODEL_TYPE,
     BY_TEMPLATE,
+    THINK_TAGS,
     Parsers,
     choose_parsers,
     find_parsers,
@@ -21,10 +22,10 @@ from gradus.inference.parsers import (
 @pytest.mark.parametrize(
     ("model_type", "template", "found"),
     [
-        ("qwen3", '<tool_call>{"name": ...} <think>', Parsers("hermes", "qwen3")),
+        ("qwen3", '<tool_call>{"name": ...} <think>', Parsers("hermes", THINK_TAGS)),
         ("qwen2", "<tool_call>", Parsers("hermes")),
         ("qwen3_moe", "<tool_call> <function=name>", Parsers("qwen3_coder")),
-        ("qwen2", "<think>", Parsers(None, "deepseek_r1")),
+        ("qwen2", "<think>", Parsers(None, THINK_TAGS)),
         ("llama", "<|python_tag|>", Parsers("llama3_json")),
         ("llama", "<tool_call>", Parsers("hermes")),
         ("gpt_oss", "<|channel|>", Parsers("openai", "openai_gptoss")),
@@ -43,7 +44,7 @@ def test_a_model_directory_is_read(tmp_path: Path, is_file: bool) -> None:
         (tmp_path / "chat_template.jinja").write_text(template)
     else:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    assert find_parsers(str(tmp_path), None) == Parsers("hermes", "qwen3")
+    assert find_parsers(str(tmp_path), None) == Parsers("hermes", THINK_TAGS)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "\xff"])
@@ -61,5 +62,5 @@ def test_every_parser_is_one_of_vllm(kind: str) -> None:
     registry = (Path(found.origin).parent / package / "__init__.py").read_text()
     known = set(re.findall(r'^    "([^"]+)": \(', registry, re.M))
     used = {getattr(parsers, kind) for parsers in BY_MODEL_TYPE.values()} - {None}
-    used |= {parser for _, parser in BY_TEMPLATE} if kind == "tool" else {"qwen3", "deepseek_r1"}
+    used |= {parser for _, parser in BY_TEMPLATE} if kind == "tool" else set()
     assert used <= known
