@@ -6,14 +6,18 @@ import contextlib
 import functools
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from vllm.model_executor.models import registry
+from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+from vllm.reasoning.deepseek_r1_reasoning_parser import DeepSeekR1ReasoningParser
 from vllm.renderers import hf
 from vllm.v1.engine import utils as engine_utils
 
+from gradus.inference.parsers import THINK_TAGS
 from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer
 
 _INSPECT = (
@@ -86,3 +90,48 @@ def worker_forked_into_engine(vllm_config: Any) -> Iterator[None]:
         yield
     finally:
         patched.get_mp_context = original
+
+
+@ReasoningParserManager.register_module(THINK_TAGS)  # type: ignore[arg-type]
+class ThinkTagsParser(DeepSeekR1ReasoningParser):
+    """Reasoning between `<think>` tags, of models that may also answer at once.
+
+    A reply begins as reasoning only if the chat template opens the tag in the prompt, or the model
+    writes it. vLLM's parsers take one without tags for reasoning that was cut off, so that a model
+    which does not think answers with no content. Can go when they ask the prompt.
+    """
+
+    def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(tokenizer, *args, **kwargs)
+        chat = [{"role": "user", "content": "?"}]
+        options = kwargs.get("chat_template_kwargs") or {}
+        prompt = ""
+        with contextlib.suppress(
+            Exception
+        ):  # A template of its own kind, which then opens nothing.
+            prompt = tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=False, **options
+            )
+        self._opens_in_prompt = prompt.rstrip().endswith(self.start_token)
+
+    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
+        is_tagged = self.start_token in model_output or self.end_token in model_output
+        if not is_tagged and not self._opens_in_prompt:
+            return None, model_output
+        return super().extract_reasoning(model_output, request)
+
+    def extract_reasoning_streaming(self, *args: Any, **kwargs: Any) -> Any:
+        if self._opens_in_prompt:
+            return super().extract_reasoning_streaming(*args, **kwargs)
+        return BaseThinkingReasoningParser.extract_reasoning_streaming(self, *args, **kwargs)
+
+    def is_reasoning_end_streaming(
+        self, input_ids: Sequence[int], delta_ids: Iterable[int]
+    ) -> bool:
+        has_begun = self._opens_in_prompt or self.start_token_id in input_ids
+        return not has_begun or super().is_reasoning_end_streaming(input_ids, delta_ids)
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        if self._opens_in_prompt or {self.start_token_id, self.end_token_id} & set(input_ids):
+            return super().extract_content_ids(input_ids)
+        return list(input_ids)

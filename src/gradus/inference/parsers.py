@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from gradus.run.model_files import model_folder
 
 THINK_TAGS = "think_tags"
-"""Our own parser, in `engine/thinking.py`."""
+"""Our own parser, in `compat.py`."""
 _TEMPLATE_FILE = "chat_template.jinja"
 
 

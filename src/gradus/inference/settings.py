@@ -120,7 +120,7 @@ def serving_settings(model: ServedModel, *, available_bytes: int) -> dict[str, A
         "enable_auto_tool_choice": parsers.tool is not None,
         "tool_call_parser": parsers.tool,
         "reasoning_parser": parsers.reasoning or "",
-        "reasoning_parser_plugin": str(Path(__file__).parent / "engine" / "thinking.py"),
+        "reasoning_parser_plugin": str(Path(__file__).with_name("compat.py")),
     }
 
 

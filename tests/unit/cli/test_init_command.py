@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import verifiers.v1 as vf
@@ -34,6 +35,26 @@ def test_the_folder_passes_the_check_and_its_tasks_load(
     source = config.orchestrator.train.env[0]
     tasks = vf.load_taskset(vf.taskset_config_type(source.id)(id=source.id))
     assert (config.name, source.id, len(list(tasks))) == ("my-first", "my-first-tasks", 256)
+
+
+@pytest.mark.torch
+async def test_the_reward_of_the_folder_pays_words_of_vowels_and_no_trick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "rewarded"))
+    main(["init", "rewarded"])
+    tasks = vf.load_taskset(vf.taskset_config_type("rewarded-tasks")(id="rewarded-tasks"))
+    task = next(iter(tasks))
+
+    async def reward(reply: str, *, is_cut: bool = False) -> float:
+        return await task.vowels(SimpleNamespace(last_reply=reply, is_truncated=is_cut))
+
+    assert await reward("uoiea") == await reward("aaaaaaaaa") == 1.0
+    assert await reward("aeiou" * 3, is_cut=True) == 0.5
+    assert await reward("a") == 0.2
+    assert await reward("") == await reward("<tool_response></think>") == 0.0
+    assert await reward("aeiou<tool_response>") == 5 / 20
 
 
 def test_a_folder_that_holds_something_is_not_touched(

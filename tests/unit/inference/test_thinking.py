@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gradus.inference.engine.thinking import ThinkTagsParser
+from gradus.inference.compat import ThinkTagsParser
 from gradus.testing.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
