@@ -273,8 +273,8 @@ class GroupBuffer:
         except EpisodeFailed as failed:
             group.fail(failed.failure)
         is_solved = self.rewards.is_solved(group.source, result.rewards, size=len(group.played))
-        for episode_id, failure in group.failures.items():
-            self._tell(group, episode_id, failure)
+        for episode, failure in group.failures.items():
+            self._tell(group, episode, failure)
         self.journal.write(
             JournalEvent.GROUP_GRADED,
             group=group.id,

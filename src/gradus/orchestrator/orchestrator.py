@@ -40,10 +40,7 @@ from gradus.wire.events import CheckpointStaged, PolicyPublished, StepFinished, 
 
 @dataclass(frozen=True)
 class Orchestrator:
-    """Owns the loops; `build.py` makes what they work on.
-
-    >>> await build_orchestrator(config, components).play()  # doctest: +SKIP
-    """
+    """Owns the loops; `build.py` makes what they work on."""
 
     groups: GroupBuffer
     scheduler: Scheduler
@@ -102,7 +99,6 @@ class Orchestrator:
             found["inference"] = "has not answered"
         return found
 
-    # ---------------------------------------------------------------- schedule
     async def schedule(self, tasks: asyncio.TaskGroup) -> None:
         """Start episodes, oldest group first; open a group when all planned ones started."""
         while True:
@@ -136,7 +132,6 @@ class Orchestrator:
             return WaitFor("room in flight", on="collect")
         return WaitFor("the rate of starts", on="time")
 
-    # ----------------------------------------------------------------- collect
     async def collect(self) -> None:
         """Settle ended episodes; grade each group when its last one ended, or begin to score it."""
         async with asyncio.TaskGroup() as scoring:
@@ -174,7 +169,6 @@ class Orchestrator:
             return WaitFor("an episode to start", on="schedule")
         return WaitFor("an episode to end", on=f"environment {running[0].group.source!r}")
 
-    # -------------------------------------------------------------------- ship
     async def ship(self) -> None:
         """Send each full batch to the trainer, in step order; ends after the last step."""
         for sent in self.trainer.to_send_again:
@@ -201,7 +195,6 @@ class Orchestrator:
         self.player.cancel(abandoned.running)
         self.scheduler.note_change()
 
-    # ----------------------------------------------------------------- refresh
     async def refresh(self, tasks: asyncio.TaskGroup) -> int:
         """Follow the trainer: serve what it publishes, free slots; returns its last step."""
         while True:

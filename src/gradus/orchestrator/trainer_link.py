@@ -60,7 +60,6 @@ class TrainerLink:
     to_send_again: list[SampleBatch] = field(default_factory=list)
     """Batches that were sent before a restart and are not trained."""
     is_ending: bool = False
-    """Whether the trainer was told that no other batch comes."""
     num_shipped: int = field(init=False)
     """Batches sent; like the other counts, those before a restart count too."""
     num_finished: int = field(init=False)
