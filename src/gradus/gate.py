@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import Any, Self
 
 from gradus.errors import GradusError
@@ -27,6 +27,8 @@ CALL_SECONDS = 60.0
 """How long a plug-in may block its thread where no setting says more."""
 TELL_SECONDS = 10.0
 """After so long a blocked event loop is told, with the plug-in that blocks it."""
+_AGAIN_SECONDS = 2.0
+"""Until a plug-in that has swallowed its interruption gets another; its own clean-up takes time."""
 _SIGNAL = signal.SIGRTMIN + 7
 """Nothing else uses it; plug-ins often set SIGALRM, and so do timeouts of tests."""
 
@@ -55,6 +57,8 @@ class _Call:
     name: Callable[[], str]
     seconds: float
     ends_at: float
+    is_over: bool = False
+    """Whether the plug-in has returned or raised: what follows is ours."""
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("gradus_plugin_call", default=None)
@@ -67,7 +71,7 @@ def describe(kind: str, plugin: object) -> str:
     >>> describe("loss", "text")
     'loss builtins:str'
     """
-    found = type(plugin)
+    found = plugin if isinstance(plugin, type | FunctionType) else type(plugin)
     return f"{kind} {found.__module__}:{found.__qualname__}"
 
 
@@ -90,14 +94,16 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
     token = _CALL.set(call)
     try:
         yield
-    except (GradusError, PluginFailed):
-        raise
     except BaseException as error:
+        call.is_over = True
+        if isinstance(error, GradusError | PluginFailed):
+            raise
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if is_cancelled and task is not None and task.cancelling() > asked_before:
             raise
         raise PluginFailed(name(), _first(error)) from error
     finally:
+        call.is_over = True
         _CALL.reset(token)
 
 
@@ -163,9 +169,10 @@ class BlockWatch:
     def _look(self, _: int, frame: FrameType | None) -> None:
         """In the main thread, between two steps of what blocks it, and in its context."""
         call = _CALL.get()
-        if call is None or self._blocked_seconds < self._look_seconds:
+        if call is None or call.is_over or self._blocked_seconds < self._look_seconds:
             return
         if time.monotonic() >= call.ends_at:
+            call.ends_at = time.monotonic() + _AGAIN_SECONDS
             raise PluginLate(f"blocked the event loop; it may take {call.seconds:g} s for a call")
         if self._blocked_seconds >= TELL_SECONDS:
             self._say(call.name(), frame)

@@ -57,7 +57,7 @@ LEFT = "ended with exit code 0 before its work was done"
     ("algorithm", "loss", "said"),
     [
         ("grpo", "leaving:Gone", f"gradus rl: trainer {LEFT}"),
-        ("grpo", "leaving:Leaves", "sys.exit(0) was called at"),
+        ("grpo", "leaving:Leaves", "loss leaving:Leaves: SystemExit: 0 (leaving.py:"),
         ("leaving:GoneWhenSaved", "dppo", f"gradus rl: orchestrator {LEFT}"),
     ],
 )

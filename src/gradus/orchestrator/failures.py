@@ -141,19 +141,24 @@ async def scored_within(
     task.result()
 
 
+def is_asked_to_end() -> bool:
+    """Whether the task that runs was cancelled, and not only something that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def to_its_end(name: str, work: Callable[[], Awaitable[T]]) -> T:
     """The result of a part of the run; ProtocolError when it ends although nothing asked it to.
 
     A task group takes a task that was cancelled from inside for one that has ended well.
     """
-    task = asyncio.current_task()
     try:
         return await work()
     except asyncio.CancelledError as error:
-        if task is not None and task.cancelling():
+        if is_asked_to_end():
             raise
         raise ProtocolError(
-            f"{name} was cancelled from inside and does not run any more"
+            f"`{name}` of the orchestrator was cancelled from inside, so it does not run any more"
         ) from error
 
 

@@ -64,11 +64,12 @@ class Orchestrator:
         async with asyncio.TaskGroup() as tasks:
             if self.trainer.first_step:
                 await self.trainer.serve_first()
-            after = self.end.after
-            watches = [tasks.create_task(after("a watch", watch)) for watch in self.watches]
+            watches = [tasks.create_task(self.end.after("a watch", it)) for it in self.watches]
             self.evaluation.begin_if_due(policy.version)
-            scheduling = tasks.create_task(after("schedule", partial(self.schedule, tasks)))
-            collecting = tasks.create_task(after("collect", self.collect))
+            scheduling = tasks.create_task(
+                self.end.after("schedule", partial(self.schedule, tasks))
+            )
+            collecting = tasks.create_task(self.end.after("collect", self.collect))
             shipping = tasks.create_task(to_its_end("ship", self.ship))
             recording = tasks.create_task(to_its_end("record", self.records.run))
             last_step = await self.refresh(tasks)
@@ -144,10 +145,8 @@ class Orchestrator:
                 self.scheduler.ended()
                 complete = self.groups.settle(played)
                 if complete is not None:
-                    judging = to_its_end(
-                        f"the scoring of {complete.id}", partial(self._score, complete)
-                    )
-                    task = scoring.create_task(judging)
+                    score = partial(self._score, complete)
+                    task = scoring.create_task(to_its_end("scoring", score))
                     judged.add(task)
                     task.add_done_callback(judged.discard)
                 # Grading a group takes milliseconds, and the queue may be long.
@@ -205,7 +204,7 @@ class Orchestrator:
                     self.end.trained(step, is_saved=is_saved)
                 case CheckpointStaged(step=step):
                     commit = partial(self.snapshotter.commit, step)
-                    tasks.create_task(to_its_end("the commit of a checkpoint", commit))
+                    tasks.create_task(to_its_end("commit", commit))
                 case PolicyPublished():
                     await self._serve(event)
                 case TrainerDone(step=step):

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.errors import ConfigError, GradusError
+from gradus.errors import ConfigError
 from gradus.trainer.distributed import World
-from gradus.trainer.losses import LossInputs, LossOutput, TokenLoss
+from gradus.trainer.losses import LossInputs, LossOutput, TokenLoss, guarded_loss
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.step import Aggregation, GradientStep, count_locally
 from gradus.trainer.tensors import TrainTensors, count_members
@@ -94,7 +94,7 @@ def check_loss(
     True
     """
     samples = _build_samples(np.random.default_rng(seed))
-    step = _TableStep(samples, _Guarded(loss), world, aggregation=aggregation, seed=seed)
+    step = _TableStep(samples, _Watched(loss), world, aggregation=aggregation, seed=seed)
     truth = step.truth()
     if not truth.gradient.any():
         raise ConfigError(
@@ -193,27 +193,19 @@ def _other(values: np.ndarray) -> np.ndarray:
     return 1.0 - 2.0 * values
 
 
-class _Guarded:
-    """The loss, with every error and broken promise as a ConfigError that says where."""
+class _Watched:
+    """The loss behind the gate, with the place of each error, and 0 outside the mask."""
 
     def __init__(self, loss: TokenLoss) -> None:
-        self._loss = loss
+        self._loss = guarded_loss(loss)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        shape, dtype = tuple(inputs.mask.shape), inputs.policy_logprobs.dtype
+        tokens, dtype = len(inputs.mask), inputs.policy_logprobs.dtype
         try:
             output = self._loss(inputs)
-        except GradusError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"the loss fails on {shape[0]} tokens in {dtype}: {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(output, LossOutput):
-            raise ConfigError(f"the loss returns a {type(output).__name__}, expected a LossOutput")
-        if output.per_token.shape == shape and bool(
-            torch.where(inputs.mask, 0.0, output.per_token).any()
-        ):
+        except ConfigError as error:
+            raise ConfigError(f"on {tokens} tokens in {dtype}: {error}") from error
+        if bool(torch.where(inputs.mask, 0.0, output.per_token).any()):
             raise ConfigError("the loss is not 0 outside the mask; use torch.where(inputs.mask, …)")
         return output
 

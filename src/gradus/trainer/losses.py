@@ -8,14 +8,17 @@ micro batch. Next page: `../inference/admin.py`, which applies the version that 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from gradus.config import LossConfig
+from gradus.errors import ConfigError
+from gradus.gate import PluginFailed, describe, guarded, is_ours
 from gradus.plugins import building, find_plugin
+from gradus.wire.tokens import LOSS_NAMES
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class LossOutput:
     per_token: Tensor
     """Nats; 0 outside the mask. step.py multiplies by loss weights and divides by the batch."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Per-token numbers, averaged over the members of the whole batch and recorded as
-    `loss/<name>`; the names must be the same in every call, e.g. "dropped_tokens/share"."""
+    """Per-token numbers, recorded as `loss/<name>`: averaged over the members of the batch, or
+    their largest (`.../max`) or sum (`.../sum`). The names must be the same in every call."""
 
 
 class TokenLoss(Protocol):
@@ -345,6 +348,67 @@ def reference_kl(inputs: LossInputs) -> LossOutput:
 def needs_reference(loss: TokenLoss) -> bool:
     """Whether a loss reads reference logprobs: its class says `needs_reference_logprobs`."""
     return bool(getattr(loss, "needs_reference_logprobs", False))
+
+
+_OWN_METRICS = frozenset({*LOSS_NAMES, "total", "entropy", "mismatch_kl", "ratio", "ln_ratio"})
+"""First parts of the names that the trainer gives its own numbers."""
+
+
+class _GuardedLoss:
+    """A loss of the user behind the gate: it gets copies, and what it gives is checked."""
+
+    def __init__(self, loss: TokenLoss) -> None:
+        self._loss = loss
+        self.name = describe("loss", loss)
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        """ConfigError, with its class, for whatever it raises and for what is no loss per token."""
+        copies = {it.name: getattr(inputs, it.name).clone() for it in fields(inputs)}
+        try:
+            with guarded(lambda: self.name):
+                output = self._loss(LossInputs(**copies))
+                self._check(output, inputs.mask)
+        except PluginFailed as failed:
+            if isinstance(failed.cause, torch.OutOfMemoryError):
+                raise failed.cause from failed
+            raise ConfigError(f"trainer.loss: {failed}") from failed
+        return output
+
+    def _check(self, output: LossOutput, mask: Tensor) -> None:
+        if not isinstance(output, LossOutput):
+            raise ConfigError(f"{self.name} returns a {type(output).__name__}, no LossOutput")
+        for name, values in {"per_token": output.per_token, **output.metrics}.items():
+            if not isinstance(name, str) or name.split("/")[0] in _OWN_METRICS:
+                raise ConfigError(
+                    f"{self.name}: a metric is called {name!r}, which is the trainer's own or no "
+                    "name; choose another, e.g. 'dropped_tokens/share'"
+                )
+            if not isinstance(values, Tensor) or values.shape != mask.shape:
+                found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise ConfigError(
+                    f"{self.name}: {name} has shape {found}, expected one number for each of "
+                    f"{len(mask)} tokens; a loss does not sum or average"
+                )
+            if values.device != mask.device or values.is_complex():
+                raise ConfigError(
+                    f"{self.name}: {name} is {values.dtype} on {values.device}; give real numbers "
+                    f"on {mask.device}"
+                )
+
+
+def guarded_loss(loss: TokenLoss) -> TokenLoss:
+    """The loss behind the gate; those of gradus need none."""
+    return loss if is_ours(loss) else _GuardedLoss(loss)
+
+
+def refuse_not_finite(loss: object, tokens: float) -> None:
+    """ConfigError when a loss gave no finite number for so many tokens that have a logprob."""
+    if tokens:
+        name = loss.name if isinstance(loss, _GuardedLoss) else describe("loss", loss)
+        raise ConfigError(
+            f"trainer.loss: {name} gives numbers that are not finite to {tokens:g} tokens of a "
+            "batch whose logprobs are; look for a logarithm, a division or an exp without a bound"
+        )
 
 
 def build_loss(config: LossConfig) -> TokenLoss:

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.errors import ConfigError
 from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.losses import (
     MAX_LOG_RATIO,
@@ -33,7 +32,9 @@ from gradus.trainer.losses import (
     TokenLoss,
     clamped_exp,
     cross_entropy,
+    guarded_loss,
     reference_kl,
+    refuse_not_finite,
 )
 from gradus.trainer.model.kernels import GradientSync
 from gradus.trainer.model.policy_model import TokenScores
@@ -111,7 +112,7 @@ class GradientStep:
         self._world = world
         self._sync = sync
         self._losses: dict[str, Callable[[LossInputs], LossOutput]] = {
-            "rl": rl_loss,
+            "rl": guarded_loss(rl_loss),
             "ce": cross_entropy,
             "ref_kl": reference_kl,
             "ce_batch": cross_entropy,
@@ -126,6 +127,7 @@ class GradientStep:
         """
         members = self.count(micro_batches)
         totals = self._over_ranks(self.accumulate(micro_batches, members))
+        refuse_not_finite(self._losses["rl"], totals.pop(_NOT_FINITE, 0.0))
         return StepLoss(
             total=totals.pop("total"),
             members={name: members[name] for name in LOSS_NAMES},
@@ -180,7 +182,6 @@ class GradientStep:
             if not members[name]:
                 continue
             output = self._losses[name](_loss_inputs(tensors, scores, name))
-            _refuse_wrong_shapes(output, tensors)
             weights = tensors.weights[name]
             weighted = torch.where(weights != 0, weights * output.per_token, 0.0)
             if self._aggregation == "sequence_mean" and name in _JOINT:
@@ -193,7 +194,7 @@ class GradientStep:
                 component = weighted.sum() / _denominator(name, members)
             loss = loss + component
             shares[f"{name}/mean"] = component.detach().double()
-            shares |= _means(output.metrics, tensors.members(name), members[name])
+            shares |= _of_loss(name, output, scores, tensors, members[name])
             if name in _OBSERVED:
                 shares |= _surprise(name, tensors, scores, members[name])
         shares |= _policy_means(tensors, scores, members)
@@ -224,17 +225,6 @@ def _denominator(name: str, members: Mapping[str, float]) -> float:
     if name in _JOINT:
         return max(1, sum(members[joint] for joint in _JOINT))
     return max(1, members[name])
-
-
-def _refuse_wrong_shapes(output: LossOutput, tensors: TrainTensors) -> None:
-    """An averaged loss would silently be broadcast over the tokens again."""
-    expected = tensors.token_ids.shape
-    for name, values in {"per_token": output.per_token, **output.metrics}.items():
-        if values.shape != expected:
-            raise ConfigError(
-                f"trainer.loss: {name} has shape {tuple(values.shape)}, expected one number for "
-                f"each of {expected[0]} tokens; a loss does not sum or average"
-            )
 
 
 def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossInputs:
@@ -293,6 +283,8 @@ def _policy_means(
 # How the ratios of the rl tokens are spread: counted in steps of 7 % of |ln ratio| on each side of
 # 0, because counts of micro batches and ranks can be added and percentiles cannot.
 
+_NOT_FINITE = "rl/not_finite"
+"""Among the shares: tokens for which the loss gave no number although the model did."""
 _COUNTS = "ln_ratio/counts"
 """Among the shares: tokens by their log ratio, float64 [405]."""
 _STEPS_PER_DECADE, _LEAST_EXPONENT, _NUM_STEPS = 32, -5, 202
@@ -342,9 +334,27 @@ def _percentile(counted: Sequence[tuple[float, float]], percent: int) -> float:
 
 
 @torch.no_grad()
+def _of_loss(
+    name: str, output: LossOutput, scores: TokenScores, tensors: TrainTensors, denominator: float
+) -> dict[str, Tensor]:
+    """Shares of its metrics, and tokens to which the loss of rl gave no number."""
+    mask = tensors.members(name)
+    shares = _means(output.metrics, mask, denominator)
+    if name == "rl":
+        is_wrong = mask & scores.logprobs.isfinite() & ~output.per_token.isfinite()
+        shares[_NOT_FINITE] = is_wrong.sum(dtype=torch.float64)
+    return shares
+
+
+@torch.no_grad()
 def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: float) -> dict[str, Tensor]:
-    """The shares of this micro batch in averages over `denominator` tokens."""
-    return {
-        name: torch.where(mask, values, 0.0).sum(dtype=torch.float64) / denominator
-        for name, values in metrics.items()
-    }
+    """The shares of this micro batch: in averages over `denominator` tokens, in sums and peaks."""
+    return {name: _share(name, it, mask, denominator) for name, it in metrics.items()}
+
+
+def _share(name: str, values: Tensor, mask: Tensor, denominator: float) -> Tensor:
+    if _is_peak(name):
+        lowest = torch.full_like(values, -math.inf)
+        return torch.cat([torch.where(mask, values, lowest), lowest[:1]]).max().double()
+    total = torch.where(mask, values, 0.0).sum(dtype=torch.float64)
+    return total if name.endswith("/sum") else total / denominator

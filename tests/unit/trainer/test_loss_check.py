@@ -240,9 +240,7 @@ def test_an_error_of_the_loss_says_where_it_happened(world: World) -> None:
     def broken(inputs: LossInputs) -> LossOutput:
         return LossOutput(inputs.policy_logprobs + torch.zeros(9999))
 
-    with pytest.raises(
-        ConfigError, match=r"the loss fails on 9 tokens in torch\.float64: RuntimeError"
-    ):
+    with pytest.raises(ConfigError, match=r"on 9 tokens in torch\.float64: .*broken: RuntimeError"):
         check_loss(broken, world)
 
 

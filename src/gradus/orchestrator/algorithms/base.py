@@ -264,8 +264,9 @@ def has_credit(episode: WireEpisode) -> bool:
     )
 
 
-def keep_credit(episodes: Iterable[WireEpisode]) -> Callable[[], None]:
-    """A function that restores the credit that the episodes have now."""
+def keep_credit(episodes: Iterable[WireEpisode], numbers: dict[str, float]) -> Callable[[], None]:
+    """A function that restores the credit that the episodes have now, and the recorded numbers."""
+    kept_numbers = dict(numbers)
     nodes = [node for e in episodes for trace in e.traces for node in trace.nodes]
     kept = [
         copy.deepcopy((node.advantages, node.reference_logprobs, node.loss_weights))
@@ -275,6 +276,8 @@ def keep_credit(episodes: Iterable[WireEpisode]) -> Callable[[], None]:
     def put_back() -> None:
         for node, credit in zip(nodes, copy.deepcopy(kept), strict=True):
             node.advantages, node.reference_logprobs, node.loss_weights = credit
+        numbers.clear()
+        numbers.update(kept_numbers)
 
     return put_back
 

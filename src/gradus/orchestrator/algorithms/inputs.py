@@ -5,7 +5,7 @@ verifiers' messages cannot be frozen, so what they hold is compared after the ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,19 @@ def only_credit(
     with unchanged(episodes if is_foreign else ()):
         yield
     context.check()
+
+
+async def credited(
+    algorithm: Algorithm,
+    episodes: Iterable[WireEpisode],
+    context: CreditContext,
+    score: Callable[[], Awaitable[None] | None],
+) -> None:
+    """Wait for a call of an algorithm that may change nothing but credit."""
+    with only_credit(algorithm, episodes, context):
+        scoring = score()
+        if scoring is not None:
+            await scoring
 
 
 _Kept = tuple[str, Any, str, Any]

@@ -32,7 +32,7 @@ from gradus.orchestrator.algorithms.base import (
     settle_group,
 )
 from gradus.orchestrator.algorithms.distill import Scorer, TokenizesExternal, score_branches
-from gradus.orchestrator.algorithms.inputs import only_credit
+from gradus.orchestrator.algorithms.inputs import credited, only_credit
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
     ErrorPolicy,
@@ -93,12 +93,8 @@ class SourceGrader:
         where = _place(group, episode_id)
         if type(self.algorithm).score_episode is not Algorithm.score_episode:
             context = credit_context(group)
-
-            async def score() -> None:
-                with only_credit(self.algorithm, [episode], context):
-                    await self.algorithm.score_episode(episode, context)
-
-            await self._scored(where, score)
+            ask = partial(self.algorithm.score_episode, episode, context)
+            await self._scored(where, partial(credited, self.algorithm, [episode], context, ask))
         if self.reference is not None:
             for trace in trainable_traces([episode]):
                 await self._scored(where, partial(score_branches, trace, self.reference))
@@ -131,14 +127,12 @@ class SourceGrader:
         group.sort()
         where, retry = _place(group), 0
         credit: Mapping[str, EpisodeCredit] = {}
-        put_back, numbers = keep_credit(group.finished_episodes), dict(group.numbers)
+        put_back = keep_credit(group.finished_episodes, group.numbers)
 
         async def score() -> None:
             episodes, context = _asked(group)
-            with only_credit(self.algorithm, episodes, context):
-                scoring = self.algorithm.score_group([*episodes], context)
-                if scoring is not None:
-                    await scoring
+            ask = partial(self.algorithm.score_group, [*episodes], context)
+            await credited(self.algorithm, episodes, context, ask)
 
         while True:
             group.failure = None
@@ -146,14 +140,11 @@ class SourceGrader:
                 await self._scored(where, score)
                 with self._blaming(where):
                     credit = settle_group(group)
-            failure = group.failure
-            wait = failure and errors.wait_before_retry(failure, retry=retry)
+            wait = group.failure and errors.wait_before_retry(group.failure, retry=retry)
             if wait is None:
                 break
             await asyncio.sleep(wait)
             put_back()
-            group.numbers.clear()
-            group.numbers.update(numbers)
             retry += 1
         self._fill(group, credit)
 

@@ -22,7 +22,7 @@ from typing import Protocol
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import ErrorPolicyConfig
-from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, to_its_end
+from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, is_asked_to_end
 from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment
@@ -32,6 +32,8 @@ from gradus.orchestrator.play.restarts import Blame
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.types import EpisodeFailed, Failure, Group, PlayedEpisode
 from gradus.wire.versions import VersionSpan
+
+CUT_OFF = Failure("CancelledError", "something that the episode waited for was cancelled")
 
 
 @dataclass
@@ -151,9 +153,7 @@ class EpisodePlayer:
     def start(self, episode_id: str, group: Group, tasks: asyncio.TaskGroup) -> int:
         """Begin to play one episode of `group`; the version that is served now."""
         episode = self.begin(episode_id, group)
-        playing = tasks.create_task(
-            to_its_end(f"episode {episode_id}", partial(self.play, episode))
-        )
+        playing = tasks.create_task(self.play(episode))
         self._running[episode_id] = episode
         self._tasks[episode_id] = playing
         playing.add_done_callback(partial(self._note_end, episode))
@@ -209,6 +209,10 @@ class EpisodePlayer:
         except EpisodeFailed as failed:
             self._blame.note_failure(group.pointer, failed.failure)
             return self._end(episode, failure=failed.failure)
+        except asyncio.CancelledError:
+            if is_asked_to_end():
+                raise
+            return self._end(episode, failure=CUT_OFF)
         return self._end(episode, result, failure)
 
     def _note_end(self, episode: RunningEpisode, playing: asyncio.Task[PlayedEpisode]) -> None:

@@ -1,0 +1,120 @@
+"""The gate for plug-ins: what passes, what is blamed, and how blocking code is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from gradus import gate
+from gradus.errors import ConfigError
+from gradus.gate import BlockWatch, PluginFailed, describe, guarded
+
+LOOK_SECONDS = 0.05
+
+
+def name() -> str:
+    return "filter mine:Short, source 'words'"
+
+
+def test_a_class_and_a_function_are_described_by_their_own_names() -> None:
+    assert describe("loss", "text") == "loss builtins:str"
+    assert describe("loss", name) == f"loss {__name__}:name"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("x"), SystemExit(0), KeyboardInterrupt(), GeneratorExit(), StopIteration(3)],
+)
+def test_whatever_a_plug_in_raises_is_blamed_on_it(error: BaseException) -> None:
+    said = f"mine:Short, .* {type(error).__name__}"
+    with pytest.raises(PluginFailed, match=said) as failed, guarded(name):
+        raise error
+    assert failed.value.cause is error
+
+
+def test_errors_of_gradus_pass() -> None:
+    with pytest.raises(ConfigError, match="a wish"), guarded(name):
+        raise ConfigError("a wish")
+
+
+async def test_a_cancellation_that_was_asked_for_passes_and_one_that_is_made_up_does_not() -> None:
+    async def wait() -> None:
+        with guarded(name):
+            await asyncio.Event().wait()
+
+    async def make_up() -> None:
+        with guarded(name):
+            raise asyncio.CancelledError
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(PluginFailed, match="CancelledError: something that it awaits"):
+        await make_up()
+
+
+def sleeping() -> None:
+    threading.Event().wait()
+
+
+def sleeping_on() -> None:
+    """Swallows the first interruption."""
+    with contextlib.suppress(BaseException):
+        threading.Event().wait()
+    threading.Event().wait()
+
+
+def busy() -> None:
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            continue
+
+
+@pytest.mark.parametrize("block", [sleeping, busy, sleeping_on])
+async def test_a_plug_in_that_blocks_is_interrupted_at_its_deadline(
+    block: Callable[[], None],
+) -> None:
+    async with BlockWatch(print, look_seconds=LOOK_SECONDS):
+        with pytest.raises(PluginFailed, match="may take") as failed, guarded(name, seconds=0.1):
+            block()
+    assert failed.value.is_late
+
+
+async def test_a_task_that_a_plug_in_starts_is_interrupted_too() -> None:
+    async def start() -> None:
+        await asyncio.create_task(asyncio.to_thread(lambda: None))
+        await asyncio.create_task(block())
+
+    async def block() -> None:
+        sleeping()
+
+    async with BlockWatch(print, look_seconds=LOOK_SECONDS):
+        with pytest.raises(PluginFailed, match="PluginLate"), guarded(name, seconds=0.1):
+            await start()
+
+
+async def test_a_blocked_event_loop_is_told_with_the_plug_in_that_blocks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate, "TELL_SECONDS", 0.1)
+    told: list[str] = []
+    async with BlockWatch(told.append, look_seconds=LOOK_SECONDS):
+        with pytest.raises(PluginFailed), guarded(name, seconds=0.4):
+            sleeping()
+    (line,) = told
+    assert line.startswith("filter mine:Short, source 'words' has blocked the event loop for 0 s")
+
+
+async def test_a_plug_in_that_waits_and_blocks_nothing_is_left_alone() -> None:
+    async with BlockWatch(print, look_seconds=LOOK_SECONDS):
+        with guarded(name, seconds=LOOK_SECONDS):
+            await asyncio.wait_for(asyncio.to_thread(threading.Event().wait, 0.3), 5)
