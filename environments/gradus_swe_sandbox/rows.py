@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.tasksets.hub import hub_rows
+from gradus_swe_sandbox.changes import Changes
 
 R2E_COLUMNS = ("docker_image", "commit_hash", "problem_statement", "expected_output_json")
 SWE_COLUMNS = ("instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
@@ -25,7 +26,10 @@ _TARGET = re.compile(r"^\+\+\+ b/(\S+)", re.M)
 
 
 class HubTests(BaseModel):
-    """How a row decides: a command in the container, and the status that each test must have."""
+    """How a row decides: a command in the container, and the status that each test must have.
+
+    The command runs in a container that the agent never saw, on what it changed there.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -36,20 +40,29 @@ class HubTests(BaseModel):
     """Changes of the tests, which the agent has not seen; applied before the command."""
     folder: str = _FOLDER
 
-    async def judge(self, runtime: Any, seconds: int) -> tuple[int, int]:
+    @property
+    def files(self) -> set[str]:
+        """Files of the tests, as far as the row names them."""
+        return {name.split("::")[0] for name in self.expected} | set(_TARGET.findall(self.patch))
+
+    async def _prepare(self, fresh: Any, changes: Changes) -> None:
+        """Put what the agent changed, and then the tests, into a new container."""
+        await changes.write(fresh, self.folder)
+        if not self.patch:
+            return
+        await fresh.write(_PATCH, self.patch.encode())
+        files = " ".join(shlex.quote(name) for name in _TARGET.findall(self.patch))
+        apply = f"git checkout -q -- {files} 2>/dev/null; git apply {_PATCH}"
+        done = await fresh.run(["sh", "-c", f"cd {self.folder} && {apply}"], {})
+        if done.exit_code != 0:
+            raise EnvironmentFailure(f"the tests cannot be applied: {done.stderr.strip()[:300]}")
+
+    async def judge(self, fresh: Any, changes: Changes, seconds: int) -> tuple[int, int]:
         """How many tests have the status that they must have, of how many."""
-        if self.patch:
-            await runtime.write(_PATCH, self.patch.encode())
-            files = " ".join(shlex.quote(name) for name in _TARGET.findall(self.patch))
-            apply = f"git checkout -q -- {files} 2>/dev/null; git apply {_PATCH}"
-            done = await runtime.run(["sh", "-c", f"cd {self.folder} && {apply}"], {})
-            if done.exit_code != 0:
-                if await runtime.alive():
-                    return 0, len(self.expected)
-                raise EnvironmentFailure("the container is gone before its tests were run")
+        await self._prepare(fresh, changes)
         limited = f"timeout -k 5 {seconds} sh -c {shlex.quote(self.command)} 2>&1"
         script = f"cd {self.folder} && {limited} | tail -c {_MAX_OUTPUT_BYTES}"
-        done = await runtime.run(["sh", "-c", script], {})
+        done = await fresh.run(["sh", "-c", script], {})
         found = read_statuses(done.stdout)
         right = sum(found.get(name) == status for name, status in self.expected.items())
         return right, len(self.expected)

@@ -6,17 +6,19 @@ import asyncio
 import itertools
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import verifiers.v1 as vf
 from pydantic import Field
 from verifiers.v1.errors import SandboxError
+from verifiers.v1.runtimes import provision_runtime
 
 from gradus.errors import EnvironmentFailure
 from gradus.tasksets.holdout import HoldoutKeys
 from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
+from gradus_swe_sandbox.changes import Changes, Origin
 from gradus_swe_sandbox.rows import HubTests, hub_repairs
 from gradus_swe_sandbox.shell import GRACE_SECONDS, is_there
 
@@ -28,6 +30,7 @@ INSTRUCTION = (
 )
 _JUDGE_FOLDER = "/tmp/gradus-judge"
 _MAX_ANSWER_BYTES = 200_000
+_Found = TypeVar("_Found")
 _ANSWERING = Path(__file__).parent / "answering.py"
 
 
@@ -116,26 +119,49 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
 
         A container that its agent wrecked earns 0: a failed episode would be played again.
         """
-        try:
-            async with asyncio.timeout(self.config.seconds + GRACE_SECONDS):
-                passed, total = await self._judge(runtime)
-        except (SandboxError, EnvironmentFailure, TimeoutError) as error:
-            if not await is_there(runtime):
-                raise
-            passed, total = 0, 1
-            trace.info["ruined"] = str(error)[:300] or "the checks did not end"
+        if self.data.tests is None:
+            found = await self._unless_ruined(trace, runtime, self._ask(runtime))
+        else:
+            found = await self._by_tests(self.data.tests, trace, runtime)
+        passed, total = found or (0, 1)
         trace.record_metric("checks_passed", passed / total)
         trace.info["repair"] = {"passed": passed, "total": total}
         return passed / total if self.config.partial else float(passed == total)
 
-    async def _judge(self, runtime: vf.Runtime) -> tuple[int, int]:
-        if self.data.tests is not None:
-            return await self.data.tests.judge(runtime, self.config.seconds)
+    async def _unless_ruined(
+        self, trace: vf.Trace, runtime: vf.Runtime, asked: Awaitable[_Found]
+    ) -> _Found | None:
+        """What the container answers; None when what ran in it left it unable to."""
+        try:
+            async with asyncio.timeout(self.config.seconds + GRACE_SECONDS):
+                return await asked
+        except (SandboxError, EnvironmentFailure, TimeoutError) as error:
+            if not await is_there(runtime):
+                raise
+            trace.info["ruined"] = str(error)[:300] or "the checks did not end"
+            return None
+
+    async def _by_tests(
+        self, tests: HubTests, trace: vf.Trace, runtime: vf.Runtime
+    ) -> tuple[int, int] | None:
+        """Run the tests in a container that the agent never saw."""
+        async with provision_runtime(runtime.config, env=runtime.env) as fresh:
+            origin = await Origin.of(fresh, tests.folder)
+            changes = await self._unless_ruined(
+                trace, runtime, Changes.of(runtime, tests.folder, origin, tests.files)
+            )
+            if changes is None:
+                return None
+            # What cannot be put into the repository, or ends its container, is the agent's work.
+            judged = tests.judge(fresh, changes, self.config.seconds)
+            return await self._unless_ruined(trace, fresh, judged)
+
+    async def _ask(self, runtime: vf.Runtime) -> tuple[int, int]:
+        """Ask the repository of `ledger` in the agent's container; no answer is in there."""
         expected = expected_answers()
         calls = json.dumps(CALLS).encode()
         await runtime.write(f"{_JUDGE_FOLDER}/answering.py", _ANSWERING.read_bytes())
         await runtime.write(f"{_JUDGE_FOLDER}/calls.json", calls)
-        # The container may be as broken as it likes: it is asked, and the answers are not in it.
         script = (
             f"timeout -k 2 {self.config.seconds} python3 -I -B {_JUDGE_FOLDER}/answering.py "
             f"{FOLDER} <{_JUDGE_FOLDER}/calls.json 2>/dev/null | head -c {_MAX_ANSWER_BYTES}"

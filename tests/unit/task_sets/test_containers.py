@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +24,17 @@ from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_general_agent.jobs import jobs
 from gradus_general_agent.taskset import ANSWER, GeneralAgentConfig, GeneralAgentTaskset
 from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
+from gradus_swe_sandbox.changes import is_judged
 from gradus_swe_sandbox.rows import r2e_repair, read_statuses, swe_repair
 from gradus_swe_sandbox.shell import RUINED, Shell, ShellHarnessConfig
-from gradus_swe_sandbox.taskset import LOCAL_IMAGE, SweSandboxConfig, SweSandboxTaskset
+from gradus_swe_sandbox.taskset import (
+    LOCAL_IMAGE,
+    RepairConfig,
+    RepairData,
+    RepairTask,
+    SweSandboxConfig,
+    SweSandboxTaskset,
+)
 
 ANSWERING = Path(__file__).parents[3] / "environments" / "gradus_swe_sandbox" / "answering.py"
 
@@ -185,6 +193,135 @@ async def test_a_repair_pays_and_a_container_in_ruins_does_not(container: vf.Run
     assert await sh("ls") == RUINED
     assert await task.repaired(trace, container) == 0.0
     assert trace.info["ruined"]
+
+
+SWE_ROW = {
+    "instance_id": "owner__repo-1",
+    "problem_statement": "add(1, 2) is -1.",
+    "test_patch": """\
+diff --git a/tests/test_add.py b/tests/test_add.py
+--- a/tests/test_add.py
++++ b/tests/test_add.py
+@@ -1,2 +1,4 @@
+ from calc import add
+ def test_zero(): assert add(0, 0) == 0
++def test_sum(): assert add(1, 2) == 3
++def test_less(): assert add(-1, -2) == -3
+""",
+    "FAIL_TO_PASS": ["tests/test_add.py::test_sum", "tests/test_add.py::test_less"],
+    "PASS_TO_PASS": ["tests/test_add.py::test_zero"],
+}
+R2E_ROW = {
+    "docker_image": "localhost/gradus-test-swe:1",
+    "commit_hash": "abc",
+    "problem_statement": "add(1, 2) is -1.",
+    "expected_output_json": json.dumps({"tests/test_add.py::test_zero": "PASSED", "sum": "PASSED"}),
+}
+REPOSITORY = """
+set -e
+ln -s /usr/bin/python3 /usr/local/bin/python
+mkdir -p /testbed/tests && cd /testbed && git init -q .
+git config user.email a@b && git config user.name a
+printf 'def add(a, b):\\n    return a - b\\n' > calc.py
+printf 'from calc import add\\ndef test_zero(): assert add(0, 0) == 0\\n' > tests/test_add.py
+echo 'from calc import add; print("PASSED sum" if add(1, 2) == 3 else "FAILED sum")' > sum.py
+echo 'python -m pytest -rA -q tests; python sum.py' > run_tests.sh
+touch old.py && git add -A && git commit -qm base
+"""
+
+
+@pytest.fixture(scope="module")
+def swe_image() -> Iterator[str]:
+    """An image as those of the public rows: a repository in /testbed, and pytest."""
+    if not has_image():
+        pytest.skip(f"podman with the image {LOCAL_IMAGE} is not installed here")
+    name = "localhost/gradus-test-swe:1"
+    words = ["podman", "run", "--detach", "--network=none", LOCAL_IMAGE, "sleep", "infinity"]
+    number = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        packages = Path(pytest.__file__).parents[1]
+        for package in (
+            "pytest",
+            "_pytest",
+            "py.py",
+            "pluggy",
+            "iniconfig",
+            "packaging",
+            "pygments",
+        ):
+            target = f"{number}:/usr/lib/python3/dist-packages/{package}"
+            subprocess.run(["podman", "cp", str(packages / package), target], check=True)
+        subprocess.run(["podman", "exec", number, "sh", "-c", REPOSITORY], check=True)
+        commit = ["podman", "commit", "-q", number, name]
+        subprocess.run(commit, check=True, capture_output=True)
+        yield name
+    finally:
+        for words in (["rm", "-ft0", number], ["rmi", "-f", name]):
+            subprocess.run(["podman", *words], check=True, capture_output=True)
+
+
+CONFTEST = """\
+import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    (yield).get_result().outcome = "passed"
+"""
+FORGED = "echo PASSED tests/test_add.py::test_zero; echo PASSED sum"
+
+
+@pytest.mark.slow
+async def test_rows_are_judged_where_the_agent_never_was(swe_image: str) -> None:
+    """What edits tests, their settings or their runner is in vain."""
+    swe = swe_repair(SWE_ROW, image_prefix="x").tests
+    r2e = r2e_repair(R2E_ROW).tests
+    repair = "printf 'def add(a, b):\\n    return a + b\\n' > calc.py; rm old.py"
+    forge = f"echo {shlex.quote(FORGED)} > run_tests.sh"
+    cheat = f"printf %s {shlex.quote(CONFTEST)} > conftest.py"
+    fake = f"printf %s {shlex.quote(f'import os; os.system({FORGED!r}); os._exit(0)')}"
+    wanted = [
+        (swe, f"{cheat}; git add -A && git commit -qm mine", 0.0),
+        (swe, f"{fake} > pytest.py; {fake} > /usr/lib/python3/dist-packages/pytest.py", 0.0),
+        (r2e, f"{forge}; {fake} > json.py", 0.0),
+        (swe, f"{repair}; {cheat}", 1.0),
+        (r2e, f"{repair}; git commit -qam mine", 1.0),
+        (swe, "rm -rf /testbed/* /usr/bin/git", 0.0),
+    ]
+    config = PodmanConfig(image=swe_image, workdir="/testbed")
+
+    async def earned(tests: Any, command: str) -> float:
+        data = RepairData(name="row", prompt="", tests=tests)
+        task, trace = RepairTask(data, RepairConfig(seconds=60)), FakeTrace()
+        async with provision_runtime(config) as runtime:
+            await runtime.run(["sh", "-c", f"cd /testbed; {command}"], {})
+            return await task.repaired(trace, runtime)  # type: ignore[arg-type]
+
+    rewards = await asyncio.gather(*(earned(tests, command) for tests, command, _ in wanted))
+    assert rewards == [reward for *_, reward in wanted]
+
+
+@pytest.mark.parametrize(
+    ("path", "judged"),
+    [
+        ("src/a.py", True),
+        ("docs/new.md", True),
+        ("src/conftest.py", False),
+        ("tests/helper.py", False),
+        ("src/Tests/x.py", False),
+        ("src/test_a.py", False),
+        ("setup.cfg", False),
+        ("run_tests.sh", False),
+        ("named.py", False),
+        ("json.py", False),
+        ("pytest/__init__.py", False),
+        ("json/decoder.py", True),
+        ("../up.py", False),
+        ("/etc/passwd", False),
+        (".git/hooks/pre-commit", False),
+        ("", False),
+    ],
+)
+def test_tests_and_what_configures_them_are_no_part_of_a_repair(path: str, judged: bool) -> None:
+    assert is_judged(path, {"src/a.py", "json/encoder.py"}, {"named.py"}) is judged
 
 
 class LostRuntime:
