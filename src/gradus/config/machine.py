@@ -70,6 +70,8 @@ def machine_problems(
             ("parallel",), config.parallel, config.model, os.environ
         )
         problems += _data_problems(("data", "path"), config.data.path)
+        for number, mixed in enumerate(config.data.mix):
+            problems += _data_problems(("data", "mix", number, "path"), mixed.path)
         if config.validation is not None:
             problems += _data_problems(("validation", "path"), config.validation.path)
     for source in sources.all:

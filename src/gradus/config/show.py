@@ -136,7 +136,7 @@ def _size(config: LaunchedConfig, sources: Sources) -> str:
     if isinstance(config, SftConfig):
         return (
             f"run: {config.max_steps} steps of {config.batch_conversations} conversations "
-            f"from {config.data.path}"
+            f"from {', '.join(one.path for one in config.data.data_sets)}"
         )
     return f"evaluation: {_all_tasks(sources)}"
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import inspect
+import json
 import random
 import sys
 from collections import deque
@@ -185,10 +186,25 @@ def _is_selected(task: AnyTask, selection: TaskSelectionConfig) -> bool:
         return False
     if not selection.holdout_fraction:
         return True
-    text = f"{selection.holdout_seed}\0{task.key}".encode("utf-8", "surrogatepass")
+    key = task.key if selection.holdout_by is None else _field(task, selection.holdout_by)
+    text = f"{selection.holdout_seed}\0{key}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.sha256(text).digest()[:_HASH_BYTES], "big")
     is_held_out: bool = number < selection.holdout_fraction * 256**_HASH_BYTES
     return is_held_out == (selection.side == "held_out")
+
+
+def _field(task: AnyTask, path: str) -> str:
+    """The value of a field of the task's data, as text; ConfigError when there is none."""
+    data = task.data.model_dump(mode="json")
+    value: Any = data
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None:
+        raise ConfigError(
+            f"task {task.data.name or task.key!r} has no value in the field {path!r} of the "
+            f"source's tasks.holdout_by; it has: {', '.join(sorted(data))}"
+        )
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def _matches(words: list[str], patterns: list[str]) -> bool:

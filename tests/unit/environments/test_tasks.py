@@ -304,6 +304,38 @@ async def test_what_is_held_out_and_what_is_left_are_the_whole_and_share_nothing
     assert fewer == [prompt for prompt in sides[1] if prompt in fewer], "stable under growth"
 
 
+class _Variants(EchoTaskset):
+    """Three tasks about each word: other prompts, the same answer."""
+
+    def load(self) -> Iterator[Any]:
+        for number, task in enumerate(super().load()):
+            text = f"word {number // 3}"
+            data = task.data.model_copy(update={"answer": text})
+            yield type(task)(data, self.config.task)
+
+
+async def test_variants_of_one_word_stay_on_one_side() -> None:
+    def side(name: str, by: str | None) -> TaskIndex:
+        taskset = _Variants(EchoConfig(id="echo", num_tasks=120))
+        selection = {"holdout_fraction": 0.4, "side": name, "holdout_by": by}
+        return TaskIndex(taskset, selection=TaskSelectionConfig.model_validate(selection))
+
+    async def words(index: TaskIndex) -> list[str]:
+        return [(await index.task(i))["task_data"]["answer"] for i in range(index.num_tasks or 0)]
+
+    train, held_out = await words(side("train", "answer")), await words(side("held_out", "answer"))
+    assert len(train) + len(held_out) == 120
+    assert not set(train) & set(held_out)
+    assert 3 * len(set(held_out)) == len(held_out) > 0
+    # By its own key each variant has a side of its own.
+    assert set(await words(side("train", None))) & set(await words(side("held_out", None)))
+
+
+def test_a_field_that_tasks_do_not_have_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no value in the field 'info.word' .* it has: .*answer"):
+        chosen(holdout_fraction=0.5, holdout_by="info.word")
+
+
 async def test_an_endless_taskset_is_filtered_as_it_comes_or_ends_at_the_limit() -> None:
     endless = chosen(None, holdout_fraction=0.5)
     assert endless.num_tasks is None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -16,6 +19,7 @@ from gradus.trainer.data.conversation_samples import (
     ConversationStream,
 )
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
+from gradus.trainer.data.mixture import Mixture
 from gradus.wire.sample import Sample
 from gradus.wire.turns import read_stop_token_ids
 
@@ -226,6 +230,67 @@ def test_data_without_anything_to_learn_is_refused(tokenizer: Any) -> None:
     stream = build_stream(tokenizer, [conversation(USER)])
     with pytest.raises(ConfigError, match="none of 1 conversations"):
         stream.take(1)
+
+
+def mixed_stream(tokenizer: Any, sizes: list[int], weights: list[float]) -> ConversationStream:
+    rows = [
+        PlainText(f"{name}{i}", "p", "x" * (i + 1))
+        for name, size in zip("abc", sizes, strict=False)
+        for i in range(size)
+    ]
+    encoder: Any = None if tokenizer is None else ConversationEncoder(tokenizer)
+    mixture = Mixture(tuple(sizes), tuple(weights))
+    return ConversationStream(rows, encoder, max_tokens=40, seed=0, shuffle=True, mixture=mixture)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sets=st.lists(st.tuples(st.integers(1, 5), st.floats(0.1, 9)), min_size=2, max_size=3),
+    num_read=st.integers(0, 40),
+)
+def test_each_data_set_has_its_share_at_any_time_and_a_resume_goes_on(
+    sets: list[tuple[int, float]], num_read: int
+) -> None:
+    sizes, weights = (list(column) for column in zip(*sets, strict=True))
+    stream = mixed_stream(None, sizes, weights)
+    drawn = list(itertools.islice(stream._order, 60))
+    for count in range(1, 61):
+        for part, weight in enumerate(weights):
+            taken = sum(one == part for one, _ in drawn[:count])
+            assert abs(taken - count * weight / sum(weights)) < len(weights)
+    for part, size in enumerate(sizes):
+        mine = [index for one, index in drawn if one == part]
+        for start in range(0, len(mine) - size + 1, size):
+            assert len(set(mine[start : start + size])) == size, "each pass takes each once"
+    stream.go_to(num_read)
+    assert list(itertools.islice(stream._order, 60 - num_read)) == drawn[num_read:]
+
+
+def test_a_data_set_of_a_mixture_that_teaches_nothing_is_refused(tokenizer: Any) -> None:
+    rows = [*texts(3), PlainText("long", "p", "x" * 100)]
+    mixture = Mixture((3, 1), (1.0, 1.0))
+    stream = ConversationStream(
+        rows, ConversationEncoder(tokenizer), max_tokens=40, seed=0, shuffle=True, mixture=mixture
+    )
+    with pytest.raises(ConfigError, match=r"none of 1 conversations .* \(the first is long\)"):
+        stream.take(9)
+
+
+def test_weights_belong_to_what_a_resume_must_find_again(tokenizer: Any) -> None:
+    digests = {mixed_stream(tokenizer, [2, 2], [1.0, w]).digest() for w in (1.0, 2.0)}
+    assert len(digests) == 2
+    alone = build_stream(tokenizer, texts(2)).digest()
+    assert (
+        ConversationStream(
+            texts(2),
+            ConversationEncoder(tokenizer),
+            max_tokens=40,
+            seed=0,
+            shuffle=True,
+            mixture=Mixture((2,), (3.0,)),
+        ).digest()
+        == alone
+    )
 
 
 GEMMA = (

@@ -12,8 +12,9 @@ import pytest
 
 from gradus.config import SftDataConfig
 from gradus.errors import ConfigError
-from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversation_files import load_conversations, load_data_sets
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
+from gradus.trainer.data.mixture import Mixture
 
 pytestmark = pytest.mark.torch
 
@@ -167,3 +168,20 @@ def test_without_the_package_the_message_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"gradus-rl\[data\]"):
         load_conversations(SftDataConfig(path="org/chats"))
+
+
+def test_data_sets_are_mixed_by_weight_and_keep_their_places(tmp_path: Path) -> None:
+    for name, count in (("a", 2), ("b", 3)):
+        row = json.dumps({"prompt": name, "completion": "x"})
+        (tmp_path / f"{name}.jsonl").write_text(f"{row}\n" * count)
+    config = SftDataConfig.model_validate(
+        {
+            "path": str(tmp_path / "a.jsonl"),
+            "mix": [{"path": str(tmp_path / "b.jsonl"), "weight": 0.5}],
+        }
+    )
+    rows, mixture = load_data_sets(config)
+    assert mixture == Mixture(sizes=(2, 3), weights=(1.0, 0.5))
+    assert [Path(row.id).name for row in rows] == ["a.jsonl:1", "a.jsonl:2"] + [
+        f"b.jsonl:{number}" for number in (1, 2, 3)
+    ]

@@ -49,12 +49,12 @@ def write_rows(path: Path, letters: str = "abcdefg") -> Path:
 
 
 def build_config(
-    root: Path, model: Path, data: Path, *, resume_step: int | None = None, **options: Any
+    root: Path, model: Path, data: Any, *, resume_step: int | None = None, **options: Any
 ) -> SftProcessConfig:
     sft = SftConfig(
         **{
             "model": ModelConfig(name=str(model), max_length_tokens=64),
-            "data": SftDataConfig(path=str(data)),
+            "data": data if isinstance(data, SftDataConfig) else SftDataConfig(path=str(data)),
             "optimizer": AdamWConfig(lr=1e-2, warmup_steps=2, schedule="linear"),
             "max_steps": 6,
             "batch_conversations": 3,
@@ -84,6 +84,26 @@ def test_a_resumed_run_ends_bit_by_bit_as_an_undisturbed_one(
     shutil.rmtree(tmp_path / "run/model")
     moved = data.rename(tmp_path / "moved.jsonl")
     run(build_config(tmp_path / "run", tiny_model, moved, resume_step=step))
+    assert model_bytes(tmp_path / "run") == expected
+
+
+def test_a_mixture_is_learned_by_weight_and_resumed_bit_by_bit(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """One of the first data set to three of the second, whose replies have one token more."""
+    first = write_rows(tmp_path / "first.jsonl", "abcde")
+    second = tmp_path / "second.jsonl"
+    second.write_text(first.read_text().replace("aaa", "aaaa").replace("bbb", "bbbb"))
+    second.write_text("\n".join(second.read_text().splitlines()[:2]))
+    mix = [{"path": str(second), "weight": 3.0}]
+    data = SftDataConfig.model_validate({"path": str(first), "mix": mix})
+    run(build_config(tmp_path / "run", tiny_model, data, batch_conversations=4))
+    lines = RunDirectory(tmp_path / "run").metrics.read_text().splitlines()
+    records = map(json.loads, lines)
+    tokens = {record["loss/ce/tokens/sum"] for record in records if "loss/ce/nll/mean" in record}
+    assert tokens == {4 + 3 * 5}
+    expected = model_bytes(tmp_path / "run")
+    run(build_config(tmp_path / "run", tiny_model, data, resume_step=4, batch_conversations=4))
     assert model_bytes(tmp_path / "run") == expected
 
 

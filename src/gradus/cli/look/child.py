@@ -196,13 +196,13 @@ def look_at_trainer(request: Request) -> str:
 
 def look_at_data(request: Request) -> str:
     """Every row of supervised data read, and the first ones made into samples."""
-    from gradus.trainer.data.conversation_files import load_conversations
+    from gradus.trainer.data.conversation_files import load_data_sets
     from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
     from gradus.trainer.model.load import load_tokenizer
     from gradus.wire.turns import read_stop_token_ids
 
     sft = SftConfig.model_validate(request["sft"])
-    conversations = load_conversations(sft.data)
+    conversations, _ = load_data_sets(sft.data)
     seen = f"{len(conversations):,} conversations"
     if not request["has_model"]:
         return seen

@@ -104,14 +104,15 @@ def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
     variables = _trainer({**config.env_vars, **_gpus("trainer", configs, machine)}, machine)
     if config.eval is not None:
         yield _model_part(config.model, machine)
-    if Path(config.data.path).exists():
+    fetched = [one.path for one in config.data.data_sets if not Path(one.path).exists()]
+    if not fetched:
         request: dict[str, Any] = {
             "sft": without_secrets(config),
             "has_model": _is_here(config.model),
         }
         yield Part("data", "data", request, variables)
     else:
-        yield Part("data", skipped=f"{config.data.path} is fetched from the hub")
+        yield Part("data", skipped=f"{', '.join(fetched)} is fetched from the hub")
     request = {"loss": None, "num_processes": config.num_processes}
     yield Part("trainer", "trainer", request, variables)
     if config.eval is not None:

@@ -230,6 +230,9 @@ class TaskSelectionConfig(StrictConfig):
     """Share of the tasks that is held out, chosen by the hash of each task's key."""
     holdout_seed: int = Field(0, ge=0)
     """Another number holds other tasks out."""
+    holdout_by: str | None = Field(None, min_length=1)
+    """Field of the task's data by which tasks are held out, e.g. "word" or "info.topic": all tasks
+    with one value, such as the variants of a word, are then on one side. None means each task."""
     side: Literal["train", "held_out"] = "train"
     """Which tasks the source has: those that are left, or those that are held out."""
     shuffle: int | None = Field(None, ge=0)
@@ -242,6 +245,8 @@ class TaskSelectionConfig(StrictConfig):
         """Keys that cannot go together: the key to change, and why."""
         if self.side == "held_out" and not self.holdout_fraction:
             yield "side", "'held_out' needs a holdout_fraction above 0, that of training"
+        if self.holdout_by is not None and not self.holdout_fraction:
+            yield "holdout_by", "has no meaning without a holdout_fraction above 0"
         if self.holdout_fraction == 1 and self.side == "train":
             yield "holdout_fraction", "1 leaves no task to train on; lower it"
 

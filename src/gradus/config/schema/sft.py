@@ -17,6 +17,17 @@ from gradus.config.schema.trainer import LoraConfig, ParallelConfig
 from gradus.processes.placement import GpuWish
 
 
+class SftMixedDataConfig(StrictConfig):
+    """A further data set; what `data` says of roles and rewards holds for it too."""
+
+    path: str
+    """As in `data.path`."""
+    split: str = "train"
+    """Split of a hub data set."""
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """As `data.weight`."""
+
+
 class SftDataConfig(StrictConfig):
     """Conversations to learn."""
 
@@ -31,6 +42,17 @@ class SftDataConfig(StrictConfig):
     """Roles whose tokens are learned."""
     min_reward: float | None = None
     """Least reward of an episode's trace to be learned. None means to learn all that finished."""
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """How often a conversation of `path` is drawn, relative to the weights of `mix`, whatever the
+    sizes of the data sets; each begins again when all of it was drawn."""
+    mix: list[SftMixedDataConfig] = Field(default_factory=list)
+    """Data sets to learn beside `path`."""
+
+    @property
+    def data_sets(self) -> list[SftDataConfig]:
+        """Each data set by itself."""
+        own = self.model_copy(update={"mix": []})
+        return [own, *(own.model_copy(update=one.model_dump()) for one in self.mix)]
 
 
 class SftValidationConfig(StrictConfig):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,25 @@ from gradus.errors import ConfigError
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
 from gradus.trainer.data.datasets import load_hub_rows
 from gradus.trainer.data.episode_records import is_record, record_conversations, record_files
+from gradus.trainer.data.mixture import Mixture
+
+Row = Conversation | PlainText
 
 
-def load_conversations(config: SftDataConfig) -> list[Conversation | PlainText]:
-    """Every row of the data; refuses an empty data set and names the first row that is wrong."""
+def load_data_sets(config: SftDataConfig) -> tuple[list[Row], Mixture]:
+    """The rows of every data set, end to end, and how they are mixed."""
+    loaded = [load_conversations(one) for one in config.data_sets]
+    mixture = Mixture(
+        sizes=tuple(len(rows) for rows in loaded),
+        weights=tuple(one.weight for one in config.data_sets),
+    )
+    return list(chain.from_iterable(loaded)), mixture
+
+
+def load_conversations(config: SftDataConfig) -> list[Row]:
+    """Every row of one data set; refuses an empty one and names the first row that is wrong."""
     roles = frozenset(config.train_roles)
-    found: list[Conversation | PlainText] = []
+    found: list[Row] = []
     for place, row in _rows(config):
         if is_record(row):
             found += record_conversations(place, row, roles, config.min_reward)

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
+from gradus.trainer.data.mixture import Mixture
 from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import TokenArrays
@@ -246,15 +247,18 @@ class ConversationStream:
         seed: int,
         shuffle: bool,
         kept_tokens: int = _KEPT_TOKENS,
+        mixture: Mixture | None = None,
     ) -> None:
+        """`mixture` says of which data sets the conversations consist; None means of one."""
         self._conversations = conversations
+        self._mixture = mixture or Mixture((len(conversations),), (1.0,))
         self._encoder = encoder
         self._max_tokens = max_tokens
         self._samples: dict[int, list[Sample]] = {}
         self._free_tokens = kept_tokens
         self._seed = seed
         self._shuffle = shuffle
-        self._order = self._passes(0)
+        self._order = self._draws([0] * len(self._mixture.sizes))
         self.num_read = 0
         """Conversations drawn so far, over all passes; where a resumed run continues."""
         self.num_skipped = 0
@@ -263,29 +267,33 @@ class ConversationStream:
     def take(self, num_conversations: int) -> list[Sample]:
         """Samples of the next conversations that can be learned; ConfigError when none can."""
         taken: list[Sample] = []
-        remaining, misses = num_conversations, 0
+        remaining, misses = num_conversations, [0] * len(self._mixture.sizes)
         while remaining:
-            samples = self._learnable(next(self._order))
+            part, index = next(self._order)
+            samples = self._learnable(index)
             self.num_read += 1
             taken += samples
             remaining -= bool(samples)
-            misses = 0 if samples else misses + 1
-            if misses > 2 * len(self._conversations):
+            misses[part] = 0 if samples else misses[part] + 1
+            if misses[part] > 2 * self._mixture.sizes[part]:
+                first = self._conversations[self._mixture.starts[part]].id
                 raise ConfigError(
-                    f"none of {len(self._conversations)} conversations has tokens to learn within "
-                    f"{self._max_tokens} tokens; look at train_roles and max_length_tokens"
+                    f"none of {self._mixture.sizes[part]} conversations has tokens to learn within "
+                    f"{self._max_tokens} tokens (the first is {first}); look at train_roles and "
+                    "max_length_tokens"
                 )
         return taken
 
     def go_to(self, num_read: int) -> None:
         """Continue as if `num_read` conversations had been drawn, without reading them again."""
-        number, position = divmod(num_read, len(self._conversations))
-        self._order = itertools.islice(self._passes(number), position, None)
+        self._order = self._draws(self._mixture.taken(num_read))
         self.num_read = num_read
 
     def digest(self) -> int:
         """A number that changes with the conversations and their order on disk, 63 bits."""
         digest = hashlib.sha256()
+        if len(self._mixture.sizes) > 1:
+            digest.update(repr(self._mixture).encode())
         for conversation in self._conversations:
             # The place is left out: data that moved is the same data.
             content = repr(dataclasses.replace(conversation, id=""))
@@ -307,14 +315,23 @@ class ConversationStream:
             self._samples[index] = samples
         return samples
 
-    def _passes(self, first: int) -> Iterator[int]:
-        for number in itertools.count(first):
-            count = len(self._conversations)
+    def _draws(self, taken: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Data set and index of each conversation, after so many of each data set."""
+        orders = [self._passes(part, count) for part, count in enumerate(taken)]
+        for part in self._mixture.parts(taken):
+            yield part, next(orders[part])
+
+    def _passes(self, part: int, num_drawn: int) -> Iterator[int]:
+        count, start = self._mixture.sizes[part], self._mixture.starts[part]
+        number, position = divmod(num_drawn, count)
+        for each in itertools.count(number):
+            order: Iterable[int] = range(count)
             if self._shuffle:
-                order = np.random.default_rng((self._seed, number)).permutation(count)
-                yield from order.tolist()
-            else:
-                yield from range(count)
+                # Each data set has orders of its own; the first those that it has alone.
+                seed = (self._seed, each, part) if part else (self._seed, each)
+                order = np.random.default_rng(seed).permutation(count).tolist()
+            yield from (start + i for i in itertools.islice(order, position, None))
+            position = 0
 
 
 def learnable_samples(

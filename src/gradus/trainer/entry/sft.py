@@ -22,7 +22,7 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import PART, TrainingState
-from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversation_files import load_conversations, load_data_sets
 from gradus.trainer.data.conversation_samples import (
     ConversationEncoder,
     ConversationStream,
@@ -64,7 +64,7 @@ def _train(
     config: SftProcessConfig, world: World, monitor: Monitor, thread: PublishingThread
 ) -> None:
     sft, run_dir = config.sft, RunDirectory(Path(config.run_dir).absolute())
-    conversations, held_out = load_conversations(sft.data), _load_held_out(sft)
+    (conversations, mixture), held_out = load_data_sets(sft.data), _load_held_out(sft)
     tokenizer = load_tokenizer(sft.model)
     learner = Learner.build(
         sft.model,
@@ -84,6 +84,7 @@ def _train(
         max_tokens=_max_tokens(sft),
         seed=sft.seed,
         shuffle=sft.data.shuffle,
+        mixture=mixture,
     )
     validation = _build_validation(sft, learner, encoder, held_out)
     versions = EvaluatedVersions.build(config, learner, run_dir, files, thread)
@@ -277,8 +278,9 @@ def _first_step(
     progress = resume(saver.state, saver.checkpoints, config.resume_step)
     if progress.counters.get(_DATA_DIGEST) != stream.digest():
         raise ConfigError(
-            f"data.path {config.sft.data.path!r} has changed since checkpoint {progress.step}, so "
-            "its order cannot go on where it stopped; restore the data or start a new run"
+            f"data.path {config.sft.data.path!r}, or what data.mix adds to it, has changed since "
+            f"checkpoint {progress.step}, so its order cannot go on where it stopped; restore the "
+            "data or start a new run"
         )
     stream.go_to(progress.counters[_NUM_READ])
     return progress.step
