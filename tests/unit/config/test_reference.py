@@ -40,7 +40,7 @@ def test_the_reference_in_docs_is_fresh() -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_config_in_the_docs_is_valid(block: str, tmp_path: Path) -> None:
-    is_sft = block.startswith("[eval]")
+    is_sft = block.startswith(("[eval]", "[data]"))
     file = tmp_path / "page.toml"
     if "[orchestrator.train.env." in block:  # below a source, which the page leaves out
         file.write_text(RUN_TOML + block)
