@@ -258,8 +258,7 @@ class PolicyRoutes:
 
 def refused(refusal: ApplyRefusal) -> Response:
     """The answer to a request that is not granted."""
-    error = {"message": refusal.message, "code": refusal.status}
-    return json_response({"error": error}, status=refusal.status)
+    return Response(refusal.body(), refusal.status, media_type="application/json")
 
 
 def json_response(value: Any, *, status: int = 200) -> Response:

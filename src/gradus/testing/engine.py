@@ -376,7 +376,7 @@ class ScriptedEngine:
                 self._check_weights(asked)
                 self.applied.append(asked)
         except ApplyRefusal as refusal:
-            return _json(error_body(refusal.status, refusal.message), status=refusal.status)
+            return _json(refusal.body(), status=refusal.status)
         self.served = self.served.after(asked)
         self.turns.append(f"apply {asked.version}")
         await self._notify()
@@ -397,7 +397,7 @@ class ScriptedEngine:
             text = f"version {asked.version} was not served in {asked.wait_seconds:g} s"
             return _json(error_body(504, text), status=504)
         except ApplyRefusal as refusal:
-            return _json(error_body(refusal.status, refusal.message), status=refusal.status)
+            return _json(refusal.body(), status=refusal.status)
         was_in_time = what == "sleep" or self.is_asleep
         self.is_asleep = what == "sleep"
         (self.hold if self.is_asleep else self.release)()

@@ -104,13 +104,42 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """Prompt tokens found there."""
 
 
-class ApplyRefusal(Exception):
-    """Why new weights are not served, with the HTTP status that says so."""
+STALE_TERM = "stale_term"
+"""Reason of a refusal: a newer owner holds the run."""
 
-    def __init__(self, status: int, message: str) -> None:
+
+class ApplyRefusal(Exception):
+    """Why new weights are not served, with the HTTP status that says so.
+
+    What a client does about it depends on `reason`, never on the words of the message.
+    """
+
+    def __init__(self, status: int, message: str, *, reason: str = "refused") -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.reason = reason
+
+    def body(self) -> bytes:
+        """The answer to the request."""
+        error = {"message": self.message, "code": self.status, "reason": self.reason}
+        return msgspec.json.encode({"error": error})
+
+
+def is_stale(body: bytes) -> bool:
+    """Whether an answer refuses a request because a newer owner holds the run."""
+    try:
+        return msgspec.json.decode(body, type=_Refused).error.reason == STALE_TERM
+    except ValueError:
+        return False
+
+
+class _Refusal(msgspec.Struct):
+    reason: str = ""
+
+
+class _Refused(msgspec.Struct):
+    error: _Refusal
 
 
 class ServedPolicy(msgspec.Struct, frozen=True):
@@ -154,7 +183,8 @@ class ServedPolicy(msgspec.Struct, frozen=True):
                 409, f"this server serves run {self.run_id!r}, not {request.run_id!r}"
             )
         if request.term < self.term:
-            raise ApplyRefusal(409, f"term {request.term} is stale; term {self.term} owns the run")
+            text = f"term {request.term} is stale; term {self.term} owns the run"
+            raise ApplyRefusal(409, text, reason=STALE_TERM)
 
     def after(self, request: ApplyRequest) -> ServedPolicy:
         """What is served once `request` is applied."""

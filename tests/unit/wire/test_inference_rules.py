@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from gradus.wire.inference import (
     ADMIN_ROUTES,
     DATA_ROUTES,
+    STALE_TERM,
     ApplyRefusal,
     ApplyRequest,
     ServedPolicy,
     check_weights_directory,
     decode_request,
+    is_stale,
 )
 
 
@@ -100,3 +102,16 @@ def test_directories_elsewhere_are_refused(tmp_path: Path, directory: str) -> No
 
 def test_no_route_is_both_for_data_and_for_the_admin() -> None:
     assert not DATA_ROUTES & ADMIN_ROUTES
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (ApplyRefusal(409, "your time is over", reason=STALE_TERM).body(), True),
+        (ApplyRefusal(409, "this term is stale").body(), False),
+        (b'{"error": {"message": "bread is stale"}}', False),
+        (b"this is stale", False),
+    ],
+)
+def test_a_newer_owner_is_known_by_the_reason_and_not_by_words(body: bytes, expected: bool) -> None:
+    assert is_stale(body) is expected

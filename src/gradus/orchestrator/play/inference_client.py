@@ -20,7 +20,7 @@ from gradus.errors import (
 from gradus.processes.ready import InferenceReady, read_ready, read_token
 from gradus.run.paths import RunDirectory
 from gradus.wire.events import PolicyPublished
-from gradus.wire.inference import ApplyRequest, ApplyResult, EngineStatus
+from gradus.wire.inference import ApplyRequest, ApplyResult, EngineStatus, is_stale
 
 T = TypeVar("T")
 STATUS_TIMEOUT_SECONDS = 30.0
@@ -186,8 +186,8 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
     if response.status == 200:
         return answer
     text = answer.decode(errors="replace")[:500]
-    # The engine answers 409 to an older term: another orchestrator took over.
-    if response.status == 409 and " is stale" in text:
+    # Another orchestrator took over.
+    if is_stale(answer):
         raise FencedError(f"inference refused {url}: {text}")
     if response.status == 422 and url.endswith("/gradus/apply"):
         raise CorruptStateError(

@@ -25,7 +25,7 @@ from gradus.log import get_logger
 from gradus.processes.ready import InferenceReady, read_ready, read_token
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
-from gradus.wire.inference import TurnRequest, TurnResult
+from gradus.wire.inference import TurnRequest, TurnResult, is_stale
 
 logger = get_logger(__name__)
 _ANSWER_SECONDS = 330.0
@@ -136,9 +136,10 @@ class GpuTurns:
 
 def _refusal(what: str, error: urllib.error.HTTPError) -> GradusError:
     """The named error of an answer that is no 200."""
-    text = error.read(500).decode(errors="replace")
+    answer = error.read()
+    text = answer[:500].decode(errors="replace")
     message = f"inference refused {what!r} ({error.code}): {text}"
-    if error.code == 409 and " is stale" in text:
+    if is_stale(answer):
         return FencedError(message)
     if error.code == 504:
         return DeadlineError(
