@@ -17,9 +17,11 @@ from gradus.errors import (
     FencedError,
     ProtocolError,
 )
+from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult, Uniform
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
+from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.configs import build_curriculum_config
@@ -602,3 +604,40 @@ async def test_an_episode_of_several_agents_trains_the_trainable_ones(build_rig:
     await rig.play()
     samples = rig.events("batch_shipped")[0]["samples"]
     assert all(sample.endswith("/1/0") for sample in samples)
+
+
+class Faithless(ScriptedEnvironment):
+    """Its watch is cancelled by something that it awaits."""
+
+    async def watch(self) -> None:
+        raise asyncio.CancelledError
+
+
+async def test_a_part_of_the_run_that_is_cancelled_from_inside_ends_the_run(build_rig: Any) -> None:
+    """A task group takes it for one that has ended well, and the run would stand still."""
+    with pytest.raises(ProtocolError, match="`a watch` of the orchestrator was cancelled from ins"):
+        await build_rig(environment=Faithless()).play()
+
+
+@pytest.mark.parametrize("loop", ["schedule", "collect", "ship", "record"])
+async def test_a_loop_that_is_cancelled_from_inside_ends_the_run(
+    loop: str, build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    owner, name = (RecordWriter, "run") if loop == "record" else (Orchestrator, loop)
+    monkeypatch.setattr(owner, name, cancelled)
+    with pytest.raises(ProtocolError, match=f"`{loop}` of the orchestrator was cancelled"):
+        await build_rig().play()
+
+
+async def test_an_episode_that_is_cancelled_from_inside_fails(build_rig: Any) -> None:
+    def play(number: int) -> Any:
+        if number % 2:
+            raise asyncio.CancelledError
+        return build_episode(reward=float(number % 4), seed=number)
+
+    rig = build_rig(environment=ScriptedEnvironment(play=play), max_steps=1, group_size=4)
+    await rig.play()
+    assert {line["error"] for line in rig.events("episode_ended")} >= {None, "CancelledError"}
