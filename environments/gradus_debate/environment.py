@@ -70,6 +70,8 @@ class Table:
     seating: Mapping[str, str]
     prompter: Prompter
     stack: AsyncExitStack
+    masks: bool = True
+    """Whether turns that cannot be read do not train."""
     talks: dict[str, vf.Interaction] = field(default_factory=dict)
     sampled: dict[str, list[range]] = field(default_factory=dict)
     """By member, the numbers of the model calls of each turn."""
@@ -147,7 +149,7 @@ class Table:
         """Note on the traces what `finalize` and training need."""
         for member, talk in self.talks.items():
             turns = zip(state.turns_of(member), self.sampled[member], strict=True)
-            if numbers := _unread(talk.trace, turns):
+            if self.masks and (numbers := _unread(talk.trace, turns)):
                 talk.trace.info[QUARANTINED] = numbers
             attempts = sum(map(self.prompter.attempts, state.turns_of(member)))
             talk.trace.info[FORGERIES] = attempts
@@ -193,7 +195,8 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
         state = before = DialogueState()
         last: TurnSlot | None = None
         async with AsyncExitStack() as stack:
-            table = Table(rules, task, agents, seating, prompter, stack)
+            masks = self.config.quarantine == "mask"
+            table = Table(rules, task, agents, seating, prompter, stack, masks)
             while (slot := schedule.program.current_slot(state)) is not None:
                 replies = await table.play(state, slot)
                 if replies is None:
@@ -235,6 +238,10 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
             is_trained_judge = member == JUDGE and trace.agent.trainable
             reward = scores.judge_reward if is_trained_judge else scores.rewards[member]
             trace.record_reward("debate", reward)
+            own = scores.members[member]
+            if self.config.quarantine == "train" and own.parse_errors:
+                share = own.parse_errors / own.turns
+                trace.record_reward("format", -self.config.format_penalty * share)
             forgeries = {FORGERIES: float(trace.info.get(FORGERIES, 0))}
             trace.record_metrics(scores.members[member].metrics() | forgeries)
         home.record_metrics(scores.metrics())

@@ -85,6 +85,13 @@ class DebateEnvConfig(vf.EnvConfig):
     seats: str | None = None
     """"module:function" that says for a task's data which role plays each member. None means the
     role of its name, and the opponent for all but the learner."""
+    quarantine: Literal["mask", "train"] = "mask"
+    """Whether a reply that cannot be read is left out of training, whatever came of it, or trains
+    and costs `format_penalty`. Where a judge cannot tell what was hidden from it, a policy that is
+    never pushed away from such replies may drift into them."""
+    format_penalty: float = Field(0.5, gt=0, le=10)
+    """With quarantine = "train": what a member's reward loses when none of its replies can be read;
+    in proportion when some cannot."""
     drop_judge: bool = True
     """Whether the judge's trace is recorded and never trains."""
     order: Literal["drawn", "fixed"] = "drawn"
@@ -100,6 +107,11 @@ class DebateEnvConfig(vf.EnvConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.quarantine == "mask" and "format_penalty" in self.model_fields_set:
+            raise ValueError(
+                f"format_penalty = {self.format_penalty:g} has no effect while replies that cannot "
+                'be read do not train: set quarantine = "train"'
+            )
         try:
             rules_of(self)
         except GradusError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -46,7 +47,8 @@ def test_the_recipes_differ_in_id_settings_agents_and_algo_alone(other: str) -> 
 
 def test_against_an_opponent_only_the_seat_and_the_agents_change() -> None:
     found = differences("gpqa_debate_selfplay", "gpqa_debate_opponent")
-    assert {path[-1] for path in found if "agents" not in path} <= {"learner_seat", "drop_judge"}
+    trained = [path for path in found if "agents" not in path and "eval" not in path]
+    assert {path[-1] for path in trained} <= {"learner_seat", "drop_judge"}
     given = recipe("gpqa_debate_opponent")
     where = ("orchestrator", "train", "env", "0")
     assert given[*where, "taskset", "learner_seat"] == "bernoulli"
@@ -78,3 +80,15 @@ def test_the_judge_believes_a_consultant_and_the_opponent_names_a_letter(judge: 
     said = "consultant says (conclude):\nIt is <answer>c</answer>"
     assert judge.reply_to([said, "Which answer is right?"]) == "<answer>C</answer>"
     assert judge.reply_to(["The question:\nx", "Turn 1 of 2."])[8] in "ABCD"
+
+
+@pytest.mark.parametrize("folder", ["recipes", "recipes/small"])
+def test_the_evaluations_pin_each_seat_against_the_same_opponent(folder: str) -> None:
+    path = Path(__file__).parents[3] / "examples" / folder / "gpqa_debate_opponent.toml"
+    recipe = tomllib.loads(path.read_text())["orchestrator"]
+    (trained,) = recipe["train"]["env"]
+    pinned = [it for it in recipe["eval"]["env"] if it["id"] == "gpqa-debate"]
+    assert [it["taskset"]["learner_seat"] for it in pinned] == ["debater_a", "debater_b"]
+    for it in pinned:
+        assert it["agents"] == trained["agents"]
+        assert it["taskset"]["side"] == "held_out"

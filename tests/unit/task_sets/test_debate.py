@@ -523,3 +523,29 @@ def test_questions_with_one_text_still_draw_their_own_seats_and_sides(kind: str)
         assert 0.25 < first / len(tasks) < 0.75
         sided = sum(task.data.assigned_answers["debater_a"] == "A" for task in tasks)
         assert 0.25 < sided / len(tasks) < 0.75
+
+
+@pytest.mark.parametrize("quarantine", ["mask", "train"])
+async def test_a_reply_that_cannot_be_read_trains_at_a_cost_or_not_at_all(
+    room: Room, quarantine: str
+) -> None:
+    penalty = {} if quarantine == "mask" else {"format_penalty": 0.4}
+    script = {"debater_a": ["<thinking>B", "I say <answer>A</answer>"]}
+    async with room.open(script, config={"quarantine": quarantine, **penalty}) as debates:
+        episode = await debates.play(answer="A")
+    trace = trace_of(episode, "debater_a")
+    for node in trace.nodes:
+        if node.sampled:
+            node.advantages = [1.0] * sum(node.mask)
+    wire = WireEpisode.model_validate(episode.model_dump(serialize_as_any=True))
+    samples = [s for s in build_samples(wire, ORIGIN) if s.id.startswith(f"g0.0/{_place(wire)}/")]
+    (sample,) = samples
+    learned = room.tokenizer.decode(sample.arrays.token_ids[sample.arrays.loss_mask])
+    assert ("<thinking>B" in learned) == (quarantine == "train")
+    assert trace.reward == pytest.approx(-1.0 if quarantine == "mask" else -1.0 - 0.4 / 2)
+    assert ("quarantined_turns" in trace.info) == (quarantine == "mask")
+
+
+def test_a_penalty_without_training_is_refused() -> None:
+    with pytest.raises(ValidationError, match="has no effect while replies"):
+        DebateEnvConfig(id="gradus-debate", format_penalty=0.1)
