@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 MAX_ANSWER_CHARACTERS = 300
@@ -14,6 +15,17 @@ _FRACTION = re.compile(r"\\frac(?:\{(-?\d+)\}|(\d))(?:\{(\d+)\}|(\d))")
 _OPERATION = re.compile(
     r"[\w)\]}][-+*/^!|]|\\(?:times|cdot|div|frac|sqrt|d?binom|log|ln|sin|cos|tan|lfloor|lceil)"
 )
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\{[^{}]*\}")
+_FUNCTION = re.compile(
+    r"\\(?:[dt]?frac|sqrt|[dt]?binom|log|ln|exp|sin|cos|tan|cot|sec|csc|arc\w+|lfloor|lceil|lvert)"
+)
+_SIGN = re.compile(r"\\(?:times|cdot|div|pm|mp)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_BINARY = re.compile(r"(?<=[\w)\]}!|])[-+*/^!]")
+_PRODUCT = re.compile(r"(?<=[\w)\]}])(?=\()|(?<=[\d)}])(?=[A-Za-z])|(?<=[A-Za-z])(?=[A-Za-z])")
+_LITERAL = re.compile(r"-?(?:\d+|\d*\.\d+)(?:(?:\\times|\\cdot)10\^\{?-?\d+\}?)?")
+_NUMBERS = re.compile(r"(?:\d|[-+*/.]|\\times|\\cdot|\\frac)*")
+_RATIO = re.compile(r"-?(\d+)/(\d+)")
 _UNIT = re.compile(r"(.*[\d}])(?:\s|\\ |~)+([A-Za-z]{3,})\.?", re.DOTALL)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
@@ -83,8 +95,52 @@ def is_copied(given: str, question: str, answer: str) -> bool:
     if not _OPERATION.search(text) or text == value:
         return False
     within = re.compile(rf"(?<![\w\\]){re.escape(text)}(?!\w)")
-    formulas = ("".join(parts) for parts in _FORMULA.findall(question))
-    return any(within.search(_bare(formula)) for formula in formulas)
+    formulas = [_bare("".join(parts)) for parts in _FORMULA.findall(question)]
+    if any(within.search(formula) for formula in formulas):
+        return True
+    flat = _flat(text)
+    return any(_is_dressed(flat, _flat(formula)) for formula in formulas)
+
+
+def _is_dressed(text: str, formula: str) -> bool:
+    """Whether a text is a formula between brackets and numbers alone."""
+    before, found, after = text.partition(formula)
+    is_more = _OPERATION.search(formula) and not before[-1:].isalnum() and not after[:1].isalnum()
+    return bool(found and is_more and _NUMBERS.fullmatch(before + after))
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"[()\[\]]", "", text)
+
+
+def is_unsimplified(given: str, answer: str) -> bool:
+    r"""Whether an answer leaves more to be computed than the right one.
+
+    A number is simple however it is written, and so is a fraction in lowest terms.
+
+    >>> is_unsimplified(r"(4 + 20 \times 3)", "64"), is_unsimplified("64 + 0", "64")
+    (True, True)
+    >>> is_unsimplified(r"\frac{3}{2}", "1.5"), is_unsimplified(r"\frac{128}{2}", "64")
+    (False, True)
+    """
+    value = _value(given)
+    ratio = _RATIO.fullmatch(value)
+    is_lowest = ratio and int(ratio[2]) > 1 and math.gcd(int(ratio[1]), int(ratio[2])) == 1
+    if is_lowest or _LITERAL.fullmatch(plain(given).rpartition("=")[2]):
+        return False
+    return operations(given) > operations(answer)
+
+
+def operations(answer: str) -> int:
+    r"""How many operations an expression has, products without a sign included.
+
+    >>> operations(r"2\sqrt{3}"), operations(r"\sqrt{3}\cdot 2"), operations("-7")
+    (2, 2, 0)
+    """
+    text = _TEXT.sub("", plain(answer).rpartition("=")[2])
+    functions = len(_FUNCTION.findall(text))
+    text = _COMMAND.sub("p", _SIGN.sub("*", _FUNCTION.sub("(", text)))
+    return functions + len(_BINARY.findall(text)) + len(_PRODUCT.findall(text))
 
 
 def _value(answer: str) -> str:

@@ -24,7 +24,13 @@ from gradus_hendrycks_math.problems import (
     read_solve_rates,
     template_problems,
 )
-from gradus_hendrycks_math.reading import is_copied, last_boxed, plain, without_unit
+from gradus_hendrycks_math.reading import (
+    is_copied,
+    is_unsimplified,
+    last_boxed,
+    plain,
+    without_unit,
+)
 
 INSTRUCTION = "Reason step by step, and put the final answer into \\boxed{}."
 DEFAULT_NUM_TEMPLATE_TASKS = 300
@@ -103,13 +109,14 @@ def helpers_here() -> HelperCalls:
 
 
 async def is_right(reply: str, answer: str, *, seconds: float, question: str = "") -> bool:
-    """Whether the last box of a reply holds the answer, written in any way but the question's."""
+    """Whether the last box of a reply holds the answer, written in any way but the question's,
+    and with no more left to compute."""
     given = without_unit(last_boxed(reply), question)
     if not given:
         return False
     if plain(given) == plain(answer):
         return True
-    if is_copied(given, question, answer):
+    if is_copied(given, question, answer) or is_unsimplified(given, answer):
         return False
     if all(_is_integer(text) for text in (given, answer)):
         return False

@@ -157,6 +157,21 @@ async def test_equal_answers_are_right_however_they_are_written(
     [
         (r"What is $4 + 20 \times 3$?", r"4 + 20 \times 3", "64", False),
         (r"What is $4 + 20 \times 3$?", r"x = 4+20\times{3}", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"(4 + 20 \times 3)", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"4 + 20 \times 3 + 0", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"20 \times 3 + 4", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"\frac{2(4 + 20 \times 3)}{2}", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"\frac{128}{2}", "64", False),
+        (r"What is $4 + 20 \times 3$?", "+64", "64", True),
+        (r"What is $4 + 20 \times 3$?", r"6.4 \times 10^1", "64", True),
+        (r"Simplify $\frac{14}{21}$.", r"\left(\frac{14}{21}\right)", r"\frac{2}{3}", False),
+        (r"What is $\sqrt{8}$?", r"\sqrt{8} + 0", r"2\sqrt{2}", False),
+        ("What is the mean?", r"\frac{3}{2}", "1.5", True),
+        ("What is the mean?", "-1.5", r"-\frac{3}{2}", True),
+        ("How far?", r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2", True),
+        ("What is the area?", r"\pi \cdot 4", r"4\pi", True),
+        ("Where is it?", r"(1+2, 4)", "(3,4)", False),
+        ("Where is it?", r"\left( 3, 4 \right)", "(3,4)", True),
         (r"What is $\frac{7}{8} + \frac{3}{9}$?", r"\dfrac78+\frac{3}{9}", r"\frac{29}{24}", False),
         (r"Simplify $\frac{14}{21}$.", "14/21", r"\frac{2}{3}", False),
         (r"Expand \[(x+1)^2.\]", "(x+1)^2", "x^2+2x+1", False),
@@ -187,6 +202,18 @@ async def test_no_template_gives_its_answer_away() -> None:
         for formula in str(task.data.prompt).split("$")[1::2]:
             trace: Any = SimpleNamespace(last_reply=f"\\boxed{{{formula}}}")
             assert await task.right(trace) == 0.0 or formula == task.data.answer, task.data.name
+
+
+async def test_no_rewriting_of_the_question_s_formula_is_an_answer() -> None:
+    forms = ("({})", "{} + 0", "0 + {}", "1 \\times ({})", "\\frac{2({})}{2}", "{{}}", "({}) - 0")
+    for task in load(num_tasks=42):
+        for formula in str(task.data.prompt).split("$")[1::2]:
+            if not any(sign in formula for sign in "+-^\\"):
+                continue
+            for form in forms:
+                reply = f"\\boxed{{{form.replace('{}', formula)}}}"
+                trace: Any = SimpleNamespace(last_reply=reply)
+                assert await task.right(trace) == 0.0, (task.data.name, reply)
 
 
 async def test_the_gold_reply_of_every_template_is_right() -> None:
