@@ -97,6 +97,10 @@ def trainer_variables(
         # core: 1,700 instead of 10,700 trained tokens/s were measured on two busy cores.
         "OMP_WAIT_POLICY": "PASSIVE",
         "GLOO_SOCKET_IFNAME": "lo",
+        # On CPUs a product in bfloat16 is compiled for its shape and kept by both, 1,024 each by
+        # default: micro batches of ever new lengths filled 1 GB more than this in 120 steps.
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+        "LRU_CACHE_CAPACITY": "128",
     }
     if not any(name in given for name in _ALLOCATORS for given in (caller, own)):
         # Micro batches differ in length: segments that grow leave no gaps between them. Not for
@@ -126,12 +130,13 @@ def source_variables(
     verifiers: Mapping[str, Any],
     passed: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Of all secrets only the hub's token, for data and tokenizer, and those that the config names.
+    """Of all secrets only those that the config names; the hub's token is none of them unless it is
+    named. A gated tokenizer is in the hub's cache once the engine runs, which fetches it.
 
     `passed` are names that the config passes from the caller. The password of a proxy is
     removed unless the proxy's variable is one of them.
     """
-    names = variables_named_in(verifiers) | set(passed) | _SANDBOXES | _HUB
+    names = variables_named_in(verifiers) | set(passed) | _SANDBOXES
     readable = {
         name: value
         if name in names or not name.lower().endswith("_proxy")
