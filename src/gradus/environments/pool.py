@@ -310,10 +310,10 @@ def worker_secrets(
 ) -> dict[str, str]:
     """What a worker may read, and no program that it starts: see `hide_variables`.
 
-    The token of the run's data routes, that of the hub for the tokenizer, and the `keys` of other
-    endpoints. Without an inference token none is set, and the model is asked without one.
+    The token of the run's data routes, and the `keys` that the config names. Without an inference
+    token none is set, and the model is asked without one.
     """
-    names = {*keys, HUB_TOKEN_VAR} - {INFERENCE_TOKEN_VAR}
+    names = {*keys} - {INFERENCE_TOKEN_VAR}
     secrets = {name: caller[name] for name in names if name in caller}
     if inference_token is not None:
         secrets[INFERENCE_TOKEN_VAR] = inference_token

@@ -65,7 +65,7 @@ def _not_found(where: str, error: Exception) -> ConfigError:
         )
     return ConfigError(
         f"{where} was not found, neither on the hub nor as a local folder. Correct the name; a "
-        "private one needs HF_TOKEN"
+        'private one needs HF_TOKEN, and pass_env = ["HF_TOKEN"] of the source'
     )
 
 

@@ -46,9 +46,10 @@ def test_a_worker_gets_the_tokens_and_the_keys_that_the_config_names() -> None:
     secrets = worker_secrets(CALLER, keys=["JUDGE_KEY", "ABSENT"], inference_token="mine")
     assert secrets == {
         INFERENCE_TOKEN_VAR: "mine",
-        "HF_TOKEN": "of the hub",
         "JUDGE_KEY": "named by the config",
     }
+    named = worker_secrets(CALLER, keys=["HF_TOKEN"], inference_token=None)
+    assert named == {"HF_TOKEN": "of the hub"}
 
 
 def test_the_token_of_another_run_never_passes() -> None:

@@ -198,7 +198,7 @@ def test_each_role_gets_only_the_secrets_that_it_needs() -> None:
     }
     assert canaries == {
         "inference": {"canary-hub"},
-        "env_reverse-text": {"canary-hub", "canary-judge"},
+        "env_reverse-text": {"canary-judge"},
         "trainer": {"canary-hub"},
         "orchestrator": {"canary-hub"},
     }

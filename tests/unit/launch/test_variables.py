@@ -41,11 +41,13 @@ def test_the_password_of_a_proxy_stays_outside_of_environments_unless_it_is_name
     assert inference_variables(caller, {})["HTTPS_PROXY"] == caller["HTTPS_PROXY"]
 
 
-def test_an_environment_gets_the_hub_s_token_and_what_the_config_passes() -> None:
-    caller = {"HF_TOKEN": "t", "MY_KEY": "k", "OTHER_KEY": "o"}
-    env = source_variables(caller, {}, verifiers={}, passed=["MY_KEY"])
-    assert (env["HF_TOKEN"], env["MY_KEY"]) == ("t", "k")
-    assert "OTHER_KEY" not in env
+@pytest.mark.parametrize("named", ["HF_TOKEN", "HF_TOKEN_PATH", "MY_KEY"])
+def test_an_environment_gets_the_secrets_that_the_config_passes_and_no_other(named: str) -> None:
+    caller = {"HF_TOKEN": "t", "HF_TOKEN_PATH": "/t", "MY_KEY": "k"}
+    assert not source_variables(caller, {}, verifiers={}).keys() & caller.keys()
+    passed = source_variables(caller, {}, verifiers={}, passed=[named])
+    assert passed.keys() & caller.keys() == {named}
+    assert inference_variables(caller, {})["HF_TOKEN"] == "t"
 
 
 def test_the_config_wins_over_defaults_and_defaults_over_the_caller() -> None:
