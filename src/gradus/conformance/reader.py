@@ -18,6 +18,7 @@ import verifiers.v1 as vf
 
 from gradus.config import EnvironmentProcessConfig
 from gradus.conformance.probes import GOLD_HOOK
+from gradus.environments.containers import engines_of, refuse_silent
 from gradus.environments.patches.task_headers import headers_of
 from gradus.environments.process import prepare_source
 from gradus.environments.roles import complete_roles
@@ -36,6 +37,7 @@ def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
     prepare_source(config)
     started = time.perf_counter()
     settings = complete_roles(config.name, config.verifiers)
+    refuse_silent(engines_of(settings))
     tasks = load_tasks(config.name, settings, is_rendered=True, selection=config.tasks)
     loaded = time.perf_counter() - started
     number = NUM_TASKS if tasks.num_tasks is None else min(NUM_TASKS, tasks.num_tasks)

@@ -11,10 +11,13 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import shutil
+import subprocess
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.processes.table import is_alive, read_process
 
@@ -24,7 +27,8 @@ LABEL = "verifiers.run"
 ENGINE_SECONDS = 30.0
 """Deadline of one command of a container engine."""
 
-_ENGINES = ("docker", "podman")
+ENGINES = ("docker", "podman")
+"""The container engines of verifiers that answer `version`, the preferred first."""
 _ENDED_FROM_OUTSIDE = ("137", "143")
 """Exit codes of a container that was killed or stopped: nothing in it can do that to process 1."""
 _PREFIX = "gradus"
@@ -66,7 +70,37 @@ def engines_of(verifiers_config: Mapping[str, Any]) -> list[str]:
     seats = [seat for seat in verifiers_config.values() if isinstance(seat, Mapping)]
     runtimes = [seat["runtime"] for seat in seats if isinstance(seat.get("runtime"), Mapping)]
     used = {runtime.get("type") for runtime in runtimes}
-    return [engine for engine in _ENGINES if engine in used]
+    return [engine for engine in ENGINES if engine in used]
+
+
+def silence_of(engine: str) -> str | None:
+    """Why a container engine does not answer; None when it does."""
+    if shutil.which(engine) is None:
+        return "there is no program of this name on PATH"
+    try:
+        done = subprocess.run(
+            [engine, "version"], capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return told[-1] if done.returncode else None
+
+
+def refuse_silent(engines: Iterable[str]) -> None:
+    """ConfigError for an engine that does not answer: it would fail each episode in turn."""
+    for engine in engines:
+        if (why := silence_of(engine)) is not None:
+            other = answering_engine()
+            instead = f', or write runtime = {{type = "{other}"}}' if other else ""
+            raise ConfigError(
+                f"container engine {engine!r} does not answer: {why}; start it{instead}"
+            )
+
+
+def answering_engine() -> str | None:
+    """The first container engine of this machine that answers."""
+    return next((engine for engine in ENGINES if silence_of(engine) is None), None)
 
 
 async def is_kept(engine: str, container: str) -> bool:

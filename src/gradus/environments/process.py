@@ -28,6 +28,7 @@ from gradus.environments.containers import (
     close_without_containers,
     engines_of,
     owner_label,
+    refuse_silent,
     remove_left_over,
 )
 from gradus.environments.load_errors import Stopped
@@ -185,6 +186,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         check_libraries(config.headers_from)
         settings = complete_roles(config.name, config.verifiers)
         engines = engines_of(settings)
+        refuse_silent(engines)
         await remove_left_over(engines)
         tasks = load_tasks(
             config.name, settings, is_rendered=config.algo is not None, selection=config.tasks

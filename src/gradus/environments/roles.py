@@ -12,13 +12,18 @@ from typing import Any
 
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.runtimes import runtime_is_local
-from verifiers.v1.utils.loaders import default_harness_id
+from verifiers.v1.utils.loaders import default_harness_id, harness_class, taskset_class
 
 from gradus.config import EVERY_ROLE
+from gradus.environments.containers import answering_engine
 from gradus.environments.load_errors import declared_roles, explained, hint, source_name
 from gradus.errors import ConfigError
 from gradus.installed import CHAT_HARNESS_MODULE
+from gradus.log import get_logger
 
+log = get_logger(__name__)
+
+_LOCAL = "subprocess"
 _PLAIN_CHAT = "null"
 """The harness of verifiers that only chats; ours does the same without a program per episode."""
 
@@ -28,7 +33,8 @@ def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str
 
     Refuses a role that the class lacks, a role among the settings, a key of the source that
     reaches no role, and a remote runtime that nobody but the author chose. What the author pinned
-    is left out of a seat: verifiers merges it in.
+    is left out of a seat: verifiers merges it in. What needs a container and names no runtime gets
+    the engine that answers here.
     """
     result = {key: value for key, value in verifiers_config.items() if key != EVERY_ROLE}
     given = verifiers_config.get(EVERY_ROLE)
@@ -56,7 +62,23 @@ def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str
         pinned = _pins(declared, given["written"].get("harness"))
         result[role] = _joined(_without(default, declared), _joined(pinned, written))
         _refuse_remote(name, role, declared, result[role])
+        if "runtime" not in {**given["written"], **given["roles"].get(role, {})}:
+            with explained(name, verifiers_config):
+                task_set = taskset_id if len(roles) == 1 else ""
+                _choose_engine(f"{name}: role {role!r}", result[role], task_set)
     return result
+
+
+def _choose_engine(where: str, seat: dict[str, Any], taskset_id: str) -> None:
+    """The container engine that answers here, for a seat that needs one and names none."""
+    harness_id = seat.get("harness", {}).get("id")
+    needs_box = bool(taskset_id) and taskset_class(taskset_id).task_type().NEEDS_CONTAINER
+    needs_box = needs_box or (harness_id and harness_class(harness_id).NEEDS_CONTAINER)
+    if needs_box and seat.get("runtime", {}).get("type") == _LOCAL:
+        engine = answering_engine()
+        if engine is not None:
+            log.info("%s needs a container, and %s is here", where, engine)
+            seat["runtime"] = {"type": engine}
 
 
 def _without(seat: dict[str, Any], declared: AgentConfig) -> dict[str, Any]:

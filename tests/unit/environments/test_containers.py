@@ -16,9 +16,11 @@ from gradus.environments.containers import (
     engines_of,
     is_orphaned,
     owner_label,
+    refuse_silent,
     remove_left_over,
     remove_own,
 )
+from gradus.errors import ConfigError
 
 IMAGE = "localhost/gradus-sandbox:1"
 """Of the task sets with a container; any image with `sleep` would do."""
@@ -154,3 +156,16 @@ def test_engines_are_those_of_the_seats() -> None:
         "timeout": {},
     }
     assert engines_of(config) == ["podman"]
+
+
+def test_a_container_engine_that_does_not_answer_is_refused_with_one_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine, line in (("docker", "echo no daemon >&2; exit 1"), ("podman", "exit 0")):
+        (tmp_path / engine).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / engine).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    refuse_silent(["podman"])
+    with pytest.raises(ConfigError, match="'docker' does not answer: no daemon; start it") as told:
+        refuse_silent(["podman", "docker"])
+    assert 'write runtime = {type = "podman"}' in str(told.value)

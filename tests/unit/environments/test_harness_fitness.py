@@ -114,7 +114,10 @@ def test_a_role_that_may_play_other_tasks_is_not_refused_for_the_task_set_s_tool
     assert harness_refusal(environment(harness, tools=True, roles=2), is_rendered=True) is None
 
 
-def test_a_task_set_that_needs_a_container_is_refused_in_a_subprocess() -> None:
+def test_a_task_set_that_needs_a_container_is_refused_in_a_subprocess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
     harness = built("bash")
     refusal = harness_refusal(
         environment(harness, boxed=True, runtime="subprocess"), is_rendered=True

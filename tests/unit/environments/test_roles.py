@@ -157,3 +157,22 @@ def test_what_verifiers_refuses_to_play_is_told_as_a_matter_of_the_config() -> N
         ConfigError, match=r"refuses this configuration: .*can execute code.*agents"
     ):
         load_tasks("here", config)
+
+
+@pytest.mark.parametrize(
+    ("source", "runtime"),
+    [
+        ({"id": "gradus-general-agent"}, "podman"),
+        ({"id": "gradus-general-agent", "runtime": {"type": "subprocess"}}, "subprocess"),
+        ({"id": "gradus-reverse-text"}, "subprocess"),
+        ({"id": "gradus-reverse-text", "harness": {"id": "rlm"}}, "podman"),
+    ],
+)
+def test_what_needs_a_container_gets_the_engine_that_answers(
+    source: dict[str, Any], runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine, code in (("docker", 1), ("podman", 0)):
+        (tmp_path / engine).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / engine).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert completed(**source)["agent"]["runtime"] == {"type": runtime}

@@ -55,12 +55,14 @@ def look_at_model(request: Request) -> str:
 
 def look_at_environment(request: Request) -> str:
     """The environment's settings, roles and tasks, and its first prompt as the policy reads it."""
+    from gradus.environments.containers import engines_of, refuse_silent
     from gradus.environments.roles import complete_roles
     from gradus.environments.tasks import load_tasks
 
     config = EnvironmentProcessConfig.model_validate(request["config"])
     model = request["model"] and ModelConfig.model_validate(request["model"])
     settings = complete_roles(config.name, config.verifiers)
+    refuse_silent(engines_of(settings))
     tasks = load_tasks(config.name, settings, is_rendered=request["plays"], selection=config.tasks)
     number = "endless" if tasks.num_tasks is None else f"{tasks.num_tasks:,}"
     seen = [f"{number} tasks", f"played by {', '.join(tasks.agents)}"]

@@ -7,6 +7,7 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
+from gradus.environments.containers import answering_engine
 from gradus.installed import plugin_module
 
 CHAT_COMPLETIONS = "chat_completions"
@@ -48,7 +49,8 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
                 f"completions alone; use {advice}another harness, e.g. chat or bash"
             )
         if agent.runtime.type == _LOCAL:
-            in_box = 'needs a container; write runtime = {type = "docker"}'
+            engine = answering_engine() or "docker"
+            in_box = f'needs a container; write runtime = {{type = "{engine}"}}'
             if harness.NEEDS_CONTAINER:
                 return f"{who} {in_box}"
             if is_alone and type(environment.taskset).task_type().NEEDS_CONTAINER:
