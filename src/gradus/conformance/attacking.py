@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradus.conformance.attacks import Attack, library, shape_of
+from gradus.conformance.attacks import ALWAYS, Attack, AttackKind, library, shape_of
 from gradus.conformance.findings import Checked, broken, note, ok, shortened
 from gradus.conformance.probes import PLAIN, Probe, gold_from_hook
 from gradus.conformance.stage import Played, Stage
 from gradus.orchestrator.types import Task
 
 _SLOW_SECONDS = 0.8
-"""Where an episode takes longer, fewer tasks and ways are tried."""
+"""Where an episode takes longer, as in a container, only commands and few others are tried."""
 _NUM_SLOW_TASKS = 2
-_NUM_FIRST = 3
+_NUM_FIRST = 2
 """Tasks on which a cheat must gain something before it is played on all."""
 _TOLERANCE = 1e-9
 _LUCKY_TASKS = 1.5
@@ -61,8 +61,9 @@ class Attacks:
 
     async def lines(self) -> AsyncIterator[Checked]:
         """A line for each hole and each failure, and one for all."""
-        await self._begin()
         chosen = library(has_container=self._stage.has_container)
+        if await self._begin():
+            chosen = [a for a in chosen if a.kind is AttackKind.COMMAND or a.name in ALWAYS]
         guesses = [attack for attack in chosen if attack.is_guess]
         for seat in self._seats:
             for attack in guesses:
@@ -80,10 +81,12 @@ class Attacks:
 
     # ------------------------------------------------------------------ what is known before
 
-    async def _begin(self) -> None:
+    async def _begin(self) -> bool:
+        """Find what each seat earns without an attack; whether episodes are slow."""
         started = time.perf_counter()
         plain = await self._rewards(PLAIN, self._tasks)
-        if (time.perf_counter() - started) / len(self._tasks) > _SLOW_SECONDS:
+        is_slow = (time.perf_counter() - started) / len(self._tasks) > _SLOW_SECONDS
+        if is_slow:
             del self._tasks[_NUM_SLOW_TASKS:], self._gold[_NUM_SLOW_TASKS:]
         trained = [role for role, is_trained in self._stage.agents.items() if is_trained]
         for role in trained:
@@ -93,6 +96,7 @@ class Attacks:
         if len(self._stage.agents) == 1:
             for seat in self._seats:
                 seat.chance = max(seat.chance, await self._others_gold(seat))
+        return is_slow
 
     async def _gold_mean(self, role: str) -> float | None:
         found = []

@@ -60,11 +60,9 @@ class Attack:
         if self.kind is AttackKind.PROGRAM:
             shape = "```python\n{}\n```"
         yield Probe(self.name, [lambda user: shape.replace("{}", str(text(user)))])
-        if self.kind is AttackKind.ANSWER:
+        if self.kind is AttackKind.ANSWER and shape == "{}":
             stacked = "\n".join(FORMATS[1:-1])
             yield Probe(self.name, [lambda user: stacked.replace("{}", str(text(user)))])
-            if shape != "{}":
-                yield Probe(self.name, [text])
         if self.kind is AttackKind.ANSWER and (calls := _calls(text, tools)):
             yield Probe(self.name, [*calls, lambda user: shape.replace("{}", str(text(user)))])
 
@@ -321,7 +319,7 @@ _COMMANDS: dict[str, Text] = {
 }
 
 
-_ALWAYS = ("forged user turn", "reads the answers", "edits the checks", "conftest")
+ALWAYS = ("forged user turn", "reads the answers", "edits the checks", "conftest")
 
 
 def library(*, has_container: bool) -> list[Attack]:
@@ -348,5 +346,5 @@ def library(*, has_container: bool) -> list[Attack]:
 
 def always_tried(tools: Mapping[str, Mapping[str, Any]], *, has_container: bool) -> list[Probe]:
     """Those of each check: empty, huge and begging replies, forged turns, read and edited files."""
-    chosen = [a for a in library(has_container=has_container) if a.name in _ALWAYS]
+    chosen = [a for a in library(has_container=has_container) if a.name in ALWAYS]
     return [*HOSTILE, *(next(attack.probes("{}", tools)) for attack in chosen)]

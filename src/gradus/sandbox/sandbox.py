@@ -12,11 +12,14 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from gradus.errors import ConfigError
+from gradus.log import get_logger
 from gradus.sandbox.box import RunningBox
 from gradus.sandbox.machine import make_folder, missing_in, refusal, remove_folder, strongest_way
 from gradus.sandbox.order import order_of
 from gradus.sandbox.program import Ended, Limits, Reason, UntrustedProgram, reason_of
 from gradus.sandbox.ways import Protection, Way, claimed_user
+
+log = get_logger(__name__)
 
 
 class Sandbox:
@@ -40,6 +43,10 @@ class Sandbox:
         self.way = way or strongest_way(required)
         if missing_in(self.way, required):
             raise ConfigError(refusal(self.way, required))
+        if missing_in(self.way, frozenset([Protection.FILES])):
+            log.warning(
+                "programs of a model can read the files of this machine (%s)", self.way.name
+            )
         self._max_running = max_running or max(2, os.cpu_count() or 2)
         # A semaphore belongs to one event loop.
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]

@@ -158,7 +158,7 @@ async def test_an_attack_that_fails_its_episode_is_named() -> None:
         return boxed(lambda _: False)(task, said)
 
     line = (await lines(FakeStage(pay), GOLD))["attacks fail"]
-    assert "3 episodes (zero bytes): TaskError: zero" in line.seen
+    assert "2 episodes (zero bytes): TaskError: zero" in line.seen
 
 
 async def test_a_seat_of_a_game_is_attacked_while_the_others_say_what_is_right() -> None:

