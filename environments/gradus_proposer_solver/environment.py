@@ -9,6 +9,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
+from gradus.multiagent.channels import fence
 from gradus_proposer_solver.rules import (
     Proposal,
     last_number,
@@ -134,7 +135,11 @@ class ProposerSolverEnv(vf.Env[ProposerSolverEnvConfig]):
         proposal = _read(task, proposed)
         if proposal is None:
             return
-        asked = task.data.question.replace("{problem}", proposal.problem)
+        text = proposal.problem
+        if task.data.style == "words":
+            # An expression holds nothing but numbers and signs.
+            text = fence(text, member=PROPOSER).text
+        asked = task.data.question.replace("{problem}", text)
         problem = SolveTask(SolveData(prompt=asked, answer=proposal.answer), task.config)
         if task.data.style == "words":
             checked = await agents.checker.run(problem)

@@ -60,8 +60,12 @@ class ControlTokens:
         # A token of one character cannot be cut in two; none that structures text is so short.
         self._spellings = frozenset(s for s in spellings if len(s) > 1 and not s.isspace())
         self._lengths = sorted({len(s) for s in self._spellings}, reverse=True)
-        heads = sorted({s[:2] for s in self._spellings})
-        self._heads = re.compile(f"(?=({'|'.join(map(re.escape, heads))}))") if heads else None
+        pairs = sorted({s[:2] for s in self._spellings})
+        heads = "|".join(
+            f"{re.escape(first)}(?=[{''.join(re.escape(pair[1]) for pair in group)}])"
+            for first, group in itertools.groupby(pairs, key=lambda pair: pair[0])
+        )
+        self._heads = re.compile(heads) if heads else None
         self._starts = {s[:n] for s in self._spellings for n in range(1, len(s))}
         self._fold = fold
         self._folded = ControlTokens(map(fold, folded)) if fold is not None else None
@@ -120,7 +124,8 @@ class ControlTokens:
             return MarkedText(MARK.join(cleaned))
         found = self.found(cleaned)
         cuts = {start + 1 for start, token in found if not (is_own and _OWN.fullmatch(token))}
-        cuts.update(match.start() + 1 for match in re.finditer(re.escape(_ESCAPED), cleaned))
+        if _ESCAPED in cleaned:
+            cuts.update(place.start() + 1 for place in re.finditer(re.escape(_ESCAPED), cleaned))
         end = len(cleaned.rstrip())
         # The next text of the prompt could complete a spelling that this one begins.
         if any(cleaned[start:end] in self._starts for start in range(max(0, end - 64), end)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -186,7 +187,8 @@ async def test_all_three_roles_play_and_are_rewarded() -> None:
     assert rewards(roles["checker"]) == [{"correct": 1.0}]
     assert [r["correct"] for r in rewards(roles["solver"])] == [1.0, 0.0, 1.0, 0.0]
     assert "Three bags" in roles["solver"].asked[0]
-    assert "12" not in roles["solver"].asked[0]
+    assert "Answer" not in roles["solver"].asked[0]
+    assert re.match(r"<said (\w+)>\nThree bags.*\n</said \1>\n", roles["solver"].asked[0])
     proposer = roles["proposer"].traces[0]
     assert proposer.metrics == {"readable": 1.0, "confirmed": 1.0, "solve_rate": 0.5}
 
