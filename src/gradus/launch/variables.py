@@ -31,6 +31,8 @@ _COMPUTE_PREFIXES = (
 )
 _PROXY_USER = re.compile(r"^(\w+://)?[^/]*@")
 """`user:password@` of the URL of a proxy, with and without a scheme."""
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy"})
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOOKS_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 
 _DEFAULTS = {
@@ -163,4 +165,20 @@ def _build(
         or name.startswith(("LC_", *secret_prefixes))
         or (name.startswith(prefixes) and not _LOOKS_SECRET.search(name))
     }
-    return {**passed, **_DEFAULTS, **own}
+    return _past_proxies({**passed, **_DEFAULTS, **own})
+
+
+def _past_proxies(variables: dict[str, str]) -> dict[str, str]:
+    """Processes of a run talk over loopback, which no proxy reaches; what the user excepts stays.
+
+    >>> _past_proxies({"http_proxy": "http://proxy:3128", "NO_PROXY": "intranet"})["no_proxy"]
+    'intranet,localhost,127.0.0.1,::1'
+    """
+    if not any(name.lower() in _PROXIES for name in variables):
+        return variables
+    either = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
+    for name in ("no_proxy", "NO_PROXY"):
+        kept = [part for part in (variables.get(name) or either).split(",") if part.strip()]
+        missing = [host for host in _LOOPBACK if host not in {part.strip() for part in kept}]
+        variables[name] = ",".join([*kept, *missing])
+    return variables

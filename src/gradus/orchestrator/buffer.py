@@ -287,7 +287,7 @@ class GroupBuffer:
             self._note_stale(self.batcher.add(ready))
             return
         self._drop(group)
-        last = next((failure.message for failure in group.failures.values()), "")
+        last = next((it.message for it in group.failures.values()), self.failures.first)
         self.batcher.reject(group.reasons, last=last, rewards=result.rewards, is_solved=is_solved)
 
     def _drop(self, group: Group) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
+from urllib.request import getproxies
 
 from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError, ProtocolError
@@ -23,6 +24,8 @@ ALGORITHM_FAILED = "algorithm_failed"
 """Kind of failure of an episode or group on which an algorithm raised an error."""
 SCORING_TIMEOUT = "scoring_timeout"
 """Kind of failure of an episode or group that an algorithm did not score in time."""
+PROVIDER_ERROR = "ProviderError"
+"""The kind of verifiers for a model that could not be asked."""
 FILTER_FAILED = "filter_failed"
 CURRICULUM_FAILED = "curriculum_failed"
 INVALID_CREDIT = "invalid_credit"
@@ -45,6 +48,8 @@ class FirstFailures:
         self._run_dir = run_dir
         self._purpose = purpose
         self._reported: set[tuple[str, str]] = set()
+        self.first = ""
+        """What the first of all said."""
 
     def add(self, source: str, place: str, failure: Failure) -> None:
         """An episode of `source` failed; `place` says which one."""
@@ -55,6 +60,9 @@ class FirstFailures:
         path = self._run_dir.environment_log(self._purpose, source)
         where = f"{place}; log: {path}" if path.exists() else place
         cause = _first_line(failure.message)
+        if failure.kind == PROVIDER_ERROR and (proxy := _named_proxy()):
+            cause += f"; this shell names the proxy {proxy}"
+        self.first = self.first or cause
         line = f"first {failure.kind} in {self._purpose} environment {source!r}: {cause} ({where})"
         notify(self._run_dir, line)
 
@@ -65,6 +73,13 @@ def notify(run_dir: RunDirectory, line: str) -> None:
     # What cannot be written is in the log at least.
     with contextlib.suppress(OSError), run_dir.notices.open("a") as file:
         file.write(f"{line}\n")
+
+
+def _named_proxy() -> str:
+    """The proxy that programs of this shell ask, without its password; empty without one."""
+    proxies = getproxies()
+    found = proxies.get("http") or proxies.get("https") or proxies.get("all") or ""
+    return found.rpartition("@")[2]
 
 
 def _first_line(message: str) -> str:

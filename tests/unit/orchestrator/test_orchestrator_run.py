@@ -391,7 +391,8 @@ async def test_only_errors_end_the_run_with_the_most_frequent_one_first(build_ri
 
     rig = build_rig(max_empty_attempts=2, environment=ScriptedEnvironment(play=play))
     with pytest.raises(
-        EnvironmentFailure, match=r"every episode failed.*\d x error:ProviderError,"
+        EnvironmentFailure,
+        match=r"every episode failed.*\d x error:ProviderError,.*One said: connection refused",
     ):
         await rig.play()
 

@@ -243,7 +243,7 @@ class Batcher:
             )
         text = f"no trainable sample in {self._empty_groups} groups in a row, by reason: {counts}"
         if errors and not others:
-            look = f"The last: {last}" if last else "See episodes/ and logs/envs/"
+            look = f"One said: {last}" if last else "See episodes/ and logs/envs/"
             return EnvironmentFailure(f"every episode failed; {text}. {look}")
         commonest = others[0][0] if others else ""
         if commonest == ZERO_ADVANTAGE and len(set(rewards)) == 1:
