@@ -111,6 +111,10 @@ class CheckpointStore:
         staging = self.staging(step)
         self._refuse_incomplete(staging, parts)
         target = self._free_name(step)
+        if not self._committed():
+            # A checkpoint that lasts needs every name above it to last, and the journal's.
+            for above in (self.run_dir.root, self.run_dir.root.parent):
+                self._files.sync(above)
         label = CheckpointLabel(self._run_id(), step, self._term, list(parts))
         seal(staging, target, label, before_rename=self._check_term, files=self._files)
         self._verified.add(target)

@@ -103,6 +103,17 @@ def test_a_launcher_that_was_stopped_itself_blames_nobody(
     assert watch.look([Watched("trainer", stopped.pid, is_vital=True)]) == []
 
 
+def test_time_in_which_the_launcher_was_stopped_is_no_silence_of_others(
+    watch: SilenceWatch, clock: Clock, stopped: subprocess.Popen[bytes]
+) -> None:
+    trainer = Watched("trainer", stopped.pid, is_vital=True)
+    assert look_for(watch, clock, 8.0, trainer) == []
+    clock.now += 3600.0
+    assert watch.look([trainer]) == []
+    (line,) = look_for(watch, clock, 12.0, trainer)
+    assert "is stopped by a signal for 22 s" in line
+
+
 def test_an_event_loop_that_stands_still_is_told_and_ends_the_run(
     watch: SilenceWatch, clock: Clock, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from forgetful_disk import ForgetfulDisk
 
 from gradus.errors import (
     ConfigError,
@@ -102,6 +103,39 @@ def disk_operations(folder: Path) -> list[str]:
 def commit_and_prune(checkpoints: CheckpointStore) -> None:
     commit(checkpoints, 40)
     checkpoints.prune(keep_last=2)
+
+
+def test_a_committed_checkpoint_is_whole_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = new_run(tmp_path)
+    disk = ForgetfulDisk.under(run_dir.root, monkeypatch)
+    commit(CheckpointStore(run_dir, 1), 1)
+    disk.lose_power()
+    found = CheckpointStore(run_dir, 2).latest()
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_checkpoint_that_was_not_committed_leaves_no_half_of_one_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each operation may be the last one before the power goes."""
+    counted, other = FaultyFiles(), new_run(tmp_path, "counted")
+    commit(CheckpointStore(other, 1), 1)
+    commit(CheckpointStore(other, 1, counted), 2)
+    for at in range(len(counted.operations)):
+        run_dir = new_run(tmp_path, f"run{at}")
+        commit(CheckpointStore(run_dir, 1), 1)
+        with monkeypatch.context() as patch:
+            disk = ForgetfulDisk.under(run_dir.root, patch)
+            with pytest.raises(Crash):
+                commit(CheckpointStore(run_dir, 1, FaultyFiles(at, after=True)), 2)
+            disk.lose_power()
+        found = CheckpointStore(run_dir, 2).latest()
+        assert found is not None
+        names = committed_names(run_dir)
+        assert len(names) == found.step, "every name that is not hidden is a whole checkpoint"
 
 
 def commit_three(run_dir: RunDirectory, files: FaultyFiles) -> None:

@@ -42,6 +42,13 @@ async def test_a_batch_is_ready_when_it_has_its_groups() -> None:
     assert batcher.step == 1
 
 
+async def test_a_batch_is_in_the_order_of_its_groups_whichever_arrived_first() -> None:
+    batcher = build_batcher()
+    for number in (1, 0):
+        batcher.add(group_of(number, 0))
+    assert (await batcher.next_batch()).group_ids == ["g0", "g1"]
+
+
 async def test_what_is_left_over_begins_the_next_batch() -> None:
     batcher = build_batcher(groups_per_batch=1)
     for number in range(2):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from forgetful_disk import ForgetfulDisk
 
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
@@ -21,7 +22,7 @@ from gradus.orchestrator.play.concurrency import Load
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.play.player import episode_seed
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
-from gradus.orchestrator.records.journal import Journal, read_journal
+from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
 from gradus.orchestrator.records.metrics import PendingStepMetrics
 from gradus.orchestrator.records.recording import load_played, save_played
 from gradus.orchestrator.resume.checkpoint import (
@@ -162,6 +163,25 @@ async def test_both_parts_are_committed_together(tmp_path: Path, writer: Checkpo
     assert checkpoint.label.parts == ["trainer", "orchestrator"]
     assert load_orchestrator(checkpoint).state == state_of(2)
     assert read_journal(run_dir.journal)[-1]["event"] == "checkpoint_committed"
+
+
+async def test_a_committed_checkpoint_has_its_journal_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = new_run(tmp_path)
+    disk = ForgetfulDisk.under(run_dir.root, monkeypatch)
+    with Journal(run_dir.journal, term=0, now=lambda: 0.0) as journal:
+        config = CheckpointConfig(interval_steps=2)
+        writer = CheckpointWriter(CheckpointStore(run_dir, 0), config, journal=journal)
+        journal.write(JournalEvent.STEP_FINISHED, step=1)
+        stage_trainer(writer, 2)
+        writer.take(2, await snapshot_of(2))
+        await writer.commit(writer.staged(2))
+    disk.lose_power()
+    checkpoint = CheckpointStore(run_dir, 1).latest()
+    assert checkpoint is not None
+    assert load_orchestrator(checkpoint).state == state_of(2)
+    assert [line["event"] for line in read_journal(run_dir.journal)] == ["step_finished"]
 
 
 async def test_a_staged_checkpoint_without_a_snapshot_is_refused(
