@@ -298,6 +298,19 @@ SECTIONS = (
                 "policy sampled: ratio - ln ratio - 1, ratio = reference over policy. "
                 "`mismatch_kl` is trainer against engine.",
             ),
+            (
+                "loss/engine_kl/mean",
+                "nats",
+                "With `recompute_logprobs`: the trainer before the first update against the "
+                "engine, on rl tokens that this very version sampled: what only the engine "
+                "computes otherwise. Absent where there is none.",
+            ),
+            (
+                "loss/stale_kl/mean",
+                "nats",
+                "The same on tokens that older versions sampled too: engine and staleness "
+                "together.",
+            ),
             ("loss/<name>", "1", "Any other: a metric of a loss of your own."),
         ),
     ),
@@ -426,7 +439,11 @@ SECTIONS = (
         + _made_by(
             Maker.TRAINER,
             ("time/receive_seconds", "seconds", "The trainer waited for a batch."),
-            ("time/score_seconds", "seconds", "Reference logprobs by the trainer."),
+            (
+                "time/score_seconds",
+                "seconds",
+                "Logprobs by the trainer before it learns.",
+            ),
             ("time/forward_backward_seconds", "seconds", "Loss and gradients."),
             ("time/optimize_seconds", "seconds", "The update."),
             ("time/publish_seconds", "seconds", "Copying the weights; writing goes on beside it."),

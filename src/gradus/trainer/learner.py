@@ -6,7 +6,7 @@ Built in one place, for runs that learn from rewards, from conversations, or fro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -24,11 +24,12 @@ from gradus.trainer.losses import build_loss, needs_reference
 from gradus.trainer.model.build import build_policy, build_reference
 from gradus.trainer.model.lora import adapter_files, base_digest
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
-from gradus.trainer.model.reference import Reference
+from gradus.trainer.model.reference import Reference, scored
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import save_adapter, save_model, serving_dtype
-from gradus.trainer.step import GradientStep, StepLoss, merge_losses
+from gradus.trainer.step import GradientStep, StepLoss, drift_metrics, merge_losses
+from gradus.trainer.tensors import TrainTensors
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.wire.micro_batch import MicroBatch
 
@@ -140,12 +141,15 @@ class Learner:
     ) -> tuple[StepLoss, Update]:
         """Change the weights once for each update, unless its gradients are not finite."""
         losses, done = [], []
-        for micro_batches in self._scored(updates, watch):
+        scored, metrics = self._recomputed(step, self._scored(updates, watch), watch)
+        for micro_batches in scored:
             with watch.measure("forward_backward"):
                 losses.append(self.gradients.run(micro_batches))
             with watch.measure("optimize"):
                 done.append(self.optimizer.step(step))
-        return merge_losses(losses), merge_updates(done)
+        loss = merge_losses(losses)
+        loss = replace(loss, metrics={**loss.metrics, **metrics})
+        return loss, merge_updates(done)
 
     def _scored(
         self, updates: Sequence[Sequence[MicroBatch]], watch: Stopwatch
@@ -163,6 +167,18 @@ class Learner:
                     "algo.reference out: the trainer then computes those of the initial weights"
                 )
         return updates
+
+    def _recomputed(
+        self, step: int, updates: Sequence[Sequence[MicroBatch]], watch: Stopwatch
+    ) -> tuple[Sequence[Sequence[MicroBatch]], dict[str, float]]:
+        """The batch with what the policy says of it before its first update, where that is asked
+        for, and how far that is from what the engine said."""
+        if not getattr(self.settings, "recompute_logprobs", False):
+            return updates, {}
+        with watch.measure("score"):
+            note, device = TrainTensors.with_proximal, self.world.device
+            found = [scored(self.policy, part, device, note) for part in updates]
+            return found, drift_metrics(list(chain.from_iterable(found)), step, self.world)
 
     def adapter_files(self) -> dict[str, bytes]:
         """The files of the adapter directory except its tensors; none without adapters."""

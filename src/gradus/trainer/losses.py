@@ -41,6 +41,10 @@ class LossInputs:
     """Int64: which sample of the micro batch the token belongs to, from 0."""
     is_scored: Tensor
     """Bool: tokens that a reference model scored; 0 is a logprob like any other there."""
+    drift: Tensor | None = None
+    """Float32, with `trainer.recompute_logprobs`: `sampling_logprobs` are then those of the trainer
+    before the first update of the batch, and this is by how much they exceed those that the tokens
+    were sampled with. None otherwise."""
 
     def sample_sums(self, values: Tensor) -> Tensor:
         """[T]: each token gets the sum of `values` over the members of its own sample.
@@ -154,6 +158,8 @@ class PolicyGradient:
             metrics["outside_cap_tokens/share"] = is_outside.float()
         gain = self.gain(members.policy_logprobs, self.weights(log_weights))
         per_token = -torch.where(is_dropped | is_masked, constants, members.advantages * gain)
+        if members.drift is not None:
+            per_token = per_token * clamped_exp(self._drift_weight(members))
         return LossOutput(self._add_pulls(per_token, members, metrics), metrics)
 
     def _correct(self, members: LossInputs) -> tuple[Tensor, Tensor]:
@@ -162,13 +168,24 @@ class PolicyGradient:
         if self.importance_sampling == "off":
             return log_ratio, torch.zeros_like(members.mask)
         log_r, log_cap = self._importance(members), math.log(self.importance_cap)
+        if self.importance_sampling == "truncated" and members.drift is not None:
+            return log_ratio, log_r > log_cap
         if self.importance_sampling == "truncated":
             return log_r.clamp(max=log_cap), log_r > log_cap
         return log_ratio, log_r.abs() > log_cap
 
+    def _drift_weight(self, members: LossInputs) -> Tensor:
+        """Logarithm [T] of the weight of decoupled PPO (arXiv 2110.00641, 2505.24298)."""
+        if self.importance_sampling == "truncated":
+            return self._importance(members).clamp(max=math.log(self.importance_cap))
+        assert members.drift is not None
+        return members.drift
+
     def _importance(self, members: LossInputs) -> Tensor:
         """Logarithm of r, [T]."""
-        log_r = members.policy_logprobs - members.sampling_logprobs
+        log_r = members.drift
+        if log_r is None:
+            log_r = members.policy_logprobs - members.sampling_logprobs
         if self.importance_level == "sequence":
             return members.sample_sums(log_r)
         if self.importance_level == "sequence_mean":
@@ -231,6 +248,7 @@ def members_only(inputs: LossInputs) -> LossInputs:
         is_scored=inputs.is_scored & inputs.mask,
         advantages=kept(inputs.advantages),
         entropies=kept(inputs.entropies),
+        drift=None if inputs.drift is None else kept(inputs.drift),
     )
 
 
@@ -350,7 +368,9 @@ def needs_reference(loss: TokenLoss) -> bool:
     return bool(getattr(loss, "needs_reference_logprobs", False))
 
 
-_OWN_METRICS = frozenset({*LOSS_NAMES, "total", "entropy", "mismatch_kl", "ratio", "ln_ratio"})
+_OWN_METRICS = frozenset(
+    (*LOSS_NAMES, "total", "entropy", "mismatch_kl", "ratio", "ln_ratio", "engine_kl", "stale_kl")
+)
 """First parts of the names that the trainer gives its own numbers."""
 
 
@@ -363,7 +383,8 @@ class _GuardedLoss:
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """ConfigError, with its class, for whatever it raises and for what is no loss per token."""
-        copies = {it.name: getattr(inputs, it.name).clone() for it in fields(inputs)}
+        given = {it.name: getattr(inputs, it.name) for it in fields(inputs)}
+        copies = {name: it.clone() for name, it in given.items() if it is not None}
         try:
             with guarded(lambda: self.name):
                 output = self._loss(LossInputs(**copies))

@@ -40,6 +40,7 @@ from gradus.trainer.model.kernels import GradientSync
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.shard import expect_backward
 from gradus.trainer.tensors import (
+    ReadyMicroBatch,
     TrainTensors,
     count_members,
     count_sequences,
@@ -47,6 +48,7 @@ from gradus.trainer.tensors import (
 )
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.tokens import COUNTED_BY_TRACE, LOSS_NAMES
+from gradus.wire.versions import staleness
 
 _JOINT = ("rl", "ce_batch")
 """Components that share one denominator."""
@@ -228,9 +230,13 @@ def _denominator(name: str, members: Mapping[str, float]) -> float:
 
 
 def _loss_inputs(tensors: TrainTensors, scores: TokenScores, name: str) -> LossInputs:
+    old, drift = tensors.sampling_logprobs, None
+    if name == "rl" and tensors.proximal_logprobs is not None:
+        old, drift = tensors.proximal_logprobs, tensors.proximal_logprobs - old
     return LossInputs(
         policy_logprobs=scores.logprobs,
-        sampling_logprobs=tensors.sampling_logprobs,
+        sampling_logprobs=old,
+        drift=drift,
         reference_logprobs=tensors.reference_logprobs,
         is_scored=tensors.is_scored,
         advantages=tensors.advantages,
@@ -278,6 +284,34 @@ def _policy_means(
         means["mismatch_kl/max"] = torch.where(mask, mismatch, 0.0).max().double()
         means[_COUNTS] = _count(log_ratio, mask)
     return means
+
+
+@torch.no_grad()
+def drift_metrics(
+    micro_batches: Sequence[ReadyMicroBatch], version: int, world: World
+) -> dict[str, float]:
+    """KL from what the engine said of the rl tokens to what the trainer says at `version`: where
+    that version sampled them the engine alone makes the difference, elsewhere staleness too."""
+    zero = torch.zeros((), dtype=torch.float64, device=world.device)
+    sums = dict.fromkeys(("engine", "engine_tokens", "stale", "stale_tokens"), zero)
+    for micro_batch in micro_batches:
+        tensors = micro_batch.tensors
+        assert tensors.proximal_logprobs is not None
+        drift = tensors.proximal_logprobs - tensors.sampling_logprobs
+        kl = clamped_exp(drift) - drift - 1.0
+        ages = [staleness(version, span) for span in micro_batch.versions]
+        is_stale = torch.tensor([age > 0 for age in ages] or [False], device=world.device)
+        is_stale = is_stale.index_select(0, tensors.sample_index)
+        for name, mask in (("stale", is_stale), ("engine", ~is_stale)):
+            counted = mask & tensors.members("rl")
+            sums[name] = sums[name] + torch.where(counted, kl, 0.0).sum(dtype=torch.float64)
+            sums[f"{name}_tokens"] = sums[f"{name}_tokens"] + counted.sum()
+    totals = world.sums(sums)
+    return {
+        f"loss/{name}_kl/mean": totals[name] / totals[f"{name}_tokens"]
+        for name in ("engine", "stale")
+        if totals[f"{name}_tokens"]
+    }
 
 
 # How the ratios of the rl tokens are spread: counted in steps of 7 % of |ln ratio| on each side of

@@ -39,6 +39,8 @@ class TrainTensors:
     targets: Tensor
     """[N] positions of the tokens that are members of any component."""
     layout: PackedLayout
+    proximal_logprobs: Tensor | None = None
+    """Of the trainer's weights before the first update of the batch, where they were computed."""
 
     @classmethod
     def build(cls, micro_batch: MicroBatch, device: torch.device) -> TrainTensors:
@@ -104,6 +106,9 @@ class TrainTensors:
             trace_members={name: moved(counts) for name, counts in self.trace_members.items()},
             targets=moved(self.targets),
             layout=self.layout.on(device),
+            proximal_logprobs=(
+                None if self.proximal_logprobs is None else moved(self.proximal_logprobs)
+            ),
         )
 
     def with_reference(self, logprobs: Tensor) -> TrainTensors:
@@ -114,6 +119,10 @@ class TrainTensors:
             reference_logprobs=torch.where(is_missing, logprobs, self.reference_logprobs),
             is_scored=self.is_scored | is_missing,
         )
+
+    def with_proximal(self, logprobs: Tensor) -> TrainTensors:
+        """With the logprobs [T] that the trainer itself gives before the first update."""
+        return replace(self, proximal_logprobs=logprobs)
 
     def members(self, name: str) -> Tensor:
         """Bool [T]: the tokens of component `name`."""
@@ -141,6 +150,7 @@ class ReadyMicroBatch(MicroBatch, frozen=True, kw_only=True):
             micro_batch.sequence_lengths,
             micro_batch.arrays,
             micro_batch.trace_members,
+            micro_batch.versions,
             tensors=TrainTensors.on_host(micro_batch, is_pinned=device.type == "cuda"),
         )
 

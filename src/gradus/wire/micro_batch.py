@@ -28,6 +28,8 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By the names of `COUNTED_BY_TRACE`, for each sample: the tokens that train in all branches of
     its trace that are learned in the same update, wherever they lie. Empty where each sample is a
     whole trace."""
+    versions: list[VersionSpan] = []
+    """Which versions sampled each sample; empty in a dummy."""
 
     @classmethod
     def join(
@@ -43,6 +45,7 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 name: [of_trace[sample.trace_id] for sample in samples]
                 for name, of_trace in counts.items()
             },
+            versions=[sample.versions for sample in samples],
         )
 
     def __len__(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from gradus.config import LossConfig
 from gradus.testing.configs import build_loss_config
+from gradus.testing.plain_losses import PlainToken, plain_loss
 from gradus.trainer.losses import (
     MAX_LOG_RATIO,
     Cispo,
@@ -258,3 +261,40 @@ def test_a_class_of_the_users_own_module_works(
     monkeypatch.syspath_prepend(str(tmp_path))
     loss = build_loss(build_loss_config("my_losses:Mine", options={"scale": 2.0}))
     assert loss.scale == 2.0  # type: ignore[attr-defined]
+
+
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "off": {},
+    "truncated": {"importance_sampling": "truncated", "importance_cap": 1.25},
+    "masked": {"importance_sampling": "masked", "importance_cap": 1.25},
+}
+
+
+@pytest.mark.parametrize("correction", sorted(CORRECTIONS))
+@pytest.mark.parametrize("name", sorted(LossConfig.registered()))
+def test_with_recomputed_logprobs_a_loss_is_decoupled_ppo(name: str, correction: str) -> None:
+    """w·loss(policy against proximal) in float64 with w = proximal over sampled: the pull is of
+    the proximal policy, and neither pull nor entropy has the weight."""
+    policy, proximal = [-1.2, -0.7, -2.5, -0.4], [-1.0, -0.9, -2.2, -0.5]
+    sampled, advantages = [-1.1, -1.5, -2.25, -0.3], [1.0, -0.5, 2.0, -1.5]
+    inputs = build_inputs(policy, proximal, advantages=advantages)
+    drift = [new - old for new, old in zip(proximal, sampled, strict=True)]
+    inputs = replace(inputs, drift=torch.tensor(drift))
+    options = {"kl_coefficient": 0.5}
+    output = build_loss(build_loss_config(name, **options, **CORRECTIONS[correction]))(inputs)
+    tokens = [
+        PlainToken(policy=p, sampling=o, advantage=a)
+        for p, o, a in zip(policy, proximal, advantages, strict=True)
+    ]
+    alone = plain_loss(name, tokens, kl_coefficient=0.0)
+    weights = [math.exp(it) for it in drift]
+    if correction == "truncated":
+        weights = [min(weight, 1.25) for weight in weights]
+    if correction == "masked":
+        weights = [weight if 1 / 1.25 <= weight <= 1.25 else 0.0 for weight in weights]
+    assert len(set(weights)) > 1
+    moved = [token.log_ratio for token in tokens]
+    values = [w * v + 0.5 * m**2 for w, v, m in zip(weights, alone.values, moved, strict=True)]
+    slopes = [w * s + m for w, s, m in zip(weights, alone.by_logprob, moved, strict=True)]
+    assert output.per_token.tolist() == pytest.approx(values, rel=1e-5)
+    assert gradient_of(output, inputs).tolist() == pytest.approx(slopes, rel=1e-5)

@@ -34,27 +34,37 @@ pytestmark = pytest.mark.torch
 
 
 async def rl_names(root: Path, model: Path) -> set[str]:
-    """Of a step with tokens of every component, and with a loss that measures all it can."""
+    """Of two steps with tokens of every component, fresh and stale ones, and with a loss that
+    measures all it can."""
     samples = [build_sample(9, seed=number, id=name) for number, name in enumerate(LOSS_NAMES)]
     for sample in samples:
         sample.arrays.loss_weights[sample.id] = sample.arrays.loss_weights.pop("rl")
         sample.arrays.reference_logprobs[:] = -1.0
-    sender = SpoolSender(RunDirectory(root), 0, capacity=1)
-    await sender.send(Batch(0, 0, VersionSpan(0, 0), pack(samples, max_tokens=40, num_ranks=1)))
+    sender = SpoolSender(RunDirectory(root), 0, capacity=2)
+    ranks = pack(samples, max_tokens=40, num_ranks=1)
+    for step in range(2):
+        await sender.send(Batch(step, 0, VersionSpan(0, 0), ranks))
     loss = build_loss_config(importance_sampling="truncated", reference_kl_coefficient=0.1)
     trainer = TrainerConfig(
-        compute_dtype="float32", loss=loss, peak_teraflops=0.5, receive_timeout_seconds=0.2
+        compute_dtype="float32",
+        loss=loss,
+        peak_teraflops=0.5,
+        receive_timeout_seconds=0.2,
+        recompute_logprobs=True,
     )
     base = ModelConfig(name=str(model))
     rl.run(
         TrainerProcessConfig(
-            run_dir=str(root), term=0, model=base, max_steps=1, seed=0, trainer=trainer
+            run_dir=str(root), term=0, model=base, max_steps=2, seed=0, trainer=trainer
         )
     )
-    while not isinstance(event := await sender.receive_event(), StepFinished):
-        pass
+    names: set[str] = set()
+    for _ in range(2):
+        while not isinstance(event := await sender.receive_event(), StepFinished):
+            pass
+        names |= set(event.metrics)
     await sender.close()
-    return set(event.metrics)
+    return names
 
 
 def sft_names(root: Path, model: Path) -> set[str]:

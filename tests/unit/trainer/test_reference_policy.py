@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from gradus.config import ModelConfig, ServedLoraConfig, TrainerConfig
@@ -15,10 +16,12 @@ from gradus.testing.builders import build_micro_batch
 from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World
 from gradus.trainer.learner import Learner
+from gradus.trainer.losses import LossInputs, LossOutput
 from gradus.trainer.model.lora import adapted_layers
 from gradus.trainer.throughput import Stopwatch
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
+from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 
@@ -165,3 +168,76 @@ def test_ranks_score_as_one_process_does(
     norm = sum(float((it.astype(np.float64) ** 2).sum()) for it in expected.values()) ** 0.5
     for name, gradient in expected.items():
         assert float(np.abs(gradients[name] - gradient).max()) < TOLERANCE * norm, name
+
+
+def test_recomputed_logprobs_are_of_the_weights_before_the_first_update(
+    tiny_model: Path, world: World, ragged_samples: Any
+) -> None:
+    """Two updates of one batch, each against the same proximal policy, which a float64 forward of
+    the initial weights gives; and how far engine and staleness are from it."""
+    loss = build_loss_config("ppo_clip", importance_sampling="truncated", importance_cap=1.5)
+    learner = Learner.build(
+        ModelConfig(name=str(tiny_model)),
+        TrainerConfig(compute_dtype="float32", loss=loss, recompute_logprobs=True),
+        loss,
+        max_steps=9,
+        world=world,
+    )
+    samples = without_references(ragged_samples([9, 17, 12, 8]))
+    spans = [VersionSpan(5, 5), VersionSpan(3, 5), VersionSpan(5, 5), VersionSpan(4, 4)]
+    samples = [structs.replace(it, versions=v) for it, v in zip(samples, spans, strict=True)]
+    parts = [[build_micro_batch(samples[:2])], [build_micro_batch(samples[2:])]]
+    kls: dict[bool, list[float]] = {True: [], False: []}
+    for sample, span in zip(samples, spans, strict=True):
+        is_member = sample.arrays.loss_weights["rl"] != 0
+        is_member[0] = False
+        drift = (initial_logprobs(tiny_model, sample) - sample.arrays.sampling_logprobs)[is_member]
+        kls[span.oldest < 5] += (np.exp(drift) - drift - 1).tolist()
+    found, _ = learner._recomputed(5, parts, Stopwatch())
+    for part, mine in zip(found, (samples[:2], samples[2:]), strict=True):
+        tensors = part[0].tensors  # type: ignore[attr-defined]
+        by_hand = np.concatenate([initial_logprobs(tiny_model, sample) for sample in mine])
+        is_member = tensors.members("rl").numpy()
+        proximal = tensors.proximal_logprobs.numpy()
+        np.testing.assert_allclose(proximal[is_member], by_hand[is_member], atol=2e-5)
+    learned, _ = learner.learn(5, parts, Stopwatch())
+    assert learned.metrics["loss/engine_kl/mean"] == pytest.approx(np.mean(kls[False]), rel=1e-4)
+    assert learned.metrics["loss/stale_kl/mean"] == pytest.approx(np.mean(kls[True]), rel=1e-4)
+
+
+def test_with_one_update_no_token_is_clipped_against_the_proximal_policy(
+    tiny_model: Path, world: World, ragged_samples: Any
+) -> None:
+    def dropped(*, recompute: bool) -> float:
+        loss = build_loss_config("ppo_clip")
+        settings = TrainerConfig(compute_dtype="float32", loss=loss, recompute_logprobs=recompute)
+        base = ModelConfig(name=str(tiny_model))
+        learner = Learner.build(base, settings, loss, max_steps=2, world=world)
+        batch = [[build_micro_batch(ragged_samples([9, 17, 12, 8]))]]
+        return learner.learn(0, batch, Stopwatch())[0].metrics["loss/dropped_tokens/share"]
+
+    assert dropped(recompute=False) > 0.0
+    assert dropped(recompute=True) == 0.0
+
+
+class Distant:
+    """A loss of the user's own that reads reference logprobs."""
+
+    needs_reference_logprobs = True
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        distance = inputs.policy_logprobs - inputs.reference_logprobs
+        return LossOutput(torch.where(inputs.mask & inputs.is_scored, distance, 0.0))
+
+
+def test_a_loss_of_one_s_own_asks_for_the_reference_by_saying_so(
+    tiny_model: Path, world: World, ragged_samples: Any
+) -> None:
+    loss = build_loss_config(f"{__name__}:Distant")
+    settings = TrainerConfig(compute_dtype="float32", loss=loss)
+    base = ModelConfig(name=str(tiny_model))
+    learner = Learner.build(base, settings, loss, max_steps=2, world=world)
+    move(learner.policy.parameters())
+    samples = without_references(ragged_samples([9, 17]))
+    learned, _ = learner.learn(0, [[build_micro_batch(samples)]], Stopwatch())
+    assert learned.metrics["loss/rl/mean"] != 0.0

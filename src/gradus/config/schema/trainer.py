@@ -116,6 +116,10 @@ class TrainerConfig(StrictConfig):
     updates_per_batch: int = Field(1, ge=1)
     """Optimizer steps for each batch: its groups are split into as many parts, each with its own
     denominators. A version and the learning rate's schedule go by batches."""
+    recompute_logprobs: bool = False
+    """Read each batch once before its first update, and limit the policy against what the trainer
+    itself says then, not against what the engine said when it sampled; what lies between the two
+    becomes a weight (decoupled PPO). Costs one forward."""
     deterministic: bool = False
     """Use only deterministic kernels and one thread, for bitwise repeats."""
     max_skipped_steps: int = Field(5, ge=1)

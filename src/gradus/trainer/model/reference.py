@@ -7,10 +7,11 @@ ranks like the policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from gradus.trainer.model.lora import adapted_layers
 from gradus.trainer.model.policy_model import PolicyModel
@@ -31,26 +32,13 @@ class Reference:
         self._device = device
         self._adapted = tuple(adapted_layers(policy).values())
 
-    @torch.no_grad()
     def score(self, micro_batches: Sequence[MicroBatch]) -> list[ReadyMicroBatch]:
         """The micro batches with a reference logprob on each rl token that has none.
 
         A collective: all ranks bring the same number of micro batches.
         """
         with self._without_adapters():
-            scored = [self._scored(micro_batch) for micro_batch in micro_batches]
-        release_gathered(self._policy)
-        return scored
-
-    def _scored(self, micro_batch: MicroBatch) -> ReadyMicroBatch:
-        tensors = TrainTensors.build(micro_batch, self._device)
-        return ReadyMicroBatch(
-            micro_batch.sample_ids,
-            micro_batch.sequence_lengths,
-            micro_batch.arrays,
-            micro_batch.trace_members,
-            tensors=tensors.with_reference(self._policy(tensors).logprobs),
-        )
+            return scored(self._policy, micro_batches, self._device, TrainTensors.with_reference)
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:
@@ -61,3 +49,28 @@ class Reference:
         finally:
             for layer in self._adapted:
                 layer.is_on = True
+
+
+@torch.no_grad()
+def scored(
+    policy: PolicyModel,
+    micro_batches: Sequence[MicroBatch],
+    device: torch.device,
+    note: Callable[[TrainTensors, Tensor], TrainTensors],
+) -> list[ReadyMicroBatch]:
+    """The micro batches with the logprobs of their targets [T] noted; a collective."""
+
+    def read(micro_batch: MicroBatch) -> ReadyMicroBatch:
+        tensors = TrainTensors.build(micro_batch, device)
+        return ReadyMicroBatch(
+            micro_batch.sample_ids,
+            micro_batch.sequence_lengths,
+            micro_batch.arrays,
+            micro_batch.trace_members,
+            micro_batch.versions,
+            tensors=note(tensors, policy(tensors).logprobs),
+        )
+
+    found = [read(micro_batch) for micro_batch in micro_batches]
+    release_gathered(policy)
+    return found
