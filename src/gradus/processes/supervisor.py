@@ -39,6 +39,7 @@ from gradus.processes.table import (
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0
+_BLAME_SECONDS = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _TEMPORARY_PREFIX = "gradus-"
@@ -164,9 +165,12 @@ class Supervisor:
         failed = self._failed(not_ready)
         if failed is None:
             return
-        # The death of one often ends others within milliseconds; look again for an earlier one.
-        self.pause()
-        child, code = self._failed(not_ready) or failed
+        # Whoever asks a process that ends may be gone before it: look again for an earlier one.
+        child, code = failed
+        deadline = time.monotonic() + _BLAME_SECONDS
+        while child is failed[0] is not self.children[0] and time.monotonic() < deadline:
+            self.pause()
+            child, code = self._failed(not_ready) or failed
         self._sync_logs()
         error = ChildFailed(child, code)
         if child in not_ready or self._num_restarts(child.spec.name) >= child.spec.restarts:

@@ -226,6 +226,18 @@ def test_the_child_started_first_is_the_cause(supervisor: Supervisor, tmp_path: 
         supervisor.check()
 
 
+def test_a_child_that_ends_after_those_that_asked_it_is_still_the_cause(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    """An engine that was killed fails a call of the orchestrator before its server has ended."""
+    ending = "import os, time; time.sleep(0.3); os._exit(75)"
+    supervisor.start(spec(tmp_path, ending, name="inference"))
+    second = supervisor.start(spec(tmp_path, "import sys; sys.exit(70)", name="orchestrator"))
+    wait_until(lambda: second.exit_code() is not None)
+    with pytest.raises(ChildFailed, match="inference ended with exit code 75"):
+        supervisor.check()
+
+
 def test_only_children_that_may_finish_end_without_an_error(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
