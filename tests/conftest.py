@@ -24,6 +24,8 @@ settings.load_profile("default")
 settings.register_profile("quick", max_examples=20, deadline=None)
 settings.register_profile("nightly", max_examples=1_500, deadline=None)
 
+INSTALLABLE = ("podman", "zsh", "fish", "bubblewrap", "chromium")
+"""Programs that tests skip for, which `scripts/test_tools` installs."""
 TORCH_FOLDERS = {"trainer"}
 """Folders of tests whose fixtures import torch."""
 TORCH_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(?:torch|end_to_end)\b", re.M)
@@ -40,6 +42,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     is_test = collection_path.name.startswith("test_")
     return (is_test and TORCH_FILE.search(collection_path.read_text()) is not None) or None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Below the reasons of skipped tests: the one command that brings what they miss."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr) for report in skipped]
+    missing = [name for name in INSTALLABLE if any(name in reason for reason in reasons)]
+    if missing:
+        terminalreporter.section(f"{len(skipped)} tests were skipped, some for want of programs")
+        terminalreporter.write_line(f"scripts/test_tools installs {', '.join(missing)} on Debian")
 
 
 @pytest.fixture(autouse=True)
