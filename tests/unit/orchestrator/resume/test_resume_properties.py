@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -50,7 +51,11 @@ from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord
 from gradus.testing.commands import wait_until_async
-from gradus.testing.configs import build_algorithm_config, build_curriculum_config
+from gradus.testing.configs import (
+    build_algorithm_config,
+    build_curriculum_config,
+    build_filter_config,
+)
 from gradus.testing.episodes import MISHAPS, FailureProfile
 from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.codec import encode
@@ -130,6 +135,53 @@ class RandomJudge(GroupRelative):
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.num_judged = state["num_judged"]
+
+
+def mood(*parts: object) -> int:
+    """The same number in every launch and in a replay."""
+    return zlib.crc32("/".join(map(str, parts)).encode())
+
+
+def do_wrong(number: int) -> None:
+    """Raise or leave, in most cases."""
+    if number % 3 == 0:
+        raise KeyError("no mood")
+    if number % 3 == 1:
+        sys.exit(0)
+    raise asyncio.CancelledError
+
+
+class Moody(GroupRelative):
+    """Leaves, raises, or changes what it may only read, at every second task or so."""
+
+    def score_group(self, episodes: Any, context: Any) -> None:
+        super().score_group(episodes, context)
+        number = mood(context.environment, context.task_key, len(episodes))
+        nodes = [node for episode in episodes for node in episode.traces[0].nodes if node.sampled]
+        if number % 8 == 0:
+            do_wrong(number)
+        if number % 8 == 1 and nodes:
+            nodes[0].token_ids = [7 for _ in nodes[0].token_ids]
+        if number % 8 == 2 and nodes:
+            nodes[0].logprobs = [30.0 for _ in nodes[0].logprobs]
+        if number % 8 == 3 and nodes:
+            nodes[0].advantages = [0.5] * (len(nodes[0].logprobs) + 1)
+        if number % 8 == 4 and episodes:
+            episodes[0].traces[0].agent.trainable = False
+
+
+class MoodyFilter:
+    """Does wrong at every sixth sample or so, and writes into every seventh."""
+
+    name = "moody"
+
+    def keeps(self, sample: Any) -> bool:
+        number = mood(sample.id)
+        if number % 6 == 0:
+            do_wrong(number)
+        if number % 7 == 0:
+            sample.arrays.token_ids[:] = 7
+        return number % 9 != 0
 
 
 JUDGE = f"{__name__}:RandomJudge"
@@ -406,6 +458,7 @@ def random_settings(source: random.Random) -> dict[str, Any]:
     """A small run of any kind; few, half or most of its episodes go wrong."""
     curriculum = source.choice(["uniform", "uniform", "difficulty", f"{__name__}:Listener"])
     # `difficulty` ends a run whose rewards are no solve rates.
+    moody = [build_filter_config(f"{__name__}:MoodyFilter")]
     kinds = [kind for kind in MISHAPS if curriculum != "difficulty" or kind != "huge"]
     return {
         "max_lag": source.choice([0, 1, 1, 2]),
@@ -414,7 +467,8 @@ def random_settings(source: random.Random) -> dict[str, Any]:
         "interval_steps": source.choice([1, 1, 2]),
         "normalize": source.choice(["off", "batch"]),
         "errors": {"retries": source.choice([0, 1])},
-        "algo": source.choice(["grpo", "max_rl", "rae", JUDGE]),
+        "algo": source.choice(["grpo", "max_rl", "rae", JUDGE, f"{__name__}:Moody"]),
+        "filters": [build_filter_config("zero_advantage"), *moody[: source.choice([0, 0, 1])]],
         "curriculum": curriculum,
         "unreadable": source.choice([(), (), (3,), (0, 5)]),
         "profile": FailureProfile(source.choice([0.2, 0.5, 0.5, 0.8]), kinds),
@@ -435,7 +489,7 @@ def random_death(source: random.Random) -> Death:
 )
 @given(seed=st.integers(0, 1 << 32))
 async def test_a_run_killed_at_any_events_and_resumed_is_one_run(new_run: Any, seed: int) -> None:
-    """With failing episodes, too; `--hypothesis-profile=nightly` plays 300 runs."""
+    """Also with failing episodes and hostile plug-ins; 300 runs by `--hypothesis-profile=nightly`."""
     source = random.Random(seed)
     lives = new_run(**random_settings(source))
     turns = source.choice([0, 20, 100, 100])
