@@ -489,7 +489,7 @@ def random_death(source: random.Random) -> Death:
 )
 @given(seed=st.integers(0, 1 << 32))
 async def test_a_run_killed_at_any_events_and_resumed_is_one_run(new_run: Any, seed: int) -> None:
-    """Also with failing episodes and hostile plug-ins; 300 runs by `--hypothesis-profile=nightly`."""
+    """With failing episodes, hostile plug-ins, too; `--hypothesis-profile=nightly` plays 300."""
     source = random.Random(seed)
     lives = new_run(**random_settings(source))
     turns = source.choice([0, 20, 100, 100])
