@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.monitor import agents_rewards
+from gradus.monitor import LAST_STEPS, agents_rewards, first_and_last, mean
 
 _MAX_READ_BYTES = 8 << 20
 
@@ -89,9 +89,6 @@ def _parse(line: bytes) -> Record | None:
     return Record(step, numbers)
 
 
-LAST_STEPS = 3
-"""Steps that "last" averages over."""
-
 STEP_PARTS = {
     "step": ("time/step_seconds",),
     "generation wait": ("time/generate_wait_seconds",),
@@ -101,14 +98,6 @@ STEP_PARTS = {
     "trainer waiting": ("time/receive_seconds",),
 }
 """Name of a part of a step → the metrics whose sum it is. The parts overlap: roles run at once."""
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Also of numbers whose sum is none, such as an environment may return as rewards."""
-    try:
-        return statistics.fmean(values)
-    except OverflowError:
-        return sum(value / len(values) for value in values)
 
 
 _FAILURES = re.compile(r"episode/error/([^/]+)/sum")
@@ -155,8 +144,7 @@ class Summary:
     def first_and_last(self) -> tuple[float, float] | None:
         """The headline at the first step, and its mean over the last steps."""
         key = self.headline[1]
-        values = [r.metrics[key] for r in self.records if key in r.metrics]
-        return (values[0], _mean(values[-LAST_STEPS:])) if values else None
+        return first_and_last([r.metrics[key] for r in self.records if key in r.metrics])
 
     def agents_first_and_last(self) -> tuple[str, str] | None:
         """The same of each agent that trains, where several do and their mean says nothing."""
@@ -165,7 +153,7 @@ class Summary:
             return None
         last = told[-LAST_STEPS:]
         names = dict.fromkeys(name for metrics in last for name in metrics if "/agent/" in name)
-        means = {name: _mean([m[name] for m in last if name in m]) for name in names}
+        means = {name: mean([m[name] for m in last if name in m]) for name in names}
         return agents_rewards(told[0]), agents_rewards(means)
 
     def median_seconds(self) -> dict[str, float]:

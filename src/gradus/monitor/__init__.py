@@ -6,19 +6,23 @@ from gradus.monitor.base import Monitor, MonitorGroup
 from gradus.monitor.catalogue import Description, Kind, describe
 from gradus.monitor.console import (
     BENCH_COLUMNS,
+    LAST_STEPS,
     RL_COLUMNS,
     SFT_COLUMNS,
     Column,
     ConsoleMonitor,
     agents_rewards,
+    first_and_last,
     format_seconds,
     format_step,
+    mean,
 )
 from gradus.monitor.jsonl import RESERVED_KEYS, JsonlMonitor, read_objects, read_records
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 
 __all__ = [
     "BENCH_COLUMNS",
+    "LAST_STEPS",
     "LIVE_SECONDS",
     "RESERVED_KEYS",
     "RL_COLUMNS",
@@ -33,8 +37,10 @@ __all__ = [
     "MonitorGroup",
     "agents_rewards",
     "describe",
+    "first_and_last",
     "format_seconds",
     "format_step",
+    "mean",
     "read_live",
     "read_objects",
     "read_records",

@@ -3,7 +3,8 @@ what went wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -27,6 +28,27 @@ class Column:
 
 _MISSING = "-"
 _MAX_AGENTS = 3
+
+
+LAST_STEPS = 3
+"""Steps whose mean is what a run reached, on the console, in `summary.json` and in the report."""
+
+
+def mean(values: Sequence[float]) -> float:
+    """Also of numbers whose sum is none, such as an environment may return as rewards."""
+    try:
+        return statistics.fmean(values)
+    except OverflowError:
+        return sum(value / len(values) for value in values)
+
+
+def first_and_last(values: Sequence[float]) -> tuple[float, float] | None:
+    """What a run began with, its first step, and what it reached, the mean of its last steps.
+
+    >>> first_and_last([0.0, 5.0, 1.0, 2.0, 3.0])
+    (0.0, 2.0)
+    """
+    return (values[0], mean(values[-LAST_STEPS:])) if values else None
 
 
 def agents_rewards(metrics: Mapping[str, float]) -> str:

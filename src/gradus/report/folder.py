@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig
 from gradus.errors import ConfigError, GradusError
 from gradus.processes.log_tail import find_cause
+from gradus.run.growing_files import read_cuts
 from gradus.run.lease import Owner, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.tracking.redact import without_any_secret
@@ -91,7 +94,7 @@ def read_folder(root: Path) -> RunFolder:
         summary=summary,
         versions={name: str(value) for name, value in versions.items() if value},
         settings=settings_of(kind, _mapping(recorded.get("config"))),
-        num_launches=_positive(lease.get("term")),
+        num_launches=1 + len(read_cuts(run_dir)),
     )
 
 
@@ -160,7 +163,39 @@ def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
         )
         return Settings(values, values, note)
     chosen = dict(_leaves(typed.model_dump(mode="json", exclude_defaults=True)))
+    chosen |= _chosen_types(typed)
     return Settings(values, {key: value for key, value in chosen.items() if key in values})
+
+
+def _chosen_types(table: BaseModel, above: str = "") -> dict[str, Any]:
+    """Every `type` below `table` that is not the one of the default.
+
+    To pydantic a `type` is never more than the default of its own class.
+    """
+    found: dict[str, Any] = {}
+    for name, about in type(table).model_fields.items():
+        value, usual = getattr(table, name), about.get_default(call_default_factory=True)
+        entries, usuals = ({name: it} for it in (value, usual))
+        if isinstance(value, list):
+            usual = usual if isinstance(usual, list) else []
+            entries, usuals = (_named(it, f"{name}.") for it in (value, usual))
+        for key, entry in entries.items():
+            if not isinstance(entry, BaseModel):
+                continue
+            tag = getattr(entry, "type", None)
+            if tag != getattr(usuals.get(key), "type", None):
+                found[f"{above}{key}.type"] = tag
+            found |= _chosen_types(entry, f"{above}{key}.")
+    return found
+
+
+def _named(entries: Sequence[Any], above: str) -> dict[str, Any]:
+    """The entries by the names that `_leaves` gives them."""
+    names = [
+        str(getattr(it, "name", None) or getattr(it, "id", None) or place)
+        for place, it in enumerate(entries)
+    ]
+    return {f"{above}{name}": it for name, it in zip(names, entries, strict=True)}
 
 
 def differing(settings: Mapping[str, Settings]) -> list[tuple[str, list[Any]]]:

@@ -51,7 +51,7 @@ async def test_the_reward_of_the_folder_pays_words_of_vowels_and_no_trick(
         return await task.vowels(SimpleNamespace(last_reply=reply, is_truncated=is_cut))
 
     assert await reward("uoiea") == await reward("aaaaaaaaa") == 1.0
-    assert await reward("aeiou" * 3, is_cut=True) == 0.5
+    assert await reward("aeiou" * 3, is_cut=True) == 0.0
     assert await reward("a") == 0.2
     assert await reward("") == await reward("<tool_response></think>") == 0.0
     assert await reward("aeiou<tool_response>") == 5 / 20

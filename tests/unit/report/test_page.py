@@ -13,6 +13,7 @@ from run_folders import a_run, add_episode
 
 from gradus.cli.main import main
 from gradus.errors import ConfigError
+from gradus.files import write_json
 from gradus.report.page.render import read_run, render
 
 REWARD = "episode/reward/mean"
@@ -97,8 +98,8 @@ def test_the_head_tells_the_reward_of_each_agent_where_a_run_has_none_of_its_own
         return {mean.format("first"): step / 8, mean.format("second"): -step / 8}
 
     text = page_of(a_run(tmp_path / "run", metrics=[seats(step) for step in range(8)])).text
-    assert "0.0625 → 0.8125reward of first, mean of the first and last 2" in text
-    assert "-0.8125reward of second" in text
+    assert "0 → 0.7500reward of first, first step and mean of the last 3" in text
+    assert "-0.7500reward of second" in text
     both = [{**seats(step), REWARD: 0.5} for step in range(8)]
     assert "reward of first" not in page_of(a_run(tmp_path / "both", metrics=both)).text
 
@@ -199,6 +200,30 @@ def test_settings_that_were_chosen_stand_apart_and_secrets_nowhere(tmp_path: Pat
     page = render(run)
     assert "abc123" not in page
     assert "me:pw" not in page
+
+
+def test_the_kind_of_algorithm_loss_and_curriculum_that_was_chosen_is_told(tmp_path: Path) -> None:
+    env = [{"id": "words", "algo": {"type": "max_rl"}, "curriculum": {"type": "difficulty"}}]
+    changes = {
+        "orchestrator": {"train": {"env": env}, "filters": [{"type": "repetition"}]},
+        "trainer": {"loss": {"type": "cispo"}},
+    }
+    chosen = read_run(a_run(tmp_path / "run", changes=changes)).folder.settings.changed
+    types = {key: value for key, value in chosen.items() if key.endswith(".type")}
+    assert types == {
+        "orchestrator.train.env.words.algo.type": "max_rl",
+        "orchestrator.train.env.words.curriculum.type": "difficulty",
+        "orchestrator.filters.0.type": "repetition",
+        "trainer.loss.type": "cispo",
+    }
+
+
+def test_a_run_that_was_launched_once_under_a_later_term_has_one_launch(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", metrics=rising(3))
+    write_json(root / "lease.json", {"term": 5, "owner": None})
+    assert "launches" not in page_of(root).text
+    (root / "cuts.jsonl").write_text('{"num_bytes": 0, "step": 0}\n')
+    assert "2launches (resumed)" in page_of(root).text
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import gradus
+from gradus.monitor import LAST_STEPS, first_and_last
 from gradus.report.choice import unit_of
 from gradus.report.episodes import EpisodesRead, read_episodes
 from gradus.report.folder import RunFolder, notices, read_folder, when
@@ -176,11 +177,9 @@ def _first_and_last(run: Read) -> list[tuple[str, str]]:
         named["loss/total/mean"] = "loss"
     tiles = []
     for name, title in named.items():
-        if values := [value for _, value in series.values(name)]:
-            count = max(1, min(10, len(values) // 4))
-            first, last = sum(values[:count]) / count, sum(values[-count:]) / count
-            mean = f"{title}, mean of the first and last {count}" if count > 1 else title
-            tiles.append((f"{number(first)} → {number(last)}", mean))
+        if ends := first_and_last([value for _, value in series.values(name)]):
+            told = f"{title}, first step and mean of the last {LAST_STEPS}"
+            tiles.append((f"{number(ends[0])} → {number(ends[1])}", told))
     return tiles
 
 
