@@ -29,7 +29,11 @@ def test_there_are_recipes_and_each_has_its_overlay() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("in_repository")
-def test_a_recipe_passes_the_fast_check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_passes_the_fast_check(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One of them shares its engine over eight GPUs, which a test machine has not.
+    monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "1")
     assert check("@", f"examples/recipes/{name}.toml") == 0, capsys.readouterr().err
 
 
