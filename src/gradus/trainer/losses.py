@@ -159,7 +159,11 @@ class PolicyGradient:
         gain = self.gain(members.policy_logprobs, self.weights(log_weights))
         per_token = -torch.where(is_dropped | is_masked, constants, members.advantages * gain)
         if members.drift is not None:
-            per_token = per_token * clamped_exp(self._drift_weight(members))
+            weight = members.drift
+            if self.importance_sampling == "truncated":
+                log_r = log_importance(members, self.importance_level)
+                weight = log_r.clamp(max=math.log(self.importance_cap))
+            per_token = per_token * clamped_exp(weight)
         return LossOutput(self._add_pulls(per_token, members, metrics), metrics)
 
     def _correct(self, members: LossInputs) -> tuple[Tensor, Tensor]:
@@ -167,30 +171,13 @@ class PolicyGradient:
         log_ratio = self.log_ratio(members)
         if self.importance_sampling == "off":
             return log_ratio, torch.zeros_like(members.mask)
-        log_r, log_cap = self._importance(members), math.log(self.importance_cap)
+        log_r = log_importance(members, self.importance_level)
+        log_cap = math.log(self.importance_cap)
         if self.importance_sampling == "truncated" and members.drift is not None:
             return log_ratio, log_r > log_cap
         if self.importance_sampling == "truncated":
             return log_r.clamp(max=log_cap), log_r > log_cap
         return log_ratio, log_r.abs() > log_cap
-
-    def _drift_weight(self, members: LossInputs) -> Tensor:
-        """Logarithm [T] of the weight of decoupled PPO (arXiv 2110.00641, 2505.24298)."""
-        if self.importance_sampling == "truncated":
-            return self._importance(members).clamp(max=math.log(self.importance_cap))
-        assert members.drift is not None
-        return members.drift
-
-    def _importance(self, members: LossInputs) -> Tensor:
-        """Logarithm of r, [T]."""
-        log_r = members.drift
-        if log_r is None:
-            log_r = members.policy_logprobs - members.sampling_logprobs
-        if self.importance_level == "sequence":
-            return members.sample_sums(log_r)
-        if self.importance_level == "sequence_mean":
-            return members.sample_means(log_r)
-        return log_r
 
     def _add_pulls(
         self, per_token: Tensor, members: LossInputs, metrics: dict[str, Tensor]
@@ -216,6 +203,19 @@ class PolicyGradient:
                 pull = 0.5 * distance.square()
             per_token = per_token + self.reference_kl_coefficient * pull
         return per_token
+
+
+def log_importance(members: LossInputs, level: str) -> Tensor:
+    """Logarithm [T] of r: of the policy over the one that sampled; with `drift`, of the one before
+    the first update over that one, which is the weight of decoupled PPO (arXiv 2110.00641)."""
+    log_r = members.drift
+    if log_r is None:
+        log_r = members.policy_logprobs - members.sampling_logprobs
+    if level == "sequence":
+        return members.sample_sums(log_r)
+    if level == "sequence_mean":
+        return members.sample_means(log_r)
+    return log_r
 
 
 def clamped_exp(log_ratio: Tensor) -> Tensor:
