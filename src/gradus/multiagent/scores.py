@@ -64,8 +64,8 @@ class EpisodeScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def judge_reward(self) -> float:
         """Of a judge that trains: 1 for the side, or the answer, that is right, as far as known."""
-        known = self.judge_selected_correct
-        return float((self.truth_member_won if known is None else known) or False)
+        won = self.truth_member_won
+        return float((self.judge_selected_correct if won is None else won) or False)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the whole episode by name; what cannot be said is left out."""

@@ -201,10 +201,24 @@ def test_answers_are_counted_turn_by_turn() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "last", ["<answer>A</answer><answer>B</answer>", "I'd say B. But A is also possible", "<think>"]
+)
+def test_a_last_turn_without_one_answer_is_wrong_whatever_was_said_before(last: str) -> None:
+    slots = [TurnSlot(0, ("debater_a",), "propose"), TurnSlot(1, ("debater_a",), "critique")]
+    slots.append(TurnSlot(2, ("judge",), "final"))
+    said = {(0, "debater_a"): Said("<answer>B</answer>"), (1, "debater_a"): Said(last)}
+    game = Game(slots, said | {(2, "judge"): Said("<decision>tie</decision>")})
+    own = DialogueScorer(PACK, MEMBERS).score(game.play(PACK), TRUTH).members["debater_a"]
+    assert (own.initial_correct, own.final_correct, own.final_answer) == (True, False, None)
+    assert own.flipped is False
+
+
 def test_assigned_sides_say_who_stands_for_the_truth() -> None:
     scores = debate("A", "A", "<decision>debater_b</decision>", debater_a="A", debater_b="B")
     assert scores.truth_member_won is True
     assert scores.judge_selected_correct is False
+    assert scores.judge_reward == 1.0
 
 
 @pytest.mark.parametrize(
