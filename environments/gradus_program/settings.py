@@ -92,7 +92,8 @@ def check_program(keys: ProgramKeys) -> None:
             )
     names = {file.name for file in keys.files}
     for part in keys.command:
-        is_local = not Path(part).is_absolute() and Path(part).is_file()
+        # Unlike Path.is_file, no error for a whole program in one argument, as after `python -c`.
+        is_local = not Path(part).is_absolute() and os.path.isfile(part)
         if is_local and PurePosixPath(part).parts[0] not in names:
             raise ConfigError(
                 f"command names {part!r}, which the program's own folder will not hold; add "

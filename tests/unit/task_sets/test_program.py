@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 from policy_talks import TOKEN, path_of, policy_seat
+from renderers import parsing
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
 from verifiers.v1.interception import server
@@ -146,6 +147,43 @@ async def test_the_openai_package_trains_with_a_tool_a_stream_and_four_calls_at_
     assert_tokens_are_those_of(engine.calls, trace)
 
 
+TWO_TOOL_TURNS = """
+import json, os, urllib.request
+
+messages, ids = [{"role": "user", "content": "hi"}], []
+tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+while len(ids) < 2:
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"messages": messages, "tools": tools}).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    ids += [call["id"] for call in reply["tool_calls"]]
+    messages += [reply, {"role": "tool", "tool_call_id": ids[-1], "content": "3"}]
+print(*ids)
+"""
+
+
+async def test_the_tool_calls_of_two_turns_have_different_ids(
+    model: Path,
+    rewards: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(train, "build_async_openai", EngineClient)
+    monkeypatch.setattr(train, "response_from_generate", train.response_from_generate)
+    monkeypatch.setattr(parsing, "json", parsing.json)
+    compat.read_every_tool_call()
+    call = Reply(tokenizer.encode(CALL, add_special_tokens=False))
+    task = task_of(rewards, sys.executable, "-c", TWO_TOOL_TURNS)
+    async with ScriptedEngine(reply=lambda _: call, data_token=TOKEN) as engine:
+        trace = await play(task, model, engine)
+    first, second = trace.info["program"]["stdout"].split()
+    assert first != second
+    assert (trace.num_turns, trace.num_branches) == (2, 1)
+
+
 async def test_curl_in_a_loop_trains_each_of_its_three_conversations(
     model: Path, rewards: Path, says: Callable[[list[int]], Reply]
 ) -> None:
@@ -209,7 +247,7 @@ async def test_a_deadline_fails_the_episode_and_says_what_the_program_said(
 ) -> None:
     task = task_of(rewards, "sh", "-c", f"{ASK}; sleep 60")
     async with ScriptedEngine(reply=says, data_token=TOKEN) as engine:
-        trace = await play(task, model, engine, seconds=0.5)
+        trace = await play(task, model, engine, seconds=3.0)
     assert (trace.is_timeout, trace.reward) == (True, 0.0)
     assert "hello" in trace.info["program"]["stdout"]
     assert trace.info["program"]["exit_code"] is None
