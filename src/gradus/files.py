@@ -80,7 +80,9 @@ class DurableFiles:
     def sync(self, path: Path) -> None:
         """Make the content of a file, or the names in a folder, durable."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            # A folder of a run may lie on another disk, behind a link.
+            flags = os.O_RDONLY if path.is_dir() else os.O_RDONLY | os.O_NOFOLLOW
+            descriptor = os.open(path, flags)
             try:
                 # Never tried again: after a failed sync the system may have dropped the pages,
                 # and a second one would report success for data that is lost.

@@ -29,6 +29,9 @@ IDENTITY_NAME = "evaluation.json"
 SIZES = "orchestrator/sizes.json"
 """Where the orchestrator's part of a checkpoint notes the files that only grow."""
 
+STATE = "orchestrator/state.json"
+"""What the orchestrator's part of a checkpoint needs of other files."""
+
 _REFUSED = re.compile(
     r"(sft\.)?model\..+|(sft\.)?seed"
     r"|sources\.[^.]+(\.(name|group_size|curriculum|is_frozen)(\..+)?)?"
@@ -113,10 +116,31 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
             f"max_steps = {max_steps} is less than the {checkpoint.step} steps of "
             f"{checkpoint.folder}; use at least {checkpoint.step}"
         )
+    if checkpoint is not None:
+        _check_journal(lease.run_dir, checkpoint.folder / STATE)
     published = published_models(lease.run_dir)
     if checkpoint is not None or not published:
         return ResumePoint(checkpoint)
     return ResumePoint(None, lease.run_dir.kept / f"version_{max(published):08d}")
+
+
+def _check_journal(run_dir: RunDirectory, state: Path) -> None:
+    """CorruptStateError when the journal does not hold what a checkpoint continues."""
+    if not state.is_file():
+        return
+    try:
+        lines = run_dir.journal.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise CorruptStateError(
+            f"{run_dir.journal} is missing or no journal ({error}); the run continues it: restore "
+            "it, or start a run under another name"
+        ) from error
+    wanted = read_json(state)["journal_lines"]
+    if len(lines) < wanted:
+        raise CorruptStateError(
+            f"{run_dir.journal} has {len(lines)} lines and {state} continues {wanted}; restore the "
+            "journal, or start a run under another name"
+        )
 
 
 def changed_settings(
@@ -168,8 +192,7 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
             shutil.rmtree(point.kept)
         shutil.move(run_dir.weights / point.kept.name, point.kept)
     for folder in (run_dir.ready, run_dir.spool, *_void_versions(run_dir, point, keeps_versions)):
-        if folder.is_dir():
-            shutil.rmtree(folder)
+        _empty(folder)
     run_dir.summary.unlink(missing_ok=True)
     CheckpointStore(run_dir, lease.term).discard_stale()
     if point.checkpoint is None:
@@ -180,6 +203,19 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
         truncate_to_sizes(run_dir, point.checkpoint.step, read_json(sizes))
     else:
         truncate_to_step(run_dir, point.checkpoint.step)
+
+
+def _empty(folder: Path) -> None:
+    """Remove a folder; one that is a link to another disk loses what lies in it."""
+    if not folder.is_symlink():
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _void_versions(run_dir: RunDirectory, point: ResumePoint, keeps_versions: bool) -> list[Path]:

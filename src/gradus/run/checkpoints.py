@@ -128,28 +128,26 @@ class CheckpointStore:
         and none verifies; ConfigError when a newer gradus wrote one.
         """
         for _ in range(_MAX_LOOKS):
-            found = self._committed()
+            found, newest = self._committed(), ""
             for committed in found:
                 try:
                     return self._verify(committed)
                 except CorruptStateError as error:
+                    newest = newest or f"{error}"
                     if not committed.folder.exists():
                         break
                     logger.error("checkpoint %d is not used: %s", committed.step, error)
             else:
-                self._refuse_damaged(found)
+                if found:
+                    raise CorruptStateError(
+                        f"none of the {len(found)} checkpoints in {self._root} can be used, the "
+                        f"newest because {newest}; restore one, or start a run under another name"
+                    )
                 return None
         raise StorageError(
             f"{self._root}: each of {_MAX_LOOKS} checkpoints was deleted while it was read; keep "
             "more of them (checkpoint.keep_last)"
         )
-
-    def _refuse_damaged(self, found: Sequence[_Committed]) -> None:
-        if found:
-            raise CorruptStateError(
-                f"none of the {len(found)} checkpoints in {self._root} is whole; restore one, or "
-                "start a run under another name"
-            )
 
     def load(self, step: int) -> Checkpoint:
         """Checkpoint `step`, verified; ConfigError when there is none of that step."""

@@ -37,6 +37,8 @@ RunKind = Literal["rl", "sft", "eval", "replay", "bench"]
 
 _RESUMABLE: tuple[RunKind, ...] = ("rl", "sft", "eval")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAX_TERM = 10**8
+"""Terms stand in names of folders with eight digits."""
 _LOCK_NAME = "lease.lock"
 _KEPT_BY_CLEAN = {_LOCK_NAME, "lease.json", MARKER_NAME}
 
@@ -297,7 +299,25 @@ def _refuse_to_resume(run_dir: RunDirectory, kind: RunKind) -> None:
         )
     if marker.kind != kind:
         raise _of_another_kind(run_dir, marker, kind)
+    _refuse_links(run_dir)
     _refuse_in_use(run_dir)
+
+
+def _refuse_links(run_dir: RunDirectory) -> None:
+    """The owner may move a folder of the run to another disk; nothing is written through a link
+    to a file, which may lie anywhere."""
+    within = [run_dir.logs, run_dir.ready, run_dir.secrets, run_dir.save_request.parent]
+    found = [*run_dir.root.iterdir(), *(path for folder in within for path in folder.rglob("*"))]
+    for path in found:
+        if not path.is_symlink():
+            if not path.is_dir() and not path.is_file():
+                raise RunDirectoryError(f"{path} is neither file nor folder; move it away")
+            continue
+        if not path.is_dir() or path.lstat().st_uid != os.geteuid():
+            raise RunDirectoryError(
+                f"{path} is a link to {path.readlink()}; of a run only its folders may be links, "
+                "made by you: put the file itself there, or remove the link"
+            )
 
 
 def _refuse_to_replace(
@@ -416,8 +436,10 @@ def _read_lease(run_dir: RunDirectory) -> tuple[int, Owner | None]:
     except FileNotFoundError:
         return 0, None
     try:
-        owner = value["owner"]
-        return int(value["term"]), None if owner is None else Owner(**owner)
+        owner, term = value["owner"], int(value["term"])
+        if not 0 <= term < _MAX_TERM:
+            raise ValueError(f"term {term:.6g} is none that launches count up to")
+        return term, None if owner is None else Owner(**owner)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(f"{run_dir.lease} is not a lease ({error}); delete it") from error
 

@@ -281,7 +281,7 @@ def _write_gathered(
 def _replace_directory(
     directory: Path, files: Mapping[str, bytes], stem: str, tensors: Tensors
 ) -> None:
-    disk = PatientFiles()
+    disk, directory = PatientFiles(), directory.resolve()
     with stage(directory, disk) as staging:
         write_tensors(staging, tensors, disk, stem=stem)
         for name, content in files.items():

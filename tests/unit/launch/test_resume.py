@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ from gradus.config import (
     differences,
     resolve,
 )
-from gradus.errors import ConfigError, CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError, RunDirectoryError
 from gradus.files import read_json, write_json
 from gradus.launch.job import Job
 from gradus.launch.launch import launch
 from gradus.launch.plan import LaunchPlan, log_file
 from gradus.launch.resume import (
+    _check_journal,
     changed_settings,
     clear_for_resume,
     find_resume_point,
@@ -33,7 +36,7 @@ from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
 from gradus.processes.started import ProcessSpec
 from gradus.run.checkpoints import CheckpointStore
-from gradus.run.lease import RunLease, open_run, reopen_run
+from gradus.run.lease import RunLease, mark_run, open_run, preview_run, reopen_run
 from gradus.run.paths import RunDirectory
 from gradus.testing.checkpoints import commit
 from gradus.testing.configs import build_run_config
@@ -96,6 +99,84 @@ def test_a_run_without_a_checkpoint_starts_again_and_says_so(lease: RunLease) ->
     point = find_resume_point(lease, 6)
     assert point.step is None
     assert point.describe(6) == "no checkpoint: starts again at step 1"
+
+
+def test_folders_of_a_run_that_lie_on_another_disk_are_emptied_there(
+    lease: RunLease, tmp_path: Path
+) -> None:
+    run_dir = lease.run_dir
+    folders = (run_dir.weights, run_dir.spool, run_dir.ready)
+    for folder in folders:
+        elsewhere = tmp_path / "large" / folder.name
+        (elsewhere / "version_00000001").mkdir(parents=True)
+        (elsewhere / "end.msgpack").touch()
+        folder.symlink_to(elsewhere)
+    clear_for_resume(lease, find_resume_point(lease, 9))
+    for folder in folders:
+        assert folder.is_symlink()
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "notices.log", "logs/trainer.log"])
+@pytest.mark.parametrize("opening", [reopen_run, partial(preview_run, resume=True)])
+def test_a_file_of_a_run_that_is_a_link_is_refused_by_name(
+    lease: RunLease, tmp_path: Path, name: str, opening: Any
+) -> None:
+    lease.release()
+    mine, path = tmp_path / "mine.txt", lease.run_dir.root / name
+    mine.write_text("precious")
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(mine)
+    output_dir, run = lease.run_dir.root.parent, lease.run_dir.root.name
+    with pytest.raises(RunDirectoryError, match=f"{name} is a link to .*mine.txt"):
+        opening(output_dir, run, kind="rl")
+    assert mine.read_text() == "precious"
+
+
+def test_a_folder_of_a_run_may_be_a_link(lease: RunLease, tmp_path: Path) -> None:
+    lease.release()
+    (tmp_path / "large").mkdir()
+    (lease.run_dir.root / "checkpoints").symlink_to(tmp_path / "large")
+    output_dir, run = lease.run_dir.root.parent, lease.run_dir.root.name
+    reopen_run(output_dir, run, kind="rl").release()
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b'{"event": "run_started"}\n'])
+def test_a_journal_that_a_checkpoint_does_not_continue_is_refused(
+    lease: RunLease, content: bytes | None
+) -> None:
+    commit_checkpoint(lease, 2)
+    state = next(lease.run_dir.checkpoints.glob("step_*")) / "orchestrator" / "state.json"
+    state.parent.mkdir(exist_ok=True)
+    state.write_text('{"journal_lines": 7}')
+    if content is not None:
+        lease.run_dir.journal.write_bytes(content)
+    with pytest.raises(CorruptStateError, match="journal"):
+        _check_journal(lease.run_dir, state)
+    lease.run_dir.journal.write_bytes(b"{}\n" * 7)
+    _check_journal(lease.run_dir, state)
+
+
+def test_what_is_no_file_and_a_lease_of_no_launch_are_refused_before_a_resume(
+    lease: RunLease,
+) -> None:
+    lease.release()
+    output_dir, run = lease.run_dir.root.parent, lease.run_dir.root.name
+    preview = partial(preview_run, output_dir, run, kind="rl", resume=True)
+    os.mkfifo(lease.run_dir.metrics)
+    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is neither file nor folder"):
+        preview()
+    lease.run_dir.metrics.unlink()
+    write_json(lease.run_dir.lease, {"term": 2**80, "owner": None})
+    with pytest.raises(CorruptStateError, match="is not a lease"):
+        preview()
+
+
+def test_the_marker_of_another_run_is_named_as_the_reason(lease: RunLease) -> None:
+    commit_checkpoint(lease, 2)
+    mark_run(lease.run_dir, "rl", run_id="another")
+    with pytest.raises(CorruptStateError, match=r"can be used, .* of run '.*'; it was copied"):
+        find_resume_point(lease, 9)
 
 
 def test_a_run_that_starts_again_keeps_the_newest_weights_that_it_published(

@@ -124,6 +124,23 @@ def test_a_saved_model_loads_with_its_tokenizer(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_models_and_versions_are_written_where_a_link_to_another_disk_leads(
+    build_policy: Callable[..., PolicyModel], world: World, tmp_path: Path
+) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    run_dir.root.mkdir()
+    for folder in (run_dir.model, run_dir.weights):
+        (tmp_path / "large" / folder.name).mkdir(parents=True)
+        folder.symlink_to(tmp_path / "large" / folder.name)
+    for _ in range(2):
+        save_model(build_policy().model, world, torch.float32, run_dir.model, {})
+    weights = FilesystemWeights(run_dir, term=0, extra_files={})
+    weights.publish_version(1, [("w", torch.zeros(2))])
+    assert run_dir.model.is_symlink()
+    assert (tmp_path / "large" / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "large" / "weights" / "version_00000001" / "manifest.json").is_file()
+
+
 def test_tied_embeddings_are_stored_once(world: World, tmp_path: Path) -> None:
     directory = build_tiny_model(
         tmp_path / "tied", hidden_size=32, num_layers=1, tie_word_embeddings=True
