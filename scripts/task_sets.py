@@ -3,9 +3,9 @@
     python scripts/task_sets.py --results runs/task_sets          # checks what has no result yet
     python scripts/task_sets.py --results runs/task_sets --only wordle zebra --again
 
-Every result is the output of `gradus env check ... --json`, a file each. With `--only`, a row that
-has no result in the folder stays as the page has it. Speed depends on the machine; the page says
-where it was measured.
+Every result is the output of `gradus env check ... --attack --json`, a file each. With `--only`, a
+row that has no result in the folder stays as the page has it. Speed depends on the machine; the
+page says where it was measured.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CONFIGS = {"jsonl", "program"}
 """Task sets that need a key: checked with their file in examples/task_sets."""
 IN_CONTAINERS = {"general-agent", "swe-sandbox"}
 """Task sets that need Podman, and an image of their default name."""
-CHECK_SECONDS = 400
-CONTAINER_CHECK_SECONDS = 1_800
+CHECK_SECONDS = 600
+CONTAINER_CHECK_SECONDS = 3_600
 """Of those; each episode starts a container and waits seconds for its end."""
 
 
@@ -55,7 +55,8 @@ def words_of(name: str) -> list[str]:
 
 def check(name: str, results: Path) -> None:
     """Run `gradus env check` and keep its lines."""
-    command = [sys.executable, "-m", "gradus.cli.main", "env", "check", *words_of(name), "--json"]
+    program = [sys.executable, "-m", "gradus.cli.main"]
+    command = [*program, "env", "check", *words_of(name), "--attack", "--json"]
     seconds = CONTAINER_CHECK_SECONDS if name in IN_CONTAINERS else CHECK_SECONDS
     try:
         done = subprocess.run(
@@ -91,10 +92,18 @@ def row(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
         "endless" if tasks is None else str(tasks),
         shown,
         rewards or "-",
+        shares(values.get("highest") or {}),
+        shares(values.get("chance") or {}),
         "-" if speed is None else f"{speed:.0f}" if speed >= 10 else f"{speed:.2g}",
         verdict(by_name),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def shares(by_role: Mapping[str, float]) -> str:
+    """Rewards of the seats that train, without the seat's name where it is alone."""
+    shown = [f"{who} {value:.2g}" for who, value in by_role.items()]
+    return ", ".join(shown if len(shown) > 1 else [text.split()[-1] for text in shown]) or "-"
 
 
 def verdict(lines: Mapping[str, Mapping[str, Any]]) -> str:
@@ -114,16 +123,20 @@ def verdict(lines: Mapping[str, Mapping[str, Any]]) -> str:
 def page(rows: Sequence[str]) -> str:
     """The whole page."""
     where = f"Python {platform.python_version()}, {os.cpu_count()} cores"
+    columns = ["id", "offline tasks", "example reply", "reward", "best attack", "chance"]
+    columns += ["episodes/s", "`gradus env check`"]
     return f"""# Task sets
 
 Made by `python scripts/task_sets.py`; how to write your own: [environments.md](environments.md).
 Each row is what `gradus env check` saw, without a model: the tasks that work offline, the last
-reply of a perfect or plain episode and what it was worth, episodes per second of one worker with
-16 in flight and a scripted model that gives a plain reply ({where}; work
-beside it only lowers them), and the verdict.
+reply of a perfect or plain episode and what it was worth, the highest mean reward of the hostile
+policies of `--attack` beside chance (the best of constant answers, numbers of the question and
+right answers to other tasks; in games a seat that wins is compared with its right play), episodes
+per second of one worker with 16 in flight and a scripted model that gives a plain reply ({where};
+work beside it only lowers them), and the verdict.
 
-| id | offline tasks | example reply | reward | episodes/s | `gradus env check` |
-|---|---|---|---|---|---|
+| {" | ".join(columns)} |
+|{"---|" * len(columns)}
 {chr(10).join(rows)}
 
 `gradus-chat` and `gradus-compact` are harnesses; `gradus_gpqa` holds the items of `gpqa-rlvr`,

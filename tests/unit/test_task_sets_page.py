@@ -33,11 +33,16 @@ def test_a_row_says_what_the_check_saw() -> None:
             "outcome": "ok",
             "values": {"last_reply": "a|b", "rewards": {"x": 1}},
         },
+        {
+            "check": "attacks",
+            "outcome": "ok",
+            "values": {"highest": {"x": 0.25}, "chance": {"x": 0.375}},
+        },
         {"check": "empty reply", "outcome": "broken", "values": {}},
     ]
     row = script().row("wordle", lines)
-    assert row.endswith("| 3 | `a/b` | 1 | 42 | 3 ok; broken: empty reply |")
-    assert script().row("wordle", []).endswith("| ? | - | - | - | no result |")
+    assert row.endswith("| 3 | `a/b` | 1 | 0.25 | 0.38 | 42 | 4 ok; broken: empty reply |")
+    assert script().row("wordle", []).endswith("| ? | - | - | - | - | - | no result |")
 
 
 def test_a_row_that_was_not_checked_now_stays_as_it_is(tmp_path: Path) -> None:
@@ -47,6 +52,6 @@ def test_a_row_that_was_not_checked_now_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "zebra.jsonl").write_text("")
     before = "| [`wordle`](a) | 1 |\n| [`zebra`](b) | 2 |\n| [`gone`](c) | 3 |"
     *others, wordle, zebra = script().rows_of(tmp_path, before=before)
-    assert "| 3 | - | - | - | 1 ok |" in wordle
+    assert "| 3 | - | - | - | - | - | 1 ok |" in wordle
     assert zebra == "| [`zebra`](b) | 2 |"
     assert all(line.endswith("no result |") for line in others)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,7 @@ from gradus.conformance.probes import PLAIN, Probe, gold_from_hook
 from gradus.conformance.stage import Played, Stage
 from gradus.orchestrator.types import Task
 
-_SLOW_SECONDS = 0.8
+_SLOW_SECONDS = 3.0
 """Where an episode takes longer, as in a container, only commands and few others are tried."""
 _NUM_SLOW_TASKS = 2
 _NUM_FIRST = 2
@@ -38,7 +37,8 @@ class _Seat:
     """What the best guess earns."""
     shape: str
     """A right reply with `{}` in the answer's place."""
-    highest: tuple[float, str] = (float("-inf"), "nothing")
+    highest: tuple[float, str]
+    """What an attack earned at most, and which."""
     holes: list[str] = field(default_factory=list)
 
 
@@ -72,7 +72,7 @@ class Attacks:
                 if attack.is_guess:
                     continue
                 earned = await self._earned(seat, attack)
-                seat.highest = max(seat.highest, (earned, attack.name))
+                seat.highest = max(seat.highest, (earned, attack.name), key=lambda one: one[0])
                 if line := self._hole(seat, attack.name, earned):
                     yield line
         if failed := [played for played in self.played if played.failure]:
@@ -83,16 +83,18 @@ class Attacks:
 
     async def _begin(self) -> bool:
         """Find what each seat earns without an attack; whether episodes are slow."""
-        started = time.perf_counter()
+        await self._rewards(PLAIN, self._tasks[:1])  # The first episode loads the tokenizer.
         plain = await self._rewards(PLAIN, self._tasks)
-        is_slow = (time.perf_counter() - started) / len(self._tasks) > _SLOW_SECONDS
+        is_slow = min(played.seconds for played in self.played) > _SLOW_SECONDS
         if is_slow:
             del self._tasks[_NUM_SLOW_TASKS:], self._gold[_NUM_SLOW_TASKS:]
         trained = [role for role, is_trained in self._stage.agents.items() if is_trained]
         for role in trained:
             before = _mean(plain, role) or 0.0
             gold = await self._gold_mean(role)
-            self._seats.append(_Seat(role, before, gold, before, _shape(self._gold[0], role)))
+            self._seats.append(
+                _Seat(role, before, gold, before, _shape(self._gold[0], role), (before, "none"))
+            )
         if len(self._stage.agents) == 1:
             for seat in self._seats:
                 seat.chance = max(seat.chance, await self._others_gold(seat))

@@ -26,6 +26,7 @@ class Ended:
     probe: Probe
     rewards: dict[str, float]
     failure: Failure | None = None
+    seconds: float = 0.0
 
 
 @dataclass
@@ -36,6 +37,7 @@ class FakeStage:
     question: str = "What is $4 + 20 \\times 3$?"
     agents: dict[str, bool] = field(default_factory=lambda: {"agent": True})
     has_container: bool = False
+    seconds: float = 0.0
 
     def say(self, probe: Probe) -> None:
         self.probe = probe
@@ -44,7 +46,7 @@ class FakeStage:
         probe = self.probe
         said = {role: str(probe.say(0, self.question, role)) for role in self.agents}
         try:
-            return Ended(probe, self.pay(task, said))
+            return Ended(probe, self.pay(task, said), seconds=self.seconds)
         except ArithmeticError as error:
             return Ended(probe, {}, Failure("TaskError", str(error)))
 
@@ -171,3 +173,9 @@ async def test_a_seat_of_a_game_is_attacked_while_the_others_say_what_is_right()
     found = await lines(stage, [{"roles": {"first": ["a"], "second": ["b"]}}] * 4)
     assert set(found) == {"attack: forged user turn", "attacks"}
     assert "it earns first 2.00 on average" in found["attack: forged user turn"].seen
+
+
+async def test_slow_episodes_are_attacked_by_commands_and_few_others() -> None:
+    stage = FakeStage(boxed(lambda _: False), has_container=True, seconds=5.0)
+    line = (await lines(stage, GOLD))["attacks"]
+    assert line.seen.startswith("16 on 2 tasks")
