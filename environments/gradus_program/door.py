@@ -289,17 +289,21 @@ class Door:
 
 
 async def served_context(upstream: str, bearer: str, model: str) -> int | None:
-    """The context of a model, as vLLM's list of models says it; None where nothing says it."""
+    """The context of a model, as vLLM's list of models says it; None where that says nothing.
+
+    Raises aiohttp.ClientError and TimeoutError where there is no list.
+    """
     timeout = aiohttp.ClientTimeout(total=MODELS_SECONDS, sock_connect=CONNECT_SECONDS)
     headers = {"Authorization": f"Bearer {bearer}"}
+    async with (
+        aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as http,
+        http.get(f"{upstream}{_MODELS}", headers=headers) as answer,
+    ):
+        raw = await answer.read()
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as http,
-            http.get(f"{upstream}{_MODELS}", headers=headers) as answer,
-        ):
-            cards = (await answer.json(content_type=None))["data"]
-            (length,) = {card["max_model_len"] for card in cards if card["id"] == model}
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+        cards = json.loads(raw)["data"]
+        (length,) = {card["max_model_len"] for card in cards if card["id"] == model}
+    except (ValueError, KeyError, TypeError):
         return None
     return length if isinstance(length, int) and length > 0 else None
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import aiohttp
 import verifiers.v1 as vf
 from verifiers.v1.errors import HarnessError, ProviderError
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
@@ -59,7 +60,7 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
 
     warned: ClassVar[set[str]] = set()
     """Parameters that were warned about; on the class, because each episode has its harness."""
-    contexts: ClassVar[dict[tuple[str, str], int]] = {}
+    contexts: ClassVar[dict[tuple[str, str], int | None]] = {}
     """Server and model → its context."""
 
     async def launch(
@@ -105,10 +106,10 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
         """The longest prompt and reply of the model; None when its server does not say."""
         key = (ctx.client.base_url, ctx.model)
         if key not in self.contexts:
-            found = await served_context(upstream, secret, ctx.model)
-            if found is None:
-                return None
-            self.contexts[key] = found
+            try:
+                self.contexts[key] = await served_context(upstream, secret, ctx.model)
+            except (aiohttp.ClientError, TimeoutError):
+                return None  # the next episode asks again
         return self.contexts[key]
 
     def _warn(self, traffic: Traffic) -> None:

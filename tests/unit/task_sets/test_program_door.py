@@ -316,11 +316,10 @@ async def test_an_interception_server_that_is_gone_is_a_fault_of_the_engine() ->
 async def test_the_context_is_what_the_list_of_models_says() -> None:
     cards = {"data": [{"id": "policy", "max_model_len": 512}, {"id": "other"}]}
     async with door((200, cards), (200, cards), (502, {"error": "away"})) as (opened, _):
-        found = [
-            await served_context(opened.upstream, "key", name)
-            for name in ("policy", "other", "policy")
-        ]
-    assert found == [512, None, None]
+        found = [await served_context(opened.upstream, "key", it) for it in ("policy", "other")]
+        assert found == [512, None]
+        with pytest.raises(aiohttp.ClientError):
+            await served_context(opened.upstream, "key", "policy")
 
 
 async def test_four_calls_at_once_are_four_calls() -> None:
