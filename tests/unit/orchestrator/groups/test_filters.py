@@ -275,3 +275,29 @@ def test_two_filters_of_one_type_keep_both_verdicts() -> None:
     verdicts = judge(filters, with_probabilities((9, 0.999)), CONTEXT)
     assert verdicts == {"repetition": Verdict.DROP, "repetition_2": Verdict.KEEP}
     assert dropped_by(verdicts) == "repetition"
+
+
+class Listing:
+    """Keeps what it was given."""
+
+    name = "listing"
+    needs_context = True
+
+    def __init__(self) -> None:
+        self.contexts: list[FilterContext] = []
+
+    def keeps(self, sample: Sample, context: FilterContext) -> bool:
+        self.contexts.append(context)
+        return True
+
+
+def test_a_group_is_listed_once_for_all_its_samples() -> None:
+    """Once for each sample, a group of 2,048 held the event loop for seconds."""
+    listing = Listing()
+    rewards = [float(number % 2) for number in range(8)]
+    chosen = ActiveFilter(listing, is_enforced=True, name="listing")
+    group, grader = graded_rewards(*rewards, algorithm=GroupRelative(), filters=[chosen])
+    grader.grade(group)
+    assert len(listing.contexts) == 8
+    assert len({id(context.episodes) for context in listing.contexts}) == 1
+    assert len({id(context.failed) for context in listing.contexts}) == 1
