@@ -131,9 +131,9 @@ Made by `python scripts/task_sets.py`; how to write your own: [environments.md](
 Each row is what `gradus env check` saw, without a model: the tasks that work offline, the last
 reply of a perfect or plain episode and what it was worth, the highest mean reward of the hostile
 policies of `--attack` beside chance (the best of constant answers, numbers of the question and
-right answers to other tasks; in games a seat that wins is compared with its right play), episodes
-per second of one worker with 16 in flight and a scripted model that gives a plain reply ({where};
-work beside it only lowers them), and the verdict.
+right answers to other tasks; in games a seat that wins is compared with its right play; `-` where
+they were not played), episodes per second of one worker with 16 in flight and a scripted model that
+gives a plain reply ({where}; work beside it only lowers them), and the verdict.
 
 | {" | ".join(columns)} |
 |{"---|" * len(columns)}
