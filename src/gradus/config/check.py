@@ -37,7 +37,6 @@ from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import (
-    LoraConfig,
     ParallelConfig,
     TrainerConfig,
     data_parallel_size,
@@ -153,7 +152,6 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_checkpoint_problems(config.checkpoint),
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), trainer.optimizer, config.max_steps),
-        *_lora_problems(("trainer", "lora"), trainer.lora),
         *_transfer_problems(trainer, config.inference),
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), trainer.micro_batch_tokens, config.model
@@ -197,7 +195,6 @@ def _sft_problems(config: SftConfig) -> list[Problem]:
         *_seed_problems(config.seed),
         *_checkpoint_problems(config.checkpoint),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
-        *_lora_problems(("lora",), config.lora),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
         *parallel_problems(("parallel",), config.parallel, config.num_processes),
         *_offload_problems(("parallel",), config.parallel, config.optimizer),
@@ -357,23 +354,6 @@ def _optimizer_problems(
         return
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         yield Problem((*path, "betas"), f"{list(optimizer.betas)}: each must be in [0, 1)")
-
-
-def _lora_problems(path: KeyPath, lora: LoraConfig | None) -> Iterator[Problem]:
-    """What cannot be trained exactly, or not served."""
-    if lora is None:
-        return
-    if lora.dropout > 0:
-        yield Problem(
-            (*path, "dropout"),
-            f"{lora.dropout} would make the policy's logprobs random, and ratios with them; use 0",
-        )
-    if lora.modules_to_save:
-        yield Problem(
-            (*path, "modules_to_save"),
-            f"{lora.modules_to_save} cannot be served: vLLM takes low-rank factors only, no whole "
-            "modules beside them; leave it empty, or train without lora",
-        )
 
 
 def parallel_problems(

@@ -145,11 +145,11 @@ WRONG_CHOICES = [
     bad("optimizer", "[trainer.optimizer]\ntype = 'adam'", "did you mean 'adamw'?"),
     bad("optimizer that is no table", "trainer.optimizer = 3", "must be a table"),
     bad("key of another optimizer", "[trainer.optimizer]\ntype = 'sgd'\neps = 1e-8", "eps"),
-    bad("adapters with dropout", "[trainer.lora]\ndropout = 0.1", "logprobs random"),
+    bad("adapters with dropout", "[trainer.lora]\ndropout = 0.1", "unknown key; adapters are"),
     bad(
         "modules beside an adapter",
         "[trainer.lora]\nmodules_to_save = ['lm_head']",
-        "cannot be served",
+        "unknown key; an adapter is low-rank factors alone",
     ),
     bad("no target", "[trainer.lora]\ntarget_modules = []", "has too few entries"),
     bad("rank above vLLM's", "[trainer.lora]\nrank = 513", "must be at most 512"),

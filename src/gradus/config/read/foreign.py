@@ -290,6 +290,8 @@ WORDS: Mapping[str, str] = {
     "reasoning_parser": "the renderer reads reasoning; see model.renderer",
     "oversampling_factor": "write orchestrator.max_in_flight_episodes",
     "token_batch_size": "gradus counts groups: orchestrator.groups_per_batch",
+    "dropout": "adapters are trained without dropout; take it away",
+    "modules_to_save": "an adapter is low-rank factors alone; take it away, or train without lora",
     "num_train_epochs": "gradus counts steps; write max_steps",
     "critic": "gradus trains no critic; take it away",
     "errors.type": "which errors are tried again is set by retry_on; take it away",

@@ -21,10 +21,6 @@ class LoraConfig(StrictConfig):
     target_modules: list[str] | None = Field(None, min_length=1)
     """Last parts of the names of the linear layers to adapt. None means all of attention and
     MLP."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Must be 0: with dropout the trained distribution is not the sampled one."""
-    modules_to_save: list[str] = Field(default_factory=list)
-    """Must be empty: vLLM serves no whole modules beside an adapter."""
 
 
 class ServedLoraConfig(LoraConfig):
