@@ -34,7 +34,7 @@ def run_values(model: Path, **source: Any) -> dict[str, Any]:
     sampling = {"max_completion_tokens": 64}
     return {
         "max_steps": 2,
-        "model": {"name": str(model), "max_length_tokens": 512},
+        "model": {"name": str(model), "max_length_tokens": 1024},
         "orchestrator": {"train": {"env": [env], "sampling": sampling}},
     }
 
@@ -54,10 +54,21 @@ def test_a_config_that_works_is_loaded_part_by_part(tmp_path: Path, tiny_model: 
     ]
     assert all("  ok  " in line for line in verdicts.values())
     assert "renderer qwen3 (by its chat template)" in verdicts["model"]
-    assert "with tools, first prompt" in verdicts["environment gradus-word-lookup"]
+    assert "with tools, first prompts" in verdicts["environment gradus-word-lookup"]
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     left = [p for p in living_processes() if carries_mark(p.pid, "PWD", str(tmp_path))]
     assert left == []
+
+
+def test_prompts_that_fit_only_without_their_tools_are_refused(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    values = run_values(tiny_model)
+    values["model"]["max_length_tokens"] = 256
+    ended = check(tmp_path, values)
+    shown = " ".join(ended.stdout.split())
+    assert ended.returncode == 64, shown
+    assert "the declarations of their tools included, which leaves none to sample" in shown
 
 
 def test_a_dry_run_refuses_what_a_process_of_the_run_would(

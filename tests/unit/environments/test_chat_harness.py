@@ -39,10 +39,11 @@ def calling(name: str, arguments: str, *, id: str = "call_0") -> dict[str, Any]:
 
 @dataclass
 class FakeTrace:
-    """A trace of which the loop reads and sets the stop condition."""
+    """A trace of which the loop reads and sets the stop condition, and why it is full."""
 
     id: str = "trace"
     stop_condition: str | None = None
+    info: dict[str, str] = field(default_factory=dict)
 
     def stop(self, condition: str) -> None:
         self.stop_condition = condition
@@ -198,6 +199,7 @@ async def test_a_prompt_longer_than_the_context_stops_the_trace() -> None:
     async with endpoint(overflow) as fake, session(fake.url, trace=trace) as chat:
         assert (await chat.play(None)).exit_code == 0
     assert trace.stop_condition == CONTEXT_FULL
+    assert "Prompt length (9) exceeds maximum context length (8)." in trace.info[CONTEXT_FULL]
 
 
 async def test_an_endpoint_out_of_reach_is_a_transport_error() -> None:

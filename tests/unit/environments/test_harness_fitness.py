@@ -16,6 +16,7 @@ from verifiers.v1.utils.loaders import harness_class, harness_config_type
 from gradus.environments.harness.fitness import (
     CHAT_COMPLETIONS,
     continues,
+    declared_tools,
     dialect_of,
     harness_refusal,
 )
@@ -124,6 +125,15 @@ def test_a_task_set_that_needs_a_container_is_refused_in_a_subprocess(
     )
     assert refusal == 'the task set needs a container; write runtime = {type = "docker"}'
     assert harness_refusal(environment(harness, boxed=True), is_rendered=True) is None
+
+
+def test_the_tools_of_a_task_set_are_declared_without_starting_a_server() -> None:
+    settings = {"taskset": {"id": "gradus-word-lookup"}}
+    (tool,) = declared_tools(settings)
+    assert tool["type"] == "function"
+    assert tool["function"]["name"] == "dict_get"
+    assert tool["function"]["parameters"]["required"] == ["k"]
+    assert declared_tools({"taskset": {"id": "gradus-reverse-text"}}) == []
 
 
 def test_rlm_is_refused_in_a_subprocess() -> None:

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradus.companions import misfits
 from gradus.config import (
@@ -37,6 +37,11 @@ from gradus.files import write_json
 from gradus.log import configure_logging
 from gradus.processes.child import watch_death_pipe
 
+if TYPE_CHECKING:
+    from gradus.environments.tasks import TaskIndex
+
+NUM_PROMPTS = 8
+"""Tasks of a source whose first prompts are measured."""
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""
 
@@ -56,6 +61,7 @@ def look_at_model(request: Request) -> str:
 def look_at_environment(request: Request) -> str:
     """The environment's settings, roles and tasks, and its first prompt as the policy reads it."""
     from gradus.environments.containers import engines_of, refuse_silent
+    from gradus.environments.harness.fitness import declared_tools
     from gradus.environments.roles import complete_roles
     from gradus.environments.tasks import load_tasks
 
@@ -66,11 +72,14 @@ def look_at_environment(request: Request) -> str:
     tasks = load_tasks(config.name, settings, is_rendered=request["plays"], selection=config.tasks)
     number = "endless" if tasks.num_tasks is None else f"{tasks.num_tasks:,}"
     seen = [f"{number} tasks", f"played by {', '.join(tasks.agents)}"]
-    task_data = asyncio.run(tasks.task(0))["task_data"]
+    count = NUM_PROMPTS if tasks.num_tasks is None else min(NUM_PROMPTS, tasks.num_tasks)
+    first = asyncio.run(_first_tasks(tasks, count))
+    task_data = first[0]
     if config.algo is not None:
         _check_learning(config, request, tasks.agents, tasks.num_tasks, task_data)
     if model is not None:
-        seen += _first_prompt(config.name, model, task_data, offers_tools=tasks.offers_tools)
+        tools = declared_tools(settings) if tasks.offers_tools else []
+        seen += _first_prompts(config.name, model, first, tools, offers_tools=tasks.offers_tools)
     elif tasks.offers_tools:
         seen.append("with tools")
     if tasks.missing_modules:
@@ -107,26 +116,43 @@ def _check_learning(
     build_curriculum(source.curriculum, source=config.name, num_tasks=num_tasks, seed=0)
 
 
-def _first_prompt(
-    source: str, model: ModelConfig, task_data: Request, *, offers_tools: bool
+async def _first_tasks(tasks: TaskIndex, count: int) -> list[dict[str, Any]]:
+    return [(await tasks.task(index))["task_data"] for index in range(count)]
+
+
+def _first_prompts(
+    source: str,
+    model: ModelConfig,
+    tasks: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    *,
+    offers_tools: bool,
 ) -> list[str]:
+    """How long the prompts of the first tasks are; ConfigError when none leaves a token."""
     from gradus.orchestrator.play.renderer import check_tools, load_policy_tokenizer, render
 
     settings, _ = _renderer(model)
     settled = model.model_copy(update={"renderer": settings})
     check_tools(source, settled, offers_tools=offers_tools)
     seen = ["with tools"] if offers_tools else []
-    messages = _messages(task_data)
-    if not messages:
+    prompts = [messages for task in tasks if (messages := _messages(task))]
+    if not prompts:
         return [*seen, "the user opens"]
     tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
-    num_tokens = len(render(tokenizer, settings, messages))
-    if num_tokens >= model.max_length_tokens:
+    lengths = [len(render(tokenizer, settings, messages, tools or None)) for messages in prompts]
+    limit, shortest, longest = model.max_length_tokens, min(lengths), max(lengths)
+    found = f"{shortest} tokens" if shortest == longest else f"{shortest} to {longest} tokens"
+    if shortest >= limit:
+        with_tools = ", the declarations of their tools included" if tools else ""
         raise ConfigError(
-            f"source {source!r}: the first prompt has {num_tokens} tokens, which leaves none to "
-            f"sample in model.max_length_tokens = {model.max_length_tokens}; raise it"
+            f"source {source!r}: the first prompts have {found}{with_tools}, which leaves none to "
+            f"sample in model.max_length_tokens = {limit}; raise it"
         )
-    return [*seen, f"first prompt {num_tokens} tokens"]
+    too_long = sum(length >= limit for length in lengths)
+    left = (
+        f", {too_long} of {len(lengths)} too long for model.max_length_tokens" if too_long else ""
+    )
+    return [*seen, f"first prompts {found}{left}"]
 
 
 def _messages(task_data: Request) -> list[dict[str, Any]]:

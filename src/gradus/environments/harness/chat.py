@@ -36,8 +36,12 @@ TOOL_KEEP_ALIVE_SECONDS = 3.0
 _DONE = vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
+MAX_SAID_CHARACTERS = 300
+"""Of what the engine says about a prompt that is too long."""
+
+
 class ContextFullError(Exception):
-    """The messages are longer than the engine's context."""
+    """The messages are longer than the engine's context; its message is what the engine says."""
 
 
 class ChatHarnessConfig(vf.HarnessConfig):
@@ -193,7 +197,8 @@ class ChatSession(vf.HarnessSession):
         """The model's next message in the conversation; None when the rollout ended instead."""
         try:
             return await self._ask(self._conversation)
-        except ContextFullError:
+        except ContextFullError as full:
+            self.trace.info[CONTEXT_FULL] = str(full)[:MAX_SAID_CHARACTERS]
             self.trace.stop(CONTEXT_FULL)
             return None
 
@@ -213,7 +218,7 @@ class ChatSession(vf.HarnessSession):
         if self.trace.stop_condition is not None:
             return None
         if is_context_overflow(reply.status, reply.error_text):
-            raise ContextFullError
+            raise ContextFullError(reply.error_text)
         raise EnvironmentFailure(f"the model call failed, {reply.error_text}")
 
     async def _denied(self, calls: Sequence[ToolCall]) -> dict[int, dict[str, Any]]:

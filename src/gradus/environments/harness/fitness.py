@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
 from gradus.environments.containers import answering_engine
+from gradus.environments.harness.tools import declaration
 from gradus.installed import plugin_module
 
 CHAT_COMPLETIONS = "chat_completions"
@@ -67,9 +71,32 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
 
 def has_tool_servers(environment: vf.Env[Any]) -> bool:
     """Whether the task set offers tools by servers."""
+    return bool(_toolsets(environment))
+
+
+def _toolsets(environment: vf.Env[Any]) -> list[vf.Toolset[Any, Any]]:
     taskset = environment.taskset
     per_task = type(taskset).task_type().toolsets(taskset.config.task)
-    return bool(per_task or taskset.toolsets(taskset.config))
+    return [*per_task, *taskset.toolsets(taskset.config)]
+
+
+def declared_tools(verifiers_config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a chat declares of the tools of a task set, asked of its classes: no server starts.
+
+    Without the tools of servers that run elsewhere, or that read them from elsewhere.
+    """
+    # Slow to import, and of no use in a run.
+    server_class = importlib.import_module("mcp.server.mcpserver").MCPServer
+    environment = vf.load_environment(vf.resolve_env_config(dict(verifiers_config)))
+    found = []
+    for toolset in _toolsets(environment):
+        server = server_class(toolset.server_name or "tools")
+        toolset.register(server)
+        prefix = f"{toolset.server_name}_" if toolset.server_name else ""
+        for tool in asyncio.run(server.list_tools()):
+            declared = tool.model_dump(mode="json", by_alias=True)
+            found.append(declaration(prefix + tool.name, declared))
+    return found
 
 
 def offers_tools(environment: vf.Env[Any]) -> bool:

@@ -131,14 +131,14 @@ class EpisodeTools:
                 if name in tools:
                     raise ToolsetError(f"two tools are named {name!r}; give one server a prefix")
                 tools[name] = _Tool(server, own_name, server_name in stateless)
-                schemas.append(_declaration(name, declared))
+                schemas.append(declaration(name, declared))
         return cls(schemas, tools, limits)
 
     def add(self, server: ToolServer) -> None:
         """Offer the tools of a server that needs no connection; their calls are made in order."""
         for declared in server.tools:
             self._tools[declared["name"]] = _Tool(server, declared["name"], is_free=False)
-            self.schemas.append(_declaration(declared["name"], declared))
+            self.schemas.append(declaration(declared["name"], declared))
 
     async def answer(
         self, calls: Sequence[ToolCall], decided: Mapping[int, dict[str, Any]]
@@ -201,7 +201,8 @@ class EpisodeTools:
         return f"{content[:head]}\n{note}\n{content[len(content) - tail :]}"
 
 
-def _declaration(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+def declaration(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as the chat dialect declares it, from what its server tells."""
     return {
         "type": "function",
         "function": {

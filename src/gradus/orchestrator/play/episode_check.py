@@ -7,7 +7,7 @@ is noted in its place.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from verifiers.v1.trace import Error, WireTrace
 from gradus.orchestrator.algorithms.base import LARGEST_REWARD
 from gradus.orchestrator.traces import CUT, QUARANTINED_TURNS, trainable_traces
 from gradus.orchestrator.types import Failure
+from gradus.wire.episode import CONTEXT_FULL
 from gradus.wire.tokens import HIGHEST_LOGPROB, LOWEST_LOGPROB
 
 LARGEST_TOKEN_ID = 2**31 - 1
@@ -49,8 +50,22 @@ def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure 
         if failure is not None:
             return failure
     if needs_tokens and not any(any(node.mask) for trace in traces for node in trace.nodes):
-        return Failure("no_sampled_tokens", "no trainable trace holds a sampled token")
+        return _no_tokens(traces)
     return None
+
+
+def _no_tokens(traces: Sequence[WireTrace]) -> Failure:
+    """Why nothing was sampled although no error was reported."""
+    full = next((trace for trace in traces if trace.stop_condition == CONTEXT_FULL), None)
+    if full is None:
+        return Failure("no_sampled_tokens", "no trainable trace holds a sampled token")
+    said = full.info.get(CONTEXT_FULL)
+    return Failure(
+        "prompt_too_long",
+        "the first prompt, with the tools that it declares, leaves no token to sample in "
+        "model.max_length_tokens; raise it, or offer shorter tasks or fewer tools"
+        + (f" ({said})" if said else ""),
+    )
 
 
 def _reported_error(episode: WireEpisode) -> Failure:

@@ -14,6 +14,7 @@ from verifiers.v1.trace import Error, Reward
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import MISHAPS, build_episode, build_message, build_trace
+from gradus.wire.episode import CONTEXT_FULL
 
 
 def kind_of(episode: WireEpisode) -> str | None:
@@ -72,6 +73,17 @@ def test_a_failed_episode_without_an_error_is_called_by_its_deadline_or_unknown(
 def test_an_episode_without_a_sampled_token_is_empty() -> None:
     trace = build_trace([build_message(None, [1, 2])])
     assert kind_of(build_episode([trace])) == "no_sampled_tokens"
+
+
+def test_a_first_prompt_that_fills_the_context_is_told_with_the_key_and_its_length() -> None:
+    trace = build_trace([build_message(None, [1, 2])])
+    trace.stop_condition = CONTEXT_FULL
+    trace.info[CONTEXT_FULL] = "the prompt has 1224 tokens of 1024"
+    failure = find_failure(build_episode([trace]))
+    assert failure is not None
+    assert failure.kind == "prompt_too_long"
+    assert "model.max_length_tokens; raise it" in failure.message
+    assert "(the prompt has 1224 tokens of 1024)" in failure.message
 
 
 def shorten_logprobs(episode: WireEpisode) -> None:
