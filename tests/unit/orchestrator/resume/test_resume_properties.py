@@ -305,7 +305,7 @@ class Lives:
             try:
                 orchestrator = build_orchestrator(config, components, find_saved(config))
                 self.orchestrators.append(orchestrator)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):  # A run that loses most groups plays hundreds.
                     await orchestrator.play()
             except BaseExceptionGroup as group:
                 if group.subgroup(Killed) is None:
