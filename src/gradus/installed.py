@@ -18,6 +18,8 @@ PLAYED = (BUILTIN_TASKSETS, BUILTIN_ENVIRONMENTS)
 CHAT_HARNESS_MODULE = "gradus_chat"
 """The id under which verifiers can import the harness `chat`."""
 
+_HUB_OWNER = "primeintellect/"
+"""Whose task sets on the hub ours are named after."""
 _OURS = "gradus_"
 """What the modules of our own plug-ins begin with, and their short ids leave out."""
 _MAX_MODULE_BYTES = 200_000
@@ -61,14 +63,21 @@ def installed_id(plugin_id: str, kinds: Sequence[str] = PLAYED) -> str:
     What ships with verifiers goes before, and so does a module of that name that uses verifiers: a
     game package or a module of Python may have the same name as one of our task sets.
 
-    >>> installed_id("reverse-text"), installed_id("null", [BUILTIN_HARNESSES])
+    >>> installed_id("primeintellect/reverse-text-v1"), installed_id("null", [BUILTIN_HARNESSES])
     ('gradus-reverse-text', 'null')
     """
     module = plugin_module(plugin_id)
-    if "/" in plugin_id or "@" in plugin_id or not module.isidentifier():
+    is_owned = "/" in plugin_id.removeprefix(_HUB_OWNER) or "@" in plugin_id
+    if is_owned or not module.isidentifier():
         return plugin_id
-    if any(module in builtin_plugins(kind) for kind in kinds) or not has_module(_OURS + module):
+    if any(module in builtin_plugins(kind) for kind in kinds):
         return plugin_id
+    if not has_module(_OURS + module):
+        # Other systems end the id of a task set with the version of verifiers.
+        plain = module.removesuffix("_v1")
+        if plain == module or has_module(module) or not has_module(_OURS + plain):
+            return plugin_id
+        module = plain
     spec = _spec_of(module)
     if spec is not None and _uses_verifiers(spec):
         return plugin_id

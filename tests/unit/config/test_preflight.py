@@ -201,6 +201,15 @@ def test_an_id_of_the_hub_is_found_by_its_name() -> None:
     assert has_plugin("someone/gradus-reverse-text@1.2", (BUILTIN_TASKSETS,))
 
 
+@pytest.mark.parametrize(
+    "written", ["primeintellect/reverse-text", "reverse-text-v1", "primeintellect/reverse_text-v1"]
+)
+def test_an_id_as_other_systems_write_it_finds_our_task_set(written: str) -> None:
+    assert installed_id(written) == "gradus-reverse-text"
+    assert has_plugin(written, [BUILTIN_TASKSETS])
+    assert installed_id("primeintellect/not-there-v1") == "primeintellect/not-there-v1"
+
+
 def test_our_task_sets_have_short_ids() -> None:
     assert installed_id("reverse-text") == installed_id("Reverse_Text") == "gradus-reverse-text"
     for as_written in ("gradus-reverse-text", "someone/reverse-text", "reverse-text@1", "no-such"):
