@@ -125,35 +125,23 @@ async def scored_within(
 ) -> None:
     """Let an algorithm score, and wait; EpisodeFailed for what it does wrong, or not in time.
 
-    It runs in a task of its own, so that one that swallows its cancellation is not waited for, and
-    what it cancels is never the loop that asks.
+    In the task that asks: a snapshot between the score and the group's grade would count it twice.
     """
-
-    async def scoring() -> None:
-        with blaming("algorithm", plugin, where, seconds=seconds):
-            answer = score()
-            if answer is not None:
-                await answer
-
-    task = asyncio.create_task(scoring())
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
-        done, _ = await asyncio.wait([task], timeout=seconds)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    name = f"{describe('algorithm', plugin)}, {where}"
-    if not done:
-        task.cancel()
+        async with asyncio.timeout(seconds) as deadline:
+            with blaming("algorithm", plugin, where, seconds=seconds):
+                answer = score()
+                if answer is not None:
+                    await answer
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+    if deadline.expired():
         text = (
-            f"{name}: no score after {seconds:g} s; make its judge faster or raise "
-            "algo.scoring_timeout_seconds"
+            f"{describe('algorithm', plugin)}, {where}: no score after {seconds:g} s; make its "
+            "judge faster or raise algo.scoring_timeout_seconds"
         )
         raise EpisodeFailed(Failure(SCORING_TIMEOUT, text))
-    if task.cancelled():
-        text = f"{name}: CancelledError: it cancelled the task that it runs in"
-        raise EpisodeFailed(Failure(ALGORITHM_FAILED, text))
-    task.result()
 
 
 def is_asked_to_end() -> bool:

@@ -230,13 +230,6 @@ async def hang_on(*_: Any) -> None:
         await asyncio.sleep(0)
 
 
-async def cancel_itself(*_: Any) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
-    await asyncio.Event().wait()
-
-
 def block(*_: Any) -> None:
     threading.Event().wait()
 
@@ -254,7 +247,6 @@ BLOCKING = {"blocks": (block, "blocked the event loop"), "spins": (spin, "blocke
 WAITING: dict[str, tuple[Deed, str]] = {
     "hangs": (hang, f"no score after {TIMEOUT_SECONDS:g} s"),
     "ignores its end": (hang_on, f"no score after {TIMEOUT_SECONDS:g} s"),
-    "cancels itself": (cancel_itself, "it cancelled the task that it runs in"),
 }
 
 
