@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.server.mcpserver import MCPServer
 from pydantic import ValidationError
 
 from gradus.errors import ConfigError
+from gradus_wikispeedia.demonstrations import demonstrations
 from gradus_wikispeedia.graph import Page, distances, page_text, snap_graph, world_graph
 from gradus_wikispeedia.taskset import (
     PagesConfig,
@@ -24,6 +26,7 @@ from gradus_wikispeedia.taskset import (
 from gradus_wikispeedia.walk import link_on, refused, worth
 
 GRAPH = world_graph()
+PAGES = Path(__file__).parents[3] / "examples" / "recipes" / "wikispeedia_tiny" / "pages"
 TEXTS = st.text(alphabet=st.characters())
 
 
@@ -167,3 +170,26 @@ def test_a_folder_without_the_files_says_what_to_fetch(tmp_path: Path) -> None:
 def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"use min_clicks|go together"):
         WikispeediaConfig(id="x", **keys)
+
+
+async def test_demonstrations_declare_the_tools_of_the_server_and_click_on_links_of_the_page() -> (
+    None
+):
+    server = WalkTools(PagesConfig())
+    await server.setup()
+    mcp = MCPServer("walk")
+    server.register(mcp)
+    offered = {tool.name: (tool.description, tool.input_schema) for tool in await mcp.list_tools()}
+    pages = snap_graph(PAGES)
+    rows = demonstrations(300, graph=pages, seed=0, instruction="Walk.")
+    assert rows == demonstrations(300, graph=pages, seed=0, instruction="Walk.")
+    declared = [tool["function"] for tool in rows[0]["tools"]]
+    assert {it["name"]: (it["description"], it["parameters"]) for it in declared} == offered
+    num_right = 0
+    for row in rows:
+        _, user, reply = row["messages"]
+        target, page = (line.partition(": ")[2] for line in user["content"].splitlines()[:2])
+        title = reply["tool_calls"][0]["function"]["arguments"]["title"]
+        assert {target, title} <= set(pages[page].links)
+        num_right += title == target
+    assert 60 < num_right < 140
