@@ -156,3 +156,9 @@ async def test_the_range_that_a_curriculum_declares_counts(build_rig: Any, tmp_p
     rig = saving_rig(build_rig, tmp_path, environment, curriculum=curriculum)
     with pytest.raises(EmptyBatchError):
         await rig.play()
+
+
+def test_a_group_without_a_reward_leaves_a_state_that_can_be_saved() -> None:
+    ranges = RewardRanges({})
+    assert not ranges.is_solved("words", [], size=2)
+    assert ranges.state() == {}

@@ -39,6 +39,8 @@ class RewardRanges:
 
     def is_solved(self, source: str, rewards: Sequence[float], *, size: int) -> bool:
         """Note the rewards of a group of `size` episodes: did all of them earn the most?"""
+        if not rewards:
+            return False
         known = self._ranges.setdefault(source, _Range())
         known.lowest = min([known.lowest, *rewards])
         known.highest = max([known.highest, *rewards])
