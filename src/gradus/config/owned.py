@@ -91,6 +91,7 @@ OWNED_ENGINE_ARGS = {
     "enable_scale_out": "gradus needs the routes that it adds",
     "generation_config": "gradus states every sampling value itself",
     "logprobs_mode": "the trainer needs the logprobs of the sampled distribution",
+    "worker_cls": "on CPUs it asks the system for AMX",
     "worker_extension_cls": "gradus loads weights with it",
     "seed": "write seed",
     "enable_lora": "write trainer.lora",

@@ -423,12 +423,14 @@ def guarded_loss(loss: TokenLoss) -> TokenLoss:
 
 
 def refuse_not_finite(loss: object, tokens: float) -> None:
-    """ConfigError when a loss gave no finite number for so many tokens that have a logprob."""
-    if tokens:
-        name = loss.name if isinstance(loss, _GuardedLoss) else describe("loss", loss)
+    """ConfigError when a plug-in gave no finite number for so many tokens that have a logprob.
+
+    Those of gradus are right: what overflows there is a batch's, whose step is skipped.
+    """
+    if tokens and isinstance(loss, _GuardedLoss):
         raise ConfigError(
-            f"trainer.loss: {name} gives numbers that are not finite to {tokens:g} tokens of a "
-            "batch whose logprobs are; look for a logarithm, a division or an exp without a bound"
+            f"trainer.loss: {loss.name} gives numbers that are not finite to {tokens:g} tokens of "
+            "a batch whose logprobs are; look for a logarithm, a division or an exp without a bound"
         )
 
 
