@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, Self
@@ -29,6 +30,7 @@ TELL_SECONDS = 10.0
 """After so long a blocked event loop is told, with the plug-in that blocks it."""
 _AGAIN_SECONDS = 2.0
 """Until a plug-in that has swallowed its interruption gets another; its own clean-up takes time."""
+_OWN_TASK = "it cancelled the task that it runs in"
 _SIGNAL = signal.SIGRTMIN + 7
 """Nothing else uses it; plug-ins often set SIGALRM, and so do timeouts of tests."""
 
@@ -59,6 +61,8 @@ class _Call:
     ends_at: float
     is_over: bool = False
     """Whether the plug-in has returned or raised: what follows is ours."""
+    waits: bool = False
+    """Whether it is awaited, so that others may cancel it meanwhile."""
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("gradus_plugin_call", default=None)
@@ -94,6 +98,8 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
     token = _CALL.set(call)
     try:
         yield
+        if task and not call.waits and _taken_back(task, asked_before):
+            raise asyncio.CancelledError(_OWN_TASK)
     except BaseException as error:
         call.is_over = True
         if isinstance(error, GradusError | PluginFailed):
@@ -105,6 +111,41 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
     finally:
         call.is_over = True
         _CALL.reset(token)
+
+
+class Awaited:
+    """Awaits what a plug-in gave inside `guarded`, where its code may cancel the task that it runs
+    in: what is asked for in its own steps, between two waits, is taken back and blamed on it.
+
+        await Awaited(judge.score_group(episodes, context))
+    """
+
+    def __init__(self, given: Awaitable[object]) -> None:
+        self._given = given
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        task, call = _current_task(), _CALL.get()
+        assert task is not None
+        assert call is not None
+        call.waits = True
+        steps = self._given.__await__()
+        go_on: Callable[[], Any] = partial(next, steps)
+        while True:
+            asked_before = task.cancelling()
+            try:
+                waits_for = go_on()
+            except StopIteration:
+                break
+            finally:
+                is_own = _taken_back(task, asked_before)
+            try:
+                go_on = partial(steps.send, (yield waits_for))
+            except BaseException as error:
+                go_on = partial(steps.throw, error)
+        if is_own:
+            with suppress(asyncio.CancelledError):
+                yield  # Here the cancellation arrives.
+            raise asyncio.CancelledError(_OWN_TASK)
 
 
 class BlockWatch:
@@ -193,6 +234,14 @@ def _current_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
+
+
+def _taken_back(task: asyncio.Task[Any], asked_before: int) -> bool:
+    """Whether the task was asked to end since then; it is not any more."""
+    asked = task.cancelling() - asked_before
+    for _ in range(asked):
+        task.uncancel()
+    return asked > 0
 
 
 def _first(error: BaseException) -> BaseException:

@@ -10,7 +10,7 @@ from urllib.request import getproxies
 
 from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError, ProtocolError
-from gradus.gate import CALL_SECONDS, BlockWatch, PluginFailed, describe, guarded
+from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, describe, guarded
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
@@ -132,7 +132,7 @@ async def scored_within(
             with blaming("algorithm", plugin, where, seconds=seconds):
                 answer = score()
                 if answer is not None:
-                    await answer
+                    await Awaited(answer)
     except TimeoutError:
         if not deadline.expired():
             raise

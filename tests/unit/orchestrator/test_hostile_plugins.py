@@ -99,6 +99,18 @@ def leave(*_: Any) -> None:
     sys.exit(0)
 
 
+def cancel_its_task(*_: Any) -> bool:
+    task = asyncio.current_task()
+    if task is not None:
+        task.cancel()
+    return True
+
+
+async def cancel_and_wait(*_: Any) -> None:
+    cancel_its_task()
+    await asyncio.Event().wait()
+
+
 def fail_twice(*_: Any) -> None:
     raise ExceptionGroup("both", [LookupError("first"), ValueError("second")])
 
@@ -244,7 +256,9 @@ def spin(*_: Any) -> None:
 
 
 BLOCKING = {"blocks": (block, "blocked the event loop"), "spins": (spin, "blocked the event loop")}
+CANCELS = {"cancels its task": (cancel_its_task, "it cancelled the task that it runs in")}
 WAITING: dict[str, tuple[Deed, str]] = {
+    "cancels its task and waits": (cancel_and_wait, "something that it awaits was cancelled"),
     "hangs": (hang, f"no score after {TIMEOUT_SECONDS:g} s"),
     "ignores its end": (hang_on, f"no score after {TIMEOUT_SECONDS:g} s"),
 }
@@ -344,11 +358,11 @@ KEPT: dict[str, tuple[Deed, str]] = {
 }
 
 TABLES: dict[type[Hostile], dict[str, tuple[Deed, str]]] = {
-    GroupScorer: RAISED | CHANGED | CREDITED | BLOCKING,
-    Judge: RAISED | CHANGED | CREDITED | BLOCKING | WAITING,
-    EpisodeJudge: RAISED | CHANGED | CREDITED | BLOCKING | WAITING,
-    Sieve: RAISED | FILTERED,
-    Recorder: RAISED,
+    GroupScorer: RAISED | CHANGED | CREDITED | BLOCKING | CANCELS,
+    Judge: RAISED | CHANGED | CREDITED | BLOCKING | CANCELS | WAITING,
+    EpisodeJudge: RAISED | CHANGED | CREDITED | BLOCKING | CANCELS | WAITING,
+    Sieve: RAISED | FILTERED | CANCELS,
+    Recorder: RAISED | CANCELS,
     Drawer: RAISED | DRAWN,
 }
 ROWS = [
