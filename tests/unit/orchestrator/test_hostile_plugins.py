@@ -111,6 +111,14 @@ async def cancel_and_wait(*_: Any) -> None:
     await asyncio.Event().wait()
 
 
+def take_a_trace(episodes: Any, _: Any) -> None:
+    episodes[0].traces.pop()
+
+
+def other_notes(episodes: Any, _: Any) -> None:
+    episodes[0].traces[0].info = {"quarantined_turns": ["x"]}
+
+
 def fail_twice(*_: Any) -> None:
     raise ExceptionGroup("both", [LookupError("first"), ValueError("second")])
 
@@ -194,6 +202,8 @@ CHANGED: dict[str, tuple[Deed, str]] = {
     "no messages": (no_messages, "it changed nodes of agent"),
     "another text": (another_text, "it changed content of message 1"),
     "another metric": (another_metric, "it changed metrics of agent"),
+    "fewer traces": (take_a_trace, "it changed traces"),
+    "turns put away in other notes": (other_notes, "it changed info.quarantined_turns of agent"),
     "turns put away": (quarantined, "it changed info.quarantined_turns of agent"),
 }
 

@@ -33,7 +33,7 @@ def unchanged(episodes: Iterable[WireEpisode]) -> Iterator[None]:
         >>> with unchanged([]):
         ...     pass
     """
-    kept = [it for episode in episodes for trace in episode.traces for it in _kept(trace)]
+    kept = [it for episode in episodes for it in _kept_of_episode(episode)]
     is_done = False
     try:
         yield
@@ -78,6 +78,12 @@ _Kept = tuple[str, Any, str, Any]
 """What it is called, who holds it, under which name, and a copy."""
 
 
+def _kept_of_episode(episode: WireEpisode) -> Iterator[_Kept]:
+    yield "traces", episode, "traces", _copy(episode.traces)
+    for trace in episode.traces:
+        yield from _kept(trace)
+
+
 def _kept(trace: WireTrace) -> Iterator[_Kept]:
     who = f"of agent {trace.agent.name!r}"
     for name in _OF_TRACE:
@@ -87,7 +93,7 @@ def _kept(trace: WireTrace) -> Iterator[_Kept]:
     for name in ("name", "trainable"):
         yield f"{name} {who}", trace.agent, name, getattr(trace.agent, name)
     turns = trace.info.get(QUARANTINED_TURNS)
-    yield f"info.{QUARANTINED_TURNS} {who}", trace.info, QUARANTINED_TURNS, _copy(turns)
+    yield f"info.{QUARANTINED_TURNS} {who}", trace, QUARANTINED_TURNS, _copy(turns)
     for number, node in enumerate(trace.nodes):
         place = f"of message {number} {who}"
         for name in _OF_NODE:
@@ -101,6 +107,8 @@ def _copy(value: Any) -> Any:
 
 def _put_back(owner: Any, name: str, value: Any) -> bool:
     """Whether it had been changed."""
+    if name == QUARANTINED_TURNS:
+        owner = owner.info  # As it is now: notes may be a new dict.
     is_mapping = isinstance(owner, Mapping)
     found = owner.get(name) if is_mapping else getattr(owner, name, None)
     if found is value or (type(found) is type(value) and found == value):
