@@ -15,9 +15,19 @@ _FRACTION = re.compile(r"\\frac(?:\{(-?\d+)\}|(\d))(?:\{(\d+)\}|(\d))")
 _OPERATION = re.compile(
     r"[\w)\]}][-+*/^!|]|\\(?:times|cdot|div|frac|sqrt|d?binom|log|ln|sin|cos|tan|lfloor|lceil)"
 )
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\{[^{}]*\}")
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\*?\}")
+_SIGNS = str.maketrans(
+    {
+        **{"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-", "\N{ASTERISK OPERATOR}": "*"},
+        **{"\N{MULTIPLICATION SIGN}": "\\times", "\N{DIVISION SIGN}": "\\div"},
+        **{"\N{MIDDLE DOT}": "\\cdot", "\N{DOT OPERATOR}": "\\cdot"},
+    }
+)
+_STYLED = re.compile(r"\\[cdt]frac")
 _FUNCTION = re.compile(
-    r"\\(?:[dt]?frac|sqrt|[dt]?binom|log|ln|exp|sin|cos|tan|cot|sec|csc|arc\w+|lfloor|lceil|lvert)"
+    r"\\(?:[dt]?frac|sqrt|[dt]?binom|log|ln|exp|sin|cos|tan|cot|sec|csc|arc\w+|det|"
+    r"lfloor|lceil|lvert)"
 )
 _SIGN = re.compile(r"\\(?:times|cdot|div|pm|mp)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
@@ -57,15 +67,16 @@ def _content(text: str, start: int) -> str | None:
 
 
 def plain(answer: str) -> str:
-    """An answer without what changes nothing: space, dollars, thousands separators, styles.
+    """An answer without what changes nothing: space, dollars, thousands separators, styles, and
+    the command round a text.
 
     >>> plain(r"\\dfrac{1}{2}") == plain(r"\\frac{1}{2} ")
     True
     """
-    text = _DROPPED.sub("", answer.strip().rstrip("."))
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = text.replace("\N{MINUS SIGN}", "-").replace("\N{EN DASH}", "-")
-    return _THOUSANDS.sub("", text)
+    text = _STYLED.sub(r"\\frac", _DROPPED.sub("", answer.strip().rstrip(".")))
+    text = _THOUSANDS.sub("", text.translate(_SIGNS))
+    whole = _TEXT.fullmatch(text)
+    return whole[1] if whole else text
 
 
 def without_unit(answer: str, question: str) -> str:
@@ -137,7 +148,7 @@ def operations(answer: str) -> int:
     >>> operations(r"2\sqrt{3}"), operations(r"\sqrt{3}\cdot 2"), operations("-7")
     (2, 2, 0)
     """
-    text = _TEXT.sub("", plain(answer).rpartition("=")[2])
+    text = _ENVIRONMENT.sub("", _TEXT.sub("", plain(answer).rpartition("=")[2]))
     functions = len(_FUNCTION.findall(text))
     text = _COMMAND.sub("p", _SIGN.sub("*", _FUNCTION.sub("(", text)))
     return functions + len(_BINARY.findall(text)) + len(_PRODUCT.findall(text))

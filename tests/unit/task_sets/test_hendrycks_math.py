@@ -151,6 +151,9 @@ async def test_equal_answers_are_right_however_they_are_written(
     assert await is_right(reply, answer, seconds=1.0 if "^" in reply else 10.0) is right
 
 
+_COLUMN = r"\begin{pmatrix}1/2\\2\end{pmatrix}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "given", "answer", "right"),
@@ -162,6 +165,10 @@ async def test_equal_answers_are_right_however_they_are_written(
         (r"What is $4 + 20 \times 3$?", r"20 \times 3 + 4", "64", False),
         (r"What is $4 + 20 \times 3$?", r"\frac{2(4 + 20 \times 3)}{2}", "64", False),
         (r"What is $4 + 20 \times 3$?", r"\frac{128}{2}", "64", False),
+        (r"What is $4 + 20 \times 3$?", "4\N{MULTIPLICATION SIGN}16", "64", False),
+        (r"What is $4 + 20 \times 3$?", "128\N{DIVISION SIGN}2", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"\cfrac{128}{2}", "64", False),
+        (r"What is $4 + 20 \times 3$?", r"\text{4+60}", "64", False),
         (r"What is $4 + 20 \times 3$?", "+64", "64", True),
         (r"What is $4 + 20 \times 3$?", r"6.4 \times 10^1", "64", True),
         (r"Simplify $\frac{14}{21}$.", r"\left(\frac{14}{21}\right)", r"\frac{2}{3}", False),
@@ -170,6 +177,14 @@ async def test_equal_answers_are_right_however_they_are_written(
         ("What is the mean?", "-1.5", r"-\frac{3}{2}", True),
         ("How far?", r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2", True),
         ("What is the area?", r"\pi \cdot 4", r"4\pi", True),
+        ("Which day is it?", "Tuesday", r"\text{Tuesday}", True),
+        ("Which day is it?", r"\text{Tuesday}", "Tuesday", True),
+        ("Which day is it?", "Monday", r"\text{Tuesday}", False),
+        *(
+            ("Where?", rf"\begin{{pmatrix}} {x} \\ 2 \end{{pmatrix}}", _COLUMN, right)
+            for x, right in ((r"\frac{1}{2}", True), ("2^{-1} + 0", False))
+        ),
+        ("What is it?", r"\det\begin{pmatrix}8&0\\0&8\end{pmatrix}", "64", False),
         ("Where is it?", r"(1+2, 4)", "(3,4)", False),
         ("Where is it?", r"\left( 3, 4 \right)", "(3,4)", True),
         (r"What is $\frac{7}{8} + \frac{3}{9}$?", r"\dfrac78+\frac{3}{9}", r"\frac{29}{24}", False),
