@@ -179,6 +179,8 @@ def _past_proxies(variables: dict[str, str]) -> dict[str, str]:
     either = variables.get("no_proxy") or variables.get("NO_PROXY") or ""
     for name in ("no_proxy", "NO_PROXY"):
         kept = [part for part in (variables.get(name) or either).split(",") if part.strip()]
-        missing = [host for host in _LOOPBACK if host not in {part.strip() for part in kept}]
+        # A `*` excepts every host, but only by itself.
+        known = {part.strip() for part in kept}
+        missing = [host for host in _LOOPBACK if not known & {host, "*"}]
         variables[name] = ",".join([*kept, *missing])
     return variables

@@ -86,6 +86,15 @@ def test_every_role_keeps_the_exceptions_of_the_user() -> None:
     assert "no_proxy" not in inference_variables({"NO_PROXY": "intranet"}, {})
 
 
+def test_an_exception_of_every_host_stays_one() -> None:
+    caller = {"http_proxy": "http://proxy:3128", "NO_PROXY": "*", "PATH": "/usr/bin"}
+    variables = source_variables(caller, {}, verifiers={})
+    ask = "import urllib.request; print(urllib.request.proxy_bypass('intranet'))"
+    command = [sys.executable, "-c", ask]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
 def test_the_first_error_of_a_model_that_is_not_reached_names_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
