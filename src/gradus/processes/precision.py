@@ -80,6 +80,9 @@ def bfloat16_fault(
     files = [None if cache is None else cache / trial.key(cpu_flags) for trial in trials]
     faults = [_read(file) for file in files]
     unknown = [number for number, fault in enumerate(faults) if fault is None and may_start]
+    if unknown:
+        sys.stderr.write("trying bfloat16 on this processor, once: takes about 10 s\n")
+        sys.stderr.flush()
     outcomes = _outcomes([trials[number] for number in unknown], deadline_seconds)
     for number, (fault, is_lasting) in zip(unknown, outcomes, strict=True):
         faults[number], file = fault, files[number]

@@ -71,6 +71,17 @@ def test_a_trial_runs_once_and_its_outcome_is_kept(tmp_path: Path, then: str) ->
     assert (tmp_path / "marks").read_text() == "xx"
 
 
+def test_only_a_start_that_waits_for_a_trial_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bfloat16_fault([trial("pass")], FLAGS, tmp_path, may_start=False)
+    assert capsys.readouterr().err == ""
+    bfloat16_fault([trial("pass")], FLAGS, tmp_path)
+    assert capsys.readouterr().err.startswith("trying bfloat16 on this processor")
+    bfloat16_fault([trial("pass")], FLAGS, tmp_path)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("then", [DIES.format("SIGKILL"), "raise SystemExit(1)"])
 def test_what_another_start_may_not_meet_is_tried_again(tmp_path: Path, then: str) -> None:
     tried = [trial(counting(tmp_path / "marks", then))]
