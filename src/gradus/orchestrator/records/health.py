@@ -309,7 +309,8 @@ ALARMS: tuple[Alarm, ...] = (
         "observed tokens of a group that `echo` learns, mean of the last 10 steps, from the first "
         "step on",
         "Compare `algo.roles`, `algo.tool_names` and `algo.filter` with the messages in the "
-        "episodes: none that follows a sampled turn is chosen.",
+        "episodes: none that follows a sampled turn is chosen, or, with "
+        '`normalize = "reward"`, no trace was rewarded.',
         lambda: Level(echo_tokens, window=10, least=1),
         is_on_below=True,
     ),
