@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Iterable
 
@@ -56,8 +55,11 @@ def is_cut_off(trace: vf.Trace) -> bool:
 
 
 def has_answer(reply: str, answer: str) -> bool:
-    """True when the answer is one of the words of the reply, in any case."""
-    return answer in re.findall(r"[a-z]+", reply.lower())
+    """True when the answer is one of the words of the reply, in any case, with marks around it.
+
+    Words end at spaces alone, as where they are counted: `oslo-rome-lima` is one, and no answer.
+    """
+    return any(word.strip(string.punctuation) == answer for word in reply.lower().split())
 
 
 class RequiredFormatTask(vf.Task[RequiredFormatData, vf.State, vf.TaskConfig]):

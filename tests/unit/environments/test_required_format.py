@@ -54,6 +54,8 @@ def test_a_task_shows_the_instruction_and_the_question() -> None:
         ("It is Rome", 1 / 3, 1 / 3, True, True),
         ("rome\nrome", 0.5, 1.0, False, True),
         ("romeo", 1.0, 1.0, True, False),
+        ("oslo-rome-lima", 1.0, 1.0, True, False),
+        ("**Rome,** lima", 0.5, 0.5, False, True),
         ("42", 1.0, 0.0, True, False),
         ("", 0.0, 0.0, False, False),
         (" \n", 0.0, 0.0, False, False),
