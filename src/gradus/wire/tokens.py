@@ -7,7 +7,6 @@ else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -109,10 +108,10 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return TokenArrays(**arrays, loss_weights=weights)
 
     def frozen(self) -> TokenArrays:
-        """Views of the same arrays that cannot be written."""
-        weights = {name: _frozen(array) for name, array in self.loss_weights.items()}
+        """Views of the same arrays that cannot be written; a deep copy can."""
+        weights = _FrozenWeights({name: _frozen(it) for name, it in self.loss_weights.items()})
         arrays: dict[str, Any] = {field: _frozen(getattr(self, field)) for field in _FIELDS}
-        return TokenArrays(**arrays, loss_weights=MappingProxyType(weights))  # type: ignore[arg-type]
+        return TokenArrays(**arrays, loss_weights=weights)
 
     def num_members(self, names: Sequence[str]) -> int:
         """Tokens of one sample that train in any of these components."""
@@ -157,6 +156,16 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
+
+
+class _FrozenWeights(dict[str, FloatArray]):
+    """Unlike a mappingproxy it can be copied and sent to another process, as a plain dict."""
+
+    def __setitem__(self, name: str, _: FloatArray) -> None:
+        raise TypeError(f"loss_weights does not support item assignment ({name!r})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -301,3 +303,12 @@ def test_a_group_is_listed_once_for_all_its_samples() -> None:
     assert len(listing.contexts) == 8
     assert len({id(context.episodes) for context in listing.contexts}) == 1
     assert len({id(context.failed) for context in listing.contexts}) == 1
+
+
+def test_the_sample_of_a_filter_can_be_copied_and_its_copy_changed() -> None:
+    sample = build_sample()
+    for copied in (copy.deepcopy(sample.frozen()), pickle.loads(pickle.dumps(sample.frozen()))):
+        assert (copied.arrays.token_ids == sample.arrays.token_ids).all()
+        copied.arrays.advantages[:] = 0
+        copied.arrays.loss_weights["rl"] = copied.arrays.advantages
+    assert sample.arrays.loss_weights["rl"].any()
