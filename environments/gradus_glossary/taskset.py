@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from itertools import islice
 from typing import Self
@@ -53,14 +54,15 @@ class GlossaryTools(vf.Toolset[GlossaryToolsConfig, vf.State]):
     @vf.tool
     def find(self, text: str) -> str:
         """The words whose entries have all of these words."""
-        wanted = text[:200].lower().split()
-        found = [
-            word
-            for word, entry in self.glossary.items()
-            if wanted and all(part in f"{word}: {entry.definition}" for part in wanted)
-        ]
+        wanted = _words(text[:200])
+        entries = self.glossary.items()
+        found = [w for w, e in entries if wanted and wanted <= _words(f"{w} {e.definition}")]
         more = f" and {len(found) - RESULTS} more" if len(found) > RESULTS else ""
         return ", ".join(found[:RESULTS]) + more or "No entry has all of these words."
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
 
 
 class GlossaryConfig(vf.TasksetConfig, HoldoutKeys):

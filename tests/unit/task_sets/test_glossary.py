@@ -91,6 +91,9 @@ async def test_the_glossary_names_words_that_look_alike_and_finds_by_text() -> N
     assert server.look_up(f" {word.upper()}").startswith(f"{word}: a tool of")
     assert word in server.look_up(word + "x")
     assert server.find("") == "No entry has all of these words."
+    # Whole words: every entry has "tool", and none has "too".
+    assert server.find("TOOL of").endswith("more")
+    assert server.find("too") == "No entry has all of these words."
     assert server.find("nothing like it") == "No entry has all of these words."
     entry = build_glossary()[word]
     assert word in server.find(f"{entry.material} {entry.purpose} {entry.part_word}")
