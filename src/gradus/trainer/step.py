@@ -388,7 +388,7 @@ def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: float) -> d
 
 def _share(name: str, values: Tensor, mask: Tensor, denominator: float) -> Tensor:
     if _is_peak(name):
-        lowest = torch.full_like(values, -math.inf)
+        lowest = torch.full_like(values, -math.inf, dtype=torch.float64)
         return torch.cat([torch.where(mask, values, lowest), lowest[:1]]).max().double()
     total = torch.where(mask, values, 0.0).sum(dtype=torch.float64)
     return total if name.endswith("/sum") else total / denominator

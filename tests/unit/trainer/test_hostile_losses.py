@@ -116,3 +116,17 @@ def test_a_metric_over_several_micro_batches_is_what_its_name_says(
     batches = [build_micro_batch([sample]) for sample in samples]
     found = step.run(batches).metrics[f"loss/{name}"]
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_the_peak_of_a_metric_without_fractions_is_its_own(
+    dtype: torch.dtype, bench: Any, world: Any
+) -> None:
+    def deed(inputs: LossInputs, output: LossOutput) -> LossOutput:
+        return LossOutput(
+            output.per_token, {"mine/max": torch.zeros_like(inputs.mask, dtype=dtype)}
+        )
+
+    step = GradientStep(bench.policy, Hostile(deed), world)
+    found = step.run([build_micro_batch([build_sample(9)])])
+    assert found.metrics["loss/mine/max"] == 0.0
