@@ -186,6 +186,21 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         source(id="a", agents={"judge": {"model": "m", "max_turns": 2}}),
     ),
     (
+        "seats of two",
+        source(id="gradus-games", agents={"player0": {"train": True}, "player1": {"train": False}}),
+        source(id="gradus-games", agents={"first": {"train": True}, "second": {"train": False}}),
+    ),
+    (
+        "seats of both names",
+        source(id="kuhn-poker", agents={"player0": {"train": True}, "first": {"train": False}}),
+        source(id="kuhn-poker", agents={"player0": {"train": True}, "first": {"train": False}}),
+    ),
+    (
+        "several sets of data",
+        {"data": {"source": [{"dataset": "a", "weight": 2.0}, {"dataset": "b", "split": "s"}]}},
+        {"data": {"path": "a", "weight": 2.0, "mix": [{"path": "b", "split": "s"}]}},
+    ),
+    (
         "renderer",
         {"orchestrator": {"renderer": {"name": "qwen3"}}},
         {"model": {"renderer": {"name": "qwen3"}}},
@@ -218,6 +233,10 @@ def test_a_key_of_prime_rl_becomes_ours(old: dict[str, Any], new: dict[str, Any]
         (
             {"orchestrator": {"batch_size": 10, "group_size": 4}},
             "orchestrator.batch_size: 10 is no multiple of 4; rounded down",
+        ),
+        (
+            {"val": {"data": {"source": [{"dataset": "a"}, {"dataset": "b"}]}}},
+            'val.data.source.1.dataset = "b": one data set is validated on',
         ),
         ({"inference": {"vllm": {"seed": 3}}}, "inference.vllm.seed = 3: write seed"),
         (

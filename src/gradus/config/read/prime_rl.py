@@ -33,18 +33,14 @@ from gradus.config.schema.learning import LossConfig
 from gradus.config.schema.monitor import WandbConfig
 from gradus.config.schema.orchestrator import FilterConfig
 from gradus.config.schema.run import RunConfig
-from gradus.config.schema.sft import SftConfig
+from gradus.config.schema.sft import SftConfig, SftMixedDataConfig, SftValidationConfig
 from gradus.config.schema.trainer import TrainerConfig
 from gradus.errors import ConfigError
 
 Table = dict[str, Any]
 Names = tuple[str, ...]
 
-SCHEMAS: Mapping[str, type[BaseModel]] = {
-    "rl": RunConfig,
-    "sft": SftConfig,
-    "eval": EvalConfig,
-}
+SCHEMAS: Mapping[str, type[BaseModel]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 _ONLY = {
     "rl": {"orchestrator", "trainer"},
     "sft": {"data", "val"},
@@ -63,7 +59,7 @@ _HELD_OUT = {
     "side": ("side",),
 }
 _SIDES = dict.fromkeys(("test", "eval", "holdout", "heldout"), "held_out")
-_KUHN_SEATS = {"player0": "first", "player1": "second"}
+_SEATS = {"player0": "first", "player1": "second"}  # of our games of two
 
 
 @dataclass(frozen=True)
@@ -286,10 +282,8 @@ def _rl(work: _Work) -> None:
         work.put("trainer.loss", loss, "trainer.loss")
     _filters(work)
     player = _algorithm(work)
-    shared = {
-        "group_size": 1,
-        **_shared(work, "orchestrator", "group_size", "rollouts_per_example"),
-    }
+    sizes = _shared(work, "orchestrator", "group_size", "rollouts_per_example")
+    shared = {"group_size": 1, **sizes}
     if (retries := work.take("orchestrator.train.max_retries")) is not None:
         shared["errors"] = {"retries": retries}
     for path in ("orchestrator.curriculum", "orchestrator.train.curriculum", "orchestrator.buffer"):
@@ -309,15 +303,21 @@ def _rl(work: _Work) -> None:
 
 def _sft(work: _Work) -> None:
     _learning(work, "", "")
-    for old, new in (("data", "data"), ("val.data", "validation")):
+    mixed = []
+    kinds = ("data", "data", SftMixedDataConfig), ("val.data", "validation", SftValidationConfig)
+    for old, new, schema in kinds:
         for number, entry in enumerate(_entries(work.take(f"{old}.source"))):
-            at = f"{old}.source.{number}"
-            one = _Work(entry, SftConfig, f"{at}.", work.notes)
-            for key, ours in (("dataset", "path"), ("name", "path"), ("split", "split")):
-                if number == 0 and (value := one.take(key)) is not None:
-                    work.put(f"{new}.{ours}", value, f"{at}.{key}")
-            one.list_rest("one whole set of data is learned")
+            one = _Work(entry, schema, f"{old}.source.{number}.", work.notes)
+            if number and new == "validation":
+                one.list_rest("one data set is validated on")
+            one.move_all({"dataset": "path", "name": "path"})
+            if number and one.new:
+                mixed.append(one.new)
+            for key, value in one.new.items() if number == 0 else ():
+                work.put(f"{new}.{key}", value, f"{old}.source.0.{key}")
         work.move(f"{old}.splits", f"{new}.split")
+    if mixed:
+        work.put("data.mix", mixed, "data.source")
     if work.get("data.batch_size") is not None:
         work.note("data.batch_size", "counts packed rows there, conversations here")
     _evaluations(work, "eval")
@@ -594,7 +594,7 @@ def _taskset(work: _Work) -> None:
             work.note("taskset", "gradus holds tasks out by its own hash: other ones than there")
         if not taskset:
             del work.new["taskset"]
-    if "kuhn-poker" in str(work.new.get("id", "")).replace("_", "-"):
+    if str(work.new.get("id")).replace("_", "-").endswith(("kuhn-poker", "kuhn-poker-v1", "games")):
         agents = work.new.get("agents", {})
-        for old in [name for name in agents if name in _KUHN_SEATS]:
-            agents[_KUHN_SEATS[old]] = agents.pop(old)
+        for old in [old for old, ours in _SEATS.items() if old in agents and ours not in agents]:
+            agents[_SEATS[old]] = agents.pop(old)
