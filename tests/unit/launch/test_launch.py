@@ -145,8 +145,10 @@ def test_a_run_starts_shows_its_steps_and_ends(tmp_path: Path) -> None:
     assert lines[0].split() == ["run", str(tmp_path / "demo")]
     assert lines[1].startswith("inference         starting … ready in ")
     assert lines[1].endswith("http://127.0.0.1:1")
-    assert {line.split()[0] for line in lines[2:4]} == {"trainer", "orchestrator"}
-    assert [line[:8] for line in lines[4:7]] == ["step 1/3", "step 2/3", "step 3/3"]
+    # On a busy machine one of the two is a step ahead before the other is ready.
+    assert {line.split()[0] for line in lines[2:7]} == {"trainer", "orchestrator", "step"}
+    steps = [line[:8] for line in lines[2:7] if line.startswith("step")]
+    assert steps == ["step 1/3", "step 2/3", "step 3/3"]
     assert lines[7].startswith("done        3 of 3 steps in ")
     assert "0.250 at the first step, 0.500 at the end" in lines[8]
     assert lines[-1] == f"results     {tmp_path / 'demo'}"
