@@ -27,7 +27,7 @@ from gradus.errors import GradusError
 CALL_SECONDS = 60.0
 """How long a plug-in may block its thread where no setting says more."""
 TELL_SECONDS = 10.0
-"""After so long a blocked event loop is told, with the plug-in that blocks it."""
+"""After so long a warning names the plug-in that blocks the event loop."""
 _AGAIN_SECONDS = 2.0
 """Until a plug-in that has swallowed its interruption gets another; its own clean-up takes time."""
 _OWN_TASK = "it cancelled the task that it runs in"
@@ -151,9 +151,10 @@ class Awaited:
 class BlockWatch:
     """Watches the event loop of the main thread, from a thread, for plug-ins that block it.
 
-    One that blocks for `TELL_SECONDS` is told, and one that takes longer than its call may is
-    interrupted, also inside `time.sleep` or a read. Compiled code that neither returns nor looks at
-    signals cannot be; then the place is told, and the launcher ends a process that stays silent.
+    One that blocks for `TELL_SECONDS` is named in a warning, and one that takes longer than its
+    call may is interrupted, also inside `time.sleep` or a read. Compiled code that neither returns
+    nor looks at signals cannot be; then the warning gives the place, and the launcher ends a
+    process that stays silent.
 
         async with BlockWatch(print):
             ...

@@ -2,8 +2,8 @@
 
 A private part stands in one block `<tag>…</tag>`, or comes apart from the content when the model's
 renderer separates its reasoning. What cannot be told apart is quarantined: nothing of it is shown
-to others, and the reason is kept. A model's own thoughts are never public, in whichever notation
-its family writes them.
+to others, and the reason is kept. A model's own thoughts stay private in the notations
+listed below.
 
 What is public is data in the prompts of others: fenced, and unable to write what a pack writes. The
 fence carries a tag that follows from the text itself, so that no text can hold its own end. Inside,
