@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import LoraConfig, ParallelConfig, ServedLoraConfig, TrainerConfig
-from gradus.config.memory.prediction import GIB, Footprint, footprint_of
-from gradus.config.memory.shape import ModelShape, shape_of_config
-from gradus.config.memory.sharing import ASLEEP_BYTES, resting_bytes
+from gradus.plan.memory.prediction import GIB, Footprint, footprint_of
+from gradus.plan.memory.shape import ModelShape, shape_of_config
+from gradus.plan.memory.sharing import ASLEEP_BYTES, resting_bytes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 BEGIN, END = "<!-- computed by scripts/gpu_tables.py -->\n", "<!-- end of what is computed -->\n"

@@ -7,7 +7,8 @@ What is counted:
 - Modules that one other imports: a name that a package's `__init__` only hands on is followed to
   the module that defines it, and the `__init__` itself is no importer. A string "gradus.a.b" or
   "gradus.a.b:Class" imports that module.
-- Names from config: what modules outside `gradus.config` import from anywhere in it.
+- Names from config: what other packages import from anywhere in `gradus.config`. `gradus.plan` is
+  left out: it reads every section of a config to see whether a machine has what it asks for.
 - Class names: public classes at the top of a module, by name.
 - Places of an option: the source files where the name of one existing plug-in is a word of a string
   or docstring, or the name of a field, an argument, an attribute or, in capitals, a class.
@@ -207,7 +208,7 @@ class Tree:
         """Names that other packages import from config, with the modules they take them from."""
         names: dict[str, set[str]] = defaultdict(set)
         for module in self:
-            if module.package != "config":
+            if module.package not in {"config", "plan"}:
                 for i in module.imports:
                     if i.module.split(".")[:2] == ["gradus", "config"]:
                         names[i.name or i.module].add(i.module)

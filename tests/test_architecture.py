@@ -36,6 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": set(),
     "wire": set(),
     "config": set(),
+    # What this machine has for a config, and what starts on it.
+    "plan": {"config"},
     "transport": {"wire", "config"},
     "weights": {"wire", "config"},
     "monitor": {"wire", "config"},
@@ -49,18 +51,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "multiagent": {"wire"},
     "tasksets": set(),
     "orchestrator": {"wire", "config", "transport", "monitor"},
-    "trainer": {"wire", "config", "transport", "weights", "monitor"},
-    "inference": {"wire", "config", "weights"},
+    "trainer": {"wire", "config", "plan", "transport", "weights", "monitor"},
+    "inference": {"wire", "config", "plan", "weights"},
     # The launcher prints the steps that the orchestrator records, with the monitor's own words.
-    "launch": {"config", "monitor"},
+    "launch": {"config", "plan", "monitor"},
     # The scripted engine verifies published weights by the same manifest as the real one.
     "testing": {"wire", "config", "transport", "monitor", "weights"},
     # `gradus env check` plays an environment as a run does, with the scripted engine.
     "conformance": {"wire", "config", "environments", "orchestrator", "testing"},
     # `gradus init` writes the tiny model that the tests build.
     "cli": {
-        *("wire", "config", "transport", "weights", "monitor", "environments", "launch"),
-        *("report", "testing", "conformance", "tracking", *ROLES),
+        *("wire", "config", "plan", "transport", "weights", "monitor", "environments"),
+        *("launch", "report", "testing", "conformance", "tracking", *ROLES),
     },
 }
 ORCHESTRATOR_FLOORS = (

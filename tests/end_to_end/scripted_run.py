@@ -25,9 +25,9 @@ from gradus.cli.main import main as run_gradus
 from gradus.config import RunConfig, SftConfig, load_config
 from gradus.launch import job
 from gradus.launch.launch import launch
-from gradus.launch.plan import LaunchPlan, Machine, plan_config
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.processes import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
-from gradus.processes.gpus import FoundGpus, Gpu
 from gradus.run.paths import RunDirectory
 from gradus.sealed import open_sealed
 from gradus.testing.engine import ScriptedEngine, serve

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config import RunConfig, check, load_config
+from gradus.config import RunConfig, load_config
+from gradus.plan.machine import check
 
 pytestmark = pytest.mark.end_to_end
 

@@ -18,8 +18,9 @@ from talks import ScriptedTalk, scripted
 
 from gradus.cli.env import sources_of, subject_of
 from gradus.cli.main import COMMANDS
-from gradus.config import RunConfig, check, load_config
+from gradus.config import RunConfig, load_config
 from gradus.conformance.reader import read
+from gradus.plan.machine import check
 
 GUIDE = Path(__file__).parents[2] / "docs" / "environments.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

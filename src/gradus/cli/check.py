@@ -20,8 +20,6 @@ from gradus.config import (
     LossConfig,
     RunConfig,
     SftConfig,
-    check,
-    describe,
     from_prime_rl,
     load_config,
     loss_config,
@@ -29,8 +27,10 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.launch.job import doubts, settled, tried
-from gradus.launch.plan import Machine
-from gradus.processes.hardware import Hardware
+from gradus.plan.hardware import Hardware
+from gradus.plan.machine import check
+from gradus.plan.processes import Machine
+from gradus.plan.show import describe
 from gradus.processes.supervisor import become_subreaper
 
 if TYPE_CHECKING:

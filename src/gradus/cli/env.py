@@ -34,7 +34,7 @@ from gradus.conformance.findings import Checked, Outcome, broken, ok
 from gradus.conformance.reading import ModelEndpoint, Reading, Subject
 from gradus.errors import ConfigError, ExitCode
 from gradus.installed import PLAYED, has_plugin, installed_id, plugin_module
-from gradus.launch.variables import source_variables
+from gradus.plan.variables import source_variables
 from gradus.processes.child import end_below
 from gradus.processes.supervisor import become_subreaper
 

@@ -16,7 +16,6 @@ from gradus.config import (
     ReplayConfig,
     RunConfig,
     SftConfig,
-    check,
     load_config,
     load_replay,
     one_config,
@@ -24,7 +23,8 @@ from gradus.config import (
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, ReplayError
-from gradus.processes.hardware import Hardware
+from gradus.plan.hardware import Hardware
+from gradus.plan.machine import check
 
 if TYPE_CHECKING:
     from gradus.orchestrator.replay.recording import RecordedRun
@@ -169,7 +169,7 @@ def _works_here(config: LaunchedConfig) -> bool:
     """Load each part of a config as its process would, and print what was seen."""
     from gradus.cli.look.parts import REFUSED, look_at, parts_of, table
     from gradus.launch.job import settled
-    from gradus.launch.plan import Machine
+    from gradus.plan.processes import Machine
     from gradus.processes.supervisor import become_subreaper
 
     become_subreaper()

@@ -14,14 +14,15 @@ from functools import partial
 from pathlib import Path
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
-from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, check, load_config
+from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, load_config
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import read_json, write_atomically
 from gradus.launch.job import doubts, settled, tried
-from gradus.launch.plan import Machine
 from gradus.log import configure_logging, end_quietly
-from gradus.processes.hardware import Hardware
-from gradus.processes.placement import place
+from gradus.plan.hardware import Hardware
+from gradus.plan.machine import check
+from gradus.plan.placement import GpuWish, place
+from gradus.plan.processes import Machine
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
 from gradus.run.model_files import is_model, published_models
@@ -68,7 +69,7 @@ def run(words: Sequence[str]) -> int:
     config = settled(config, here)
     for line in doubts(config, here):
         print(f"{'precision':<12}{line}")
-    placement = place({"inference": config.inference.gpu_wish}, gpus, may_share=False)
+    placement = place({"inference": GpuWish.of(config.inference)}, gpus, may_share=False)
     os.environ.update(placement.variables("inference", gpus, os.environ))
     source = find_source(config.model)
     configure_logging("serve")

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from gradus.config.check import (
-    check,
-    contradictions,
-    parallel_problems,
-)
+from gradus.config.check import contradictions, parallel_problems
 from gradus.config.keys import dotted
-from gradus.config.machine import (
-    compiler_problem,
-    head_problem,
-    is_on_this_machine,
-)
-from gradus.config.memory.prediction import predict_memory
 from gradus.config.owned import PASSED_TO_EVERY_PROCESS, variables_named_in
 from gradus.config.problems import nearest, refuse
 from gradus.config.processes import (
@@ -91,7 +81,6 @@ from gradus.config.schema.trainer import (
     TrainerConfig,
 )
 from gradus.config.seats import LEARNER_SEAT, seat_refusal
-from gradus.config.show import describe
 from gradus.config.sources import LaunchedConfig, Sources, resolve_sources
 
 __all__ = [
@@ -157,25 +146,19 @@ __all__ = [
     "TrainerProcessConfig",
     "UniformConfig",
     "WatchdogConfig",
-    "check",
     "command_help",
-    "compiler_problem",
     "continued_identity",
     "contradictions",
-    "describe",
     "differences",
     "dotted",
     "environment_process",
     "from_prime_rl",
-    "head_problem",
-    "is_on_this_machine",
     "load_config",
     "loss_config",
     "load_replay",
     "nearest",
     "one_config",
     "parallel_problems",
-    "predict_memory",
     "read_config_file",
     "refuse",
     "renderer_problems",

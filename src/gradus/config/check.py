@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from gradus.config.keys import KeyPath
-from gradus.config.machine import machine_problems, serve_problems
 from gradus.config.owned import (
     OWNED_ENGINE_ARGS,
     OWNED_SAMPLING,
@@ -24,7 +22,7 @@ from gradus.config.schema.environment import (
     HarnessChoice,
 )
 from gradus.config.schema.eval import EvalConfig
-from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
+from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.config.schema.model import (
     CHAT_TEMPLATE,
@@ -47,32 +45,11 @@ from gradus.config.sources import (
     Sources,
     TrainSource,
     reference_problems,
-    resolve_sources,
 )
-from gradus.processes.gpus import FoundGpus, find_gpus
 
 MAX_SEED = 2**32 - 1
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS_FORMS = ("tcp://", "ipc://")
-
-
-def check(
-    config: LaunchedConfig | ServeConfig,
-    *,
-    gpus: FoundGpus | None = None,
-    is_served: bool = True,
-) -> list[Problem]:
-    """Everything that keeps a config from working on this machine; creates nothing.
-
-    Pass it to `load_config`, so that each problem names its file and line. `gpus` are those of this
-    shell, which is asked without them; `is_served` is false for a trainer that runs by itself.
-    """
-    found = find_gpus(os.environ) if gpus is None else gpus
-    if isinstance(config, ServeConfig):
-        return serve_problems(config, found)
-    sources = resolve_sources(config)
-    on_this_machine = machine_problems(config, sources, found, is_served=is_served)
-    return [*contradictions(config, sources), *on_this_machine]
 
 
 def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:

@@ -12,7 +12,7 @@ from typing import Any
 from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.parsers import Parsers
-from gradus.processes.hardware import given_dtype
+from gradus.plan.hardware import given_dtype
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"

@@ -17,10 +17,10 @@ from gradus.config import EvaluatorProcessConfig, continued_identity
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.plan import LaunchPlan
 from gradus.launch.records import PhaseSeconds
 from gradus.launch.resume import IDENTITY_NAME, Entry, ResumePoint
 from gradus.monitor import read_objects
+from gradus.plan.processes import LaunchPlan
 from gradus.run.lease import RunLease
 from gradus.run.model_files import MODEL_FILES, digest_files, model_folder
 from gradus.run.paths import RunDirectory

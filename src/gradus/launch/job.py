@@ -25,16 +25,16 @@ from gradus.config import (
 )
 from gradus.files import read_json
 from gradus.launch.console import View
-from gradus.launch.endpoints import check_external_models
 from gradus.launch.episodes import Episodes
-from gradus.launch.plan import LaunchPlan, Machine, config_file, plan_config, plan_processes
 from gradus.launch.resume import Entry, ResumePoint
 from gradus.launch.steps import Steps
-from gradus.launch.variables import inference_variables, trainer_variables
 from gradus.log import LogSettings
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
-from gradus.processes.hardware import Hardware
-from gradus.processes.precision import Trial, bfloat16_fault, cache_folder
+from gradus.plan.endpoints import check_external_models
+from gradus.plan.hardware import Hardware
+from gradus.plan.precision import Trial, bfloat16_fault, cache_folder
+from gradus.plan.processes import LaunchPlan, Machine, config_file, plan_config, plan_processes
+from gradus.plan.variables import inference_variables, trainer_variables
 from gradus.run.lease import RunKind, RunLease, run_path
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch

@@ -16,8 +16,8 @@ from gradus.errors import DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
-from gradus.launch.plan import LaunchPlan, config_file, describe
 from gradus.launch.records import PhaseSeconds
+from gradus.plan.processes import LaunchPlan, config_file, describe
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, last_words

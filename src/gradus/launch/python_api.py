@@ -14,18 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from gradus.config import (
-    RunConfig,
-    SftConfig,
-    check,
-    load_config,
-    refuse,
-    top_level_keys,
-)
+from gradus.config import RunConfig, SftConfig, load_config, refuse, top_level_keys
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
 from gradus.monitor import read_objects
+from gradus.plan.machine import check
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory

@@ -12,10 +12,10 @@ from gradus.config import ReplayConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
 from gradus.launch.job import Job, settled
-from gradus.launch.plan import Machine, plan_config
 from gradus.launch.steps import Steps
 from gradus.monitor import SFT_COLUMNS
-from gradus.processes.hardware import Hardware
+from gradus.plan.hardware import Hardware
+from gradus.plan.processes import Machine, plan_config
 from gradus.run.paths import RunDirectory
 
 _NAME_LENGTH = 44

@@ -10,7 +10,6 @@ from typing import TextIO
 from gradus.errors import ExitCode
 from gradus.files import write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.plan import LaunchPlan
 from gradus.launch.records import MetricsTail, PhaseSeconds, Record, Summary, iter_records
 from gradus.launch.resume import (
     Entry,
@@ -21,6 +20,7 @@ from gradus.launch.resume import (
     refuse_other_evaluation,
 )
 from gradus.monitor import Column
+from gradus.plan.processes import LaunchPlan
 from gradus.run.lease import RunKind, RunLease
 
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gradus.files import PatientFiles
-from gradus.processes.hardware import given_dtype
+from gradus.plan.hardware import given_dtype
 from gradus.sealed import put_in_place, stage
 from gradus.trainer.distributed import Place, World, on_cpu, whole_tensor
 from gradus.trainer.model.lora import (

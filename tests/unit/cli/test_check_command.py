@@ -24,9 +24,9 @@ from gradus.cli.look.parts import (
 )
 from gradus.config import EvalConfig
 from gradus.errors import ConfigError
-from gradus.launch.plan import Machine
-from gradus.processes.gpus import find_gpus
-from gradus.processes.hardware import Hardware
+from gradus.plan.gpus import find_gpus
+from gradus.plan.hardware import Hardware
+from gradus.plan.processes import Machine
 from gradus.processes.table import living_processes
 from gradus.testing.configs import RUN_TOML, build_run_config, build_sft_config
 

@@ -21,7 +21,7 @@ from gradus.config import (
     resolve,
 )
 from gradus.errors import ExitCode
-from gradus.launch.plan import KINDS, Machine
+from gradus.plan.processes import KINDS, Machine
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 EVAL_TOML = """

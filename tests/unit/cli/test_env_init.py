@@ -10,8 +10,9 @@ import pytest
 
 from gradus.cli.env import sources_of
 from gradus.cli.main import main
-from gradus.config import RunConfig, check, load_config
+from gradus.config import RunConfig, load_config
 from gradus.errors import ExitCode
+from gradus.plan.machine import check
 
 
 def test_the_config_and_the_tests_that_it_writes_pass(

@@ -9,8 +9,9 @@ import pytest
 import verifiers.v1 as vf
 
 from gradus.cli.main import main
-from gradus.config import RunConfig, check, load_config
+from gradus.config import RunConfig, load_config
 from gradus.errors import ExitCode
+from gradus.plan.machine import check
 
 
 @pytest.mark.torch

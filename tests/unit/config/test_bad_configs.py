@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gradus.config import RunConfig, SftConfig, check, load_config
+from gradus.config import RunConfig, SftConfig, load_config
 from gradus.errors import ConfigError, ExitCode
+from gradus.plan.machine import check
 from gradus.testing.configs import RUN_TOML, SFT_TOML
 
 MOST_SECONDS = 1.0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gradus.config import ModelConfig, ParallelConfig, head_problem, resolve
-from gradus.config.machine import has_module, parallel_machine_problems
+from gradus.config import ModelConfig, ParallelConfig, resolve
 from gradus.config.schema.trainer import data_parallel_size
+from gradus.plan.machine import has_module, head_problem, parallel_machine_problems
 from gradus.testing.configs import build_run_config, build_sft_config, contradictions_of
 
 

@@ -12,13 +12,13 @@ from gradus.config import (
     OrchestratorProcessConfig,
     RunConfig,
     SftConfig,
-    describe,
     dotted,
     load_config,
     sections,
 )
 from gradus.config.keys import all_key_paths
 from gradus.config.reference import help_text, reference
+from gradus.plan.show import describe
 from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 ROOT = Path(__file__).resolve().parents[3]

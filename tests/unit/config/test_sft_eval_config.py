@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from gradus.config import (
-    SftConfig,
-    SftEvaluatorProcessConfig,
-    check,
-    describe,
-    resolve,
-    without_secrets,
-)
+from gradus.config import SftConfig, SftEvaluatorProcessConfig, resolve, without_secrets
 from gradus.config.resolve import ProcessConfigs
 from gradus.errors import ConfigError
+from gradus.plan.machine import check
+from gradus.plan.show import describe
 from gradus.testing.configs import build_sft_config
 
 CANARY = {"MY_KEY": "canary"}

@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from gradus.config import RunConfig, SftConfig, check, load_config
+from gradus.config import RunConfig, SftConfig, load_config
+from gradus.plan.machine import check
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 RL_CONFIGS = sorted(EXAMPLES.glob("*/rl*.toml"))

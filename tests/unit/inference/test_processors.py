@@ -15,7 +15,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from gradus.inference.engine import precision
 from gradus.inference.engine.worker import AmxWorker
 from gradus.inference.settings import CPU_BLOCK_TOKENS
-from gradus.processes.hardware import Hardware
+from gradus.plan.hardware import Hardware
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 PAGE = Path(__file__).parents[3] / "docs" / "numerics.md"

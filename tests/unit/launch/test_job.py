@@ -30,9 +30,9 @@ from gradus.errors import RunDirectoryError
 from gradus.files import write_json
 from gradus.launch.job import Dtypes, all_evaluations_seconds, doubts, job_of, settled, tried
 from gradus.launch.launch import launch
-from gradus.launch.plan import LaunchPlan, Machine, config_file
 from gradus.launch.replay import replay_job
-from gradus.processes.hardware import Hardware
+from gradus.plan.hardware import Hardware
+from gradus.plan.processes import LaunchPlan, Machine, config_file
 from gradus.run.lease import RunLease, open_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launch

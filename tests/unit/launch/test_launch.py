@@ -22,9 +22,9 @@ from gradus.errors import ConfigError, DeadlineError, ExitCode, RunDirectoryErro
 from gradus.files import read_json, write_json
 from gradus.launch.job import Job
 from gradus.launch.launch import launch
-from gradus.launch.plan import LaunchPlan, config_file, log_file
 from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
+from gradus.plan.processes import LaunchPlan, config_file, log_file
 from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import read_process
 from gradus.run.lease import open_run
@@ -492,7 +492,7 @@ def test_a_run_goes_on_without_its_tracker(tmp_path: Path) -> None:
 def test_a_tracker_that_does_not_end_is_killed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradus.launch.plan._CLOSE_SECONDS", -1.5)
+    monkeypatch.setattr("gradus.plan.processes._CLOSE_SECONDS", -1.5)
     stream = io.StringIO()
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(1)"
     begun = time.monotonic()

@@ -25,7 +25,6 @@ from gradus.errors import ConfigError, CorruptStateError, RunDirectoryError
 from gradus.files import read_json, write_json
 from gradus.launch.job import Job
 from gradus.launch.launch import launch
-from gradus.launch.plan import LaunchPlan, log_file
 from gradus.launch.resume import (
     _check_journal,
     changed_settings,
@@ -34,6 +33,7 @@ from gradus.launch.resume import (
 )
 from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
+from gradus.plan.processes import LaunchPlan, log_file
 from gradus.processes.started import ProcessSpec
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, mark_run, open_run, preview_run, reopen_run

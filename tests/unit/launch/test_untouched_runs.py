@@ -30,7 +30,7 @@ from gradus.launch.episodes import MODEL_FILES, digest_files
 from gradus.launch.job import job_of, settled
 from gradus.launch.launch import launch
 from gradus.launch.replay import replay_job
-from gradus.processes.hardware import Hardware
+from gradus.plan.hardware import Hardware
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunKind, RunLease, open_run
 from gradus.run.paths import RunDirectory

@@ -98,7 +98,7 @@ import sys
 from pathlib import Path
 import torch
 from gradus.config import ModelConfig, TrainerConfig
-from gradus.config.memory.prediction import predict_memory
+from gradus.plan.memory.prediction import predict_memory
 from gradus.testing.builders import build_sample
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.learner import Learner

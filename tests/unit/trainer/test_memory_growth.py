@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.launch.variables import trainer_variables
+from gradus.plan.variables import trainer_variables
 from gradus.testing.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -21,14 +21,14 @@ from gradus.config import (
     ProcessConfigs,
     RunConfig,
     SftConfig,
-    is_on_this_machine,
     resolve,
     resolve_sources,
     without_secrets,
 )
 from gradus.files import read_json, write_json
-from gradus.launch.plan import Machine, placement_of
-from gradus.launch.variables import (
+from gradus.plan.machine import is_on_this_machine
+from gradus.plan.processes import Machine, placement_of
+from gradus.plan.variables import (
     inference_variables,
     orchestrator_variables,
     source_variables,

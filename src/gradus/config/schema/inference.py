@@ -8,7 +8,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gradus.config.schema.base import Precision, StrictConfig
-from gradus.processes.placement import GpuWish
 
 _FURTHER_PARTS = ("pipeline_parallel_size", "data_parallel_size")
 """Keys of `extra_args` that multiply the GPUs of the engine."""
@@ -75,12 +74,11 @@ class InferenceConfig(StrictConfig):
         return math.prod([self.tensor_parallel_size, *further])
 
     @property
-    def gpu_wish(self) -> GpuWish:
-        """What is wanted of this machine."""
+    def num_gpus_key(self) -> str:
+        """The keys that `num_gpus` comes from."""
         has_more = any(name in self.extra_args for name in _FURTHER_PARTS)
         size = "inference.tensor_parallel_size"
-        key = f"{size} x {' x '.join(_FURTHER_PARTS)}" if has_more else size
-        return GpuWish(("inference", "gpus"), self.gpus, self.num_gpus, key, can_do_without=False)
+        return f"{size} x {' x '.join(_FURTHER_PARTS)}" if has_more else size
 
 
 class ServeConfig(StrictConfig):

@@ -14,7 +14,6 @@ from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig
 from gradus.config.schema.trainer import LoraConfig, ParallelConfig
-from gradus.processes.placement import GpuWish
 
 
 class SftMixedDataConfig(StrictConfig):
@@ -127,8 +126,3 @@ class SftConfig(StrictConfig):
     on any other device."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer processes."""
-
-    @property
-    def gpu_wish(self) -> GpuWish:
-        """What the trainer wants of this machine."""
-        return GpuWish(("gpus",), self.gpus, self.num_processes, "num_processes", True)

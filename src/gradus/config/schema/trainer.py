@@ -8,7 +8,6 @@ from pydantic import Field
 
 from gradus.config.schema.base import Precision, StrictConfig
 from gradus.config.schema.learning import AdamWConfig, DppoConfig, LossChoice, OptimizerConfig
-from gradus.processes.placement import GpuWish
 
 
 class LoraConfig(StrictConfig):
@@ -138,9 +137,3 @@ class TrainerConfig(StrictConfig):
     """Made-up samples of `gradus bench-trainer`."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the trainer processes."""
-
-    @property
-    def gpu_wish(self) -> GpuWish:
-        """What is wanted of this machine."""
-        count, key = self.num_processes, "trainer.num_processes"
-        return GpuWish(("trainer", "gpus"), self.gpus, count, key, can_do_without=True)

@@ -1,4 +1,4 @@
-"""A child process that computes in bfloat16 with the engine's kernels, once: `processes/precision`.
+"""A child process that computes in bfloat16 with the engine's kernels, once: `plan/precision`.
 
 Products, key-value cache and attention as vLLM chooses them for this processor: a prompt is read,
 then three tokens, one at a time. Each has two forms, by the size of a weight and of a head.
@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from gradus.inference.settings import CPU_BLOCK_TOKENS
-from gradus.processes.precision import end_trial
+from gradus.plan.precision import end_trial
 
 HEAD_SIZES = (64, 80, 256)
 """A multiple of 32 and one of 16, which have kernels of their own; the last makes large weights."""

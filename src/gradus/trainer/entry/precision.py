@@ -1,4 +1,4 @@
-"""A child process that trains a tiny model for one step in bfloat16: see `processes/precision`."""
+"""A child process that trains a tiny model for one step in bfloat16: see `plan/precision`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gradus.config import ModelConfig, TrainerConfig
-from gradus.processes.precision import end_trial
+from gradus.plan.precision import end_trial
 from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.learner import Learner
 from gradus.wire.micro_batch import MicroBatch

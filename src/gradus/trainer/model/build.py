@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from gradus.config import ModelConfig, SftConfig, TrainerConfig, predict_memory
+from gradus.config import ModelConfig, SftConfig, TrainerConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
+from gradus.plan.memory.prediction import predict_memory
 from gradus.run.model_files import model_folder
 from gradus.trainer.distributed import World
 from gradus.trainer.model.kernels import Platform

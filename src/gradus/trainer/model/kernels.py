@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.backends.cuda import is_flash_attention_available
 from torch.nn.attention.varlen import varlen_attn
 
-from gradus.config import compiler_problem
 from gradus.errors import ConfigError
+from gradus.plan.machine import compiler_problem
 from gradus.trainer.model.cpu.head import has_bfloat16_instructions
 from gradus.trainer.model.gpu.offload import InputStore
 

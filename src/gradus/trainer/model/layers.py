@@ -21,8 +21,8 @@ from torch.utils.checkpoint import (
 )
 from transformers import PreTrainedModel
 
-from gradus.config import compiler_problem
 from gradus.errors import ConfigError
+from gradus.plan.machine import compiler_problem
 from gradus.trainer.model.attention import keep_from_compiler
 
 Recompute = Literal["none", "selective", "full"]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradus.config import head_problem
 from gradus.errors import ConfigError
+from gradus.plan.machine import head_problem
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.logprobs import chosen_logprobs
 from gradus.trainer.model.context_parallel import ContextPart, gather_targets

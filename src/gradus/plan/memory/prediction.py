@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradus.config.memory.shape import ModelShape, read_model_shape
 from gradus.config.schema.learning import OptimizerConfig, SgdConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig, TrainerConfig
+from gradus.plan.memory.shape import ModelShape, read_model_shape
 
 GIB = 2**30
 _MASTER = 4

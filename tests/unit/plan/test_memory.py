@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gradus.config import LoraConfig, ParallelConfig, ServedLoraConfig, SftConfig, TrainerConfig
-from gradus.config.memory.prediction import GIB, Footprint, footprint_of, predict_memory
-from gradus.config.memory.shape import ModelShape, read_model_shape, shape_of_config
+from gradus.plan.memory.prediction import GIB, Footprint, footprint_of, predict_memory
+from gradus.plan.memory.shape import ModelShape, read_model_shape, shape_of_config
 
 QWEN3_SMALL = {
     "hidden_size": 1024,

@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradus.config.machine import folder_of, placement_of
-from gradus.config.memory.sharing import trainer_footprint
 from gradus.config.processes import EvaluationSourceConfig
 from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
@@ -25,8 +23,10 @@ from gradus.config.sources import (
     resolve_sources,
 )
 from gradus.installed import installed_id
-from gradus.processes.gpus import NOT_ASKED, FoundGpus
-from gradus.processes.placement import Placement
+from gradus.plan.gpus import NOT_ASKED, FoundGpus
+from gradus.plan.machine import folder_of, placement_of
+from gradus.plan.memory.sharing import trainer_footprint
+from gradus.plan.placement import Placement
 
 _SUFFIX = "<8 hex>"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 from gradus.errors import ConfigError
-from gradus.processes.gpus import NOT_ASKED, FoundGpus
+from gradus.plan.gpus import NOT_ASKED, FoundGpus
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
 

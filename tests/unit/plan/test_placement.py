@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gradus.processes.gpus import FoundGpus, Gpu
-from gradus.processes.placement import GpuWish, Placement, place
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.placement import GpuWish, Placement, place
 
 GIB = 1 << 30
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradus.launch.variables import (
+from gradus.plan.variables import (
     CoreShares,
     inference_variables,
     orchestrator_variables,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.processes.gpus import FoundGpus, Gpu, find_gpus
+from gradus.plan.gpus import FoundGpus, Gpu, find_gpus
 
 H100 = "NVIDIA H100 80GB HBM3"
 ROWS = [f"{n}, GPU-{n}{n}aa-0000-{n}, {H100}, 81559" for n in range(8)]

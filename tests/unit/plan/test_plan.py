@@ -23,7 +23,8 @@ from gradus.config import (
 from gradus.config.schema.environment import AgentRoleConfig, EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError
-from gradus.launch.plan import (
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.processes import (
     LaunchPlan,
     Machine,
     config_file,
@@ -31,8 +32,7 @@ from gradus.launch.plan import (
     describe,
     plan_config,
 )
-from gradus.launch.variables import CoreShares
-from gradus.processes.gpus import FoundGpus, Gpu
+from gradus.plan.variables import CoreShares
 from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gradus.config import check, describe
-from gradus.processes.gpus import FoundGpus, Gpu
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.machine import check
+from gradus.plan.show import describe
 from gradus.testing.configs import build_run_config, build_sft_config
 
 GIB = 1 << 30

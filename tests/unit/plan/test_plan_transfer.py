@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gradus.config import InferenceProcessConfig, TrainerProcessConfig
-from gradus.launch.plan import Machine, plan_config
-from gradus.processes.gpus import FoundGpus, Gpu
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.processes import Machine, plan_config
 from gradus.run.paths import RunDirectory
 from gradus.testing.configs import build_run_config
 

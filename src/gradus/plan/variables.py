@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.config import PASSED_TO_EVERY_PROCESS, variables_named_in
-from gradus.processes.gpus import VISIBLE
+from gradus.plan.gpus import VISIBLE
 
 _EVERYWHERE = PASSED_TO_EVERY_PROCESS | {"LD_PRELOAD"}
 _HUB = frozenset({"HF_TOKEN", "HF_TOKEN_PATH"})

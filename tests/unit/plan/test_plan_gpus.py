@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 
-from gradus.config import (
-    ReplayConfig,
-    RunConfig,
-    StrictConfig,
-    check,
-    describe,
-    load_config,
-)
+from gradus.config import ReplayConfig, RunConfig, StrictConfig, load_config
 from gradus.errors import ConfigError
 from gradus.files import write_json
-from gradus.launch.plan import Machine, plan_config
 from gradus.launch.resume import changed_settings
-from gradus.processes.gpus import FoundGpus, Gpu
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.machine import check
+from gradus.plan.processes import Machine, plan_config
+from gradus.plan.show import describe
 from gradus.run.paths import RunDirectory
 from gradus.testing.configs import RUN_TOML, build_run_config, build_sft_config
 

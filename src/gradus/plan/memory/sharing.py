@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gradus.config.keys import KeyPath
-from gradus.config.memory.prediction import GIB, Footprint, predict_memory
 from gradus.config.problems import Problem
 from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import TrainerConfig
-from gradus.processes.gpus import FoundGpus
-from gradus.processes.placement import Placement
+from gradus.plan.gpus import FoundGpus
+from gradus.plan.memory.prediction import GIB, Footprint, predict_memory
+from gradus.plan.placement import Placement
 
 ASLEEP_BYTES = 2 * GIB
 """What a sleeping engine keeps: CUDA's context, its graphs and communicators; a guess."""

@@ -27,7 +27,9 @@ from gradus.config import (
     resolve,
 )
 from gradus.errors import ConfigError
-from gradus.launch.variables import (
+from gradus.plan.gpus import NOT_ASKED, FoundGpus, find_gpus
+from gradus.plan.placement import GpuWish, Placement, place
+from gradus.plan.variables import (
     CoreShares,
     inference_variables,
     orchestrator_variables,
@@ -36,8 +38,6 @@ from gradus.launch.variables import (
     tracker_variables,
     trainer_variables,
 )
-from gradus.processes.gpus import NOT_ASKED, FoundGpus, find_gpus
-from gradus.processes.placement import Placement, place
 from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
 
@@ -194,12 +194,12 @@ def placement_of(configs: Mapping[str, StrictConfig], gpus: FoundGpus) -> Placem
     wishes, may_share = {}, False
     for name, config in configs.items():
         if isinstance(config, InferenceProcessConfig):
-            wishes[name] = config.inference.gpu_wish
+            wishes[name] = GpuWish.of(config.inference)
             may_share = config.inference.gpu_sharing != "never"
         elif isinstance(config, TrainerProcessConfig):
-            wishes[name] = config.trainer.gpu_wish
+            wishes[name] = GpuWish.of(config.trainer)
         elif isinstance(config, SftProcessConfig):
-            wishes[name] = config.sft.gpu_wish
+            wishes[name] = GpuWish.of(config.sft)
     placement = place(wishes, gpus, may_share=may_share)
     refuse(f"{'.'.join(map(str, key))}: {message}" for key, message in placement.refusals)
     return placement

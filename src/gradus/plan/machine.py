@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradus.config.check import contradictions
 from gradus.config.keys import KeyPath
-from gradus.config.memory.sharing import memory_problems, trainer_footprint
 from gradus.config.problems import Problem, nearest
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
 from gradus.config.schema.base import PluginConfig
@@ -25,7 +25,7 @@ from gradus.config.schema.monitor import MonitorConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
-from gradus.config.sources import LaunchedConfig, Sources, keeps_reference
+from gradus.config.sources import LaunchedConfig, Sources, keeps_reference, resolve_sources
 from gradus.installed import (
     BUILTIN_HARNESSES,
     PLAYED,
@@ -34,8 +34,9 @@ from gradus.installed import (
     known_ids,
     plugin_module,
 )
-from gradus.processes.gpus import FoundGpus
-from gradus.processes.placement import Placement, place
+from gradus.plan.gpus import FoundGpus, find_gpus
+from gradus.plan.memory.sharing import memory_problems, trainer_footprint
+from gradus.plan.placement import GpuWish, Placement, place
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
@@ -46,6 +47,25 @@ _ENGINES = ("docker", "podman", "apptainer")
 """Runtimes of verifiers that run a program of this name."""
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """With it, vLLM takes a context that is longer than the model's own."""
+
+
+def check(
+    config: LaunchedConfig | ServeConfig,
+    *,
+    gpus: FoundGpus | None = None,
+    is_served: bool = True,
+) -> list[Problem]:
+    """Everything that keeps a config from working on this machine; creates nothing.
+
+    Pass it to `load_config`, so that each problem names its file and line. `gpus` are those of this
+    shell, which is asked without them; `is_served` is false for a trainer that runs by itself.
+    """
+    found = find_gpus(os.environ) if gpus is None else gpus
+    if isinstance(config, ServeConfig):
+        return serve_problems(config, found)
+    sources = resolve_sources(config)
+    on_this_machine = machine_problems(config, sources, found, is_served=is_served)
+    return [*contradictions(config, sources), *on_this_machine]
 
 
 def machine_problems(
@@ -109,11 +129,11 @@ def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = T
     elif isinstance(config, SftConfig):
         has_engine = config.eval is not None
     if has_engine:
-        wishes["inference"] = config.inference.gpu_wish
+        wishes["inference"] = GpuWish.of(config.inference)
     if isinstance(config, RunConfig):
-        wishes["trainer"] = config.trainer.gpu_wish
+        wishes["trainer"] = GpuWish.of(config.trainer)
     elif isinstance(config, SftConfig):
-        wishes["trainer"] = config.gpu_wish
+        wishes["trainer"] = GpuWish.of(config)
     may_share = has_engine and config.inference.gpu_sharing != "never"
     return place(wishes, gpus, may_share=may_share)
 
@@ -135,7 +155,7 @@ def _gpu_problems(
             folder, settings, keeps_reference=keeps_reference(config, sources)
         )
     if footprint is not None and settings.parallel.memory_check == "refuse":
-        path = settings.gpu_wish.key
+        path = GpuWish.of(settings).key
         yield from memory_problems(footprint, config.inference, placement, gpus, path)
 
 
@@ -162,7 +182,7 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
     are not there, or that nobody would share."""
     tokenizer, sharing = config.tokenizer, config.inference.gpu_sharing
     alone = f"{sharing!r}: a server that stands alone shares its GPUs with no trainer; remove it"
-    wish = config.inference.gpu_wish
+    wish = GpuWish.of(config.inference)
     placement = place({"inference": wish}, gpus, may_share=False)
     return [
         *(Problem(path, message) for path, message in placement.refusals),

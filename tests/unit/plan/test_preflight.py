@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gradus.config import TrainEnvironmentConfig, check, describe
+from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
 from gradus.config.schema.environment import HarnessChoice
 from gradus.config.schema.monitor import TensorBoardConfig
@@ -27,6 +27,8 @@ from gradus.installed import (
     installed_id,
     plugin_module,
 )
+from gradus.plan.machine import check
+from gradus.plan.show import describe
 from gradus.testing.configs import build_run_config, build_sft_config
 
 
@@ -287,7 +289,7 @@ def test_supervised_data_must_be_there(working_directory: Path) -> None:
 
 def test_the_config_package_imports_nothing_heavy() -> None:
     script = (
-        "import sys, gradus.config.machine, gradus.config.reference\n"
+        "import sys, gradus.plan.machine, gradus.config.reference\n"
         "heavy = {'torch', 'transformers', 'verifiers', 'vllm', 'renderers', 'numpy'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradus.errors import ConfigError
-from gradus.processes.gpus import FoundGpus, Gpu
-from gradus.processes.hardware import Hardware, given_dtype
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.hardware import Hardware, given_dtype
 
 PLAIN = "processor\t: 0\nflags\t\t: fpu fma avx2 avx512f\n\nprocessor\t: 1\nflags\t\t: fpu fma\n"
 AVX512 = "processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16\n"

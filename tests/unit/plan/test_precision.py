@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gradus.processes.precision import Trial, bfloat16_fault, cache_folder
+from gradus.plan.precision import Trial, bfloat16_fault, cache_folder
 
 FLAGS = frozenset({"avx512f", "avx512_bf16"})
 DIES = "import os, signal; os.kill(os.getpid(), signal.{})"
 HANGS = "import threading; threading.Event().wait()"
-DIFFERS = (
-    "from gradus.processes.precision import end_trial; end_trial('computed other numbers: 0.9')"
-)
+DIFFERS = "from gradus.plan.precision import end_trial; end_trial('computed other numbers: 0.9')"
 
 
 def trial(program: str, **variables: str) -> Trial:

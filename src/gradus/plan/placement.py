@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
-from gradus.processes.gpus import ORDER, VISIBLE, FoundGpus
+from gradus.config import InferenceConfig, SftConfig, TrainerConfig
+from gradus.plan.gpus import ORDER, VISIBLE, FoundGpus
 
 Key = tuple[str | int, ...]
 
@@ -30,6 +32,16 @@ class GpuWish:
     """The key that says how many parts there are."""
     can_do_without: bool
     """Whether it computes on the CPU when its list is empty."""
+
+    @classmethod
+    def of(cls, section: InferenceConfig | TrainerConfig | SftConfig) -> Self:
+        """What the process of this section wants."""
+        if isinstance(section, InferenceConfig):
+            key: Key = ("inference", "gpus")
+            return cls(key, section.gpus, section.num_gpus, section.num_gpus_key, False)
+        table: Key = () if isinstance(section, SftConfig) else ("trainer",)
+        count_key = ".".join((*table, "num_processes"))
+        return cls((*table, "gpus"), section.gpus, section.num_processes, count_key, True)
 
     @property
     def text(self) -> str:

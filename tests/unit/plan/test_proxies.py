@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gradus.launch.variables import (
+from gradus.orchestrator.failures import FirstFailures
+from gradus.orchestrator.types import Failure
+from gradus.plan.variables import (
     inference_variables,
     orchestrator_variables,
     source_variables,
     trainer_variables,
 )
-from gradus.orchestrator.failures import FirstFailures
-from gradus.orchestrator.types import Failure
 from gradus.run.paths import RunDirectory
 
 ASK = """

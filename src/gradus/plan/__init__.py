@@ -1,0 +1,1 @@
+"""What this machine has, and what starts on it for a config."""
