@@ -132,17 +132,17 @@ class Module:
 
 
 class Tree:
-    """The modules of `src/gradus` of one checkout, each read and parsed once."""
+    """The modules of one package of a checkout, each read and parsed once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, source: str = "src/gradus") -> None:
         self.root = root
-        self.source = root / "src" / "gradus"
+        self.source = root / source
         self.modules = {module.name: module for module in self._parse()}
 
     def _parse(self) -> Iterator[Module]:
         for path in sorted(self.source.rglob("*.py")):
             text = path.read_text(encoding="utf-8")
-            parts = ("gradus", *path.relative_to(self.source).with_suffix("").parts)
+            parts = (self.source.name, *path.relative_to(self.source).with_suffix("").parts)
             name = ".".join(parts).removesuffix(".__init__")
             yield Module(name, path, text, ast.parse(text, filename=str(path)))
 

@@ -26,6 +26,7 @@ NO_TASKS = {
     "chat": "a harness",
     "compact": "a harness",
     "gpqa": "the items of three task sets",
+    "kit": "the library of the task sets",
 }
 """Packages of `environments/` that are no source, and what they are."""
 CONFIGS = {"jsonl", "program"}
@@ -140,7 +141,7 @@ gives a plain reply ({where}; work beside it only lowers them), and the verdict.
 {chr(10).join(rows)}
 
 `gradus-chat` and `gradus-compact` are harnesses; `gradus_gpqa` holds the items of `gpqa-rlvr`,
-`gpqa-debate` and `gpqa-consultancy`.
+`gpqa-debate` and `gpqa-consultancy`; `gradus_kit` is the library of them all.
 """
 
 

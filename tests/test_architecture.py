@@ -45,11 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "monitor", "tracking"},
     # The process that gives what a run wrote to trackers.
     "tracking": {"config", "monitor"},
-    "sandbox": {"wire"},
     "environments": {"wire", "config"},
-    # The rules of games for several agents: pure, for task sets and environments to use.
-    "multiagent": {"wire"},
-    "tasksets": set(),
     "orchestrator": {"wire", "config", "transport", "monitor"},
     "trainer": {"wire", "config", "plan", "transport", "weights", "monitor"},
     "inference": {"wire", "config", "plan", "weights"},
@@ -65,6 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("launch", "report", "testing", "conformance", "tracking", *ROLES),
     },
 }
+KIT_MAY_IMPORT = {"processes", "wire"}
+"""What of gradus the task sets' own library may import; nothing in gradus imports that library."""
 ORCHESTRATOR_FLOORS = (
     *({"traces"}, {"types"}, {"failures"}, {"algorithms"}, {"groups"}, {"play"}, {"records"}),
     *(
@@ -106,8 +104,16 @@ SHORT_WITH_ONE_IMPORTER = {
 """Short modules with one importer that are better alone, with the reason."""
 
 
+KIT = "environments/gradus_kit"
+
+
 def sources() -> list[Module]:
     return list(TREE(ROOT))
+
+
+def everything() -> list[Module]:
+    """gradus and the library of its task sets, which share limits and style."""
+    return [*sources(), *TREE(ROOT, KIT)]
 
 
 def short(path: Path) -> str:
@@ -125,14 +131,14 @@ def gradus_packages(module: Module) -> dict[str, int]:
 
 
 def test_files_are_short() -> None:
-    long = [f"{short(m.path)}: {m.lines}" for m in sources() if m.lines > MAX_FILE_LINES]
+    long = [f"{short(m.path)}: {m.lines}" for m in everything() if m.lines > MAX_FILE_LINES]
     assert long == []
 
 
 def test_functions_are_short() -> None:
     long = [
         f"{short(module.path)}:{f.lineno} {f.name}: {lines}"
-        for module in sources()
+        for module in everything()
         for f in module.functions
         if (lines := (f.end_lineno or f.lineno) - f.lineno + 1) > MAX_FUNCTION_LINES
     ]
@@ -141,7 +147,7 @@ def test_functions_are_short() -> None:
 
 def test_functions_take_few_parameters() -> None:
     many = []
-    for module in sources():
+    for module in everything():
         for function in module.functions:
             arguments = function.args
             names = [a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs]
@@ -153,7 +159,7 @@ def test_functions_take_few_parameters() -> None:
 
 def test_every_argument_and_return_has_a_type() -> None:
     untyped = []
-    for module in sources():
+    for module in everything():
         for function in module.functions:
             a = function.args
             arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
@@ -169,7 +175,8 @@ def test_every_argument_and_return_has_a_type() -> None:
 
 def test_folders_hold_few_files() -> None:
     """More files in a folder means that it holds several concerns."""
-    counts = TREE(ROOT).files_per_folder
+    kit = {f"{KIT}/{folder}": n for folder, n in TREE(ROOT, KIT).files_per_folder.items()}
+    counts = TREE(ROOT).files_per_folder | kit
     full = {
         folder: count
         for folder, count in counts.items()
@@ -224,6 +231,19 @@ def test_packages_import_only_what_the_rule_allows() -> None:
     assert wrong == []
 
 
+def test_the_library_of_the_task_sets_stands_on_gradus_and_never_under_it() -> None:
+    wrong = [short(m.path) for m in sources() if "gradus_kit" in m.text]
+    for module in TREE(ROOT, KIT):
+        heavy = [i.module for i in module.imports if i.module.split(".")[0] in HEAVY]
+        wrong += [f"{short(module.path)} imports {name}" for name in heavy]
+        wrong += [
+            f"{short(module.path)} imports gradus.{package}"
+            for package in gradus_packages(module)
+            if package not in KIT_MAY_IMPORT
+        ]
+    assert wrong == []
+
+
 def test_heavy_libraries_are_imported_only_where_the_rule_allows() -> None:
     wrong = []
     for module in sources():
@@ -239,7 +259,7 @@ def test_heavy_libraries_are_imported_only_where_the_rule_allows() -> None:
 def test_no_two_modules_import_each_other() -> None:
     graph = {
         module.name: {name for i in module.imports for name in (i.module, i.dotted)}
-        for module in sources()
+        for module in everything()
     }
     mutual = [(a, b) for a in graph for b in graph[a] & graph.keys() if a < b and a in graph[b]]
     assert mutual == []
@@ -264,7 +284,7 @@ def test_the_rooms_of_the_orchestrator_stand_on_their_floors() -> None:
 def test_there_are_no_relative_or_star_imports() -> None:
     wrong = [
         f"{short(module.path)}:{node.lineno}"
-        for module in sources()
+        for module in everything()
         for node in module.nodes
         if isinstance(node, ast.ImportFrom)
         and (node.level > 0 or any(alias.name == "*" for alias in node.names))
@@ -274,7 +294,7 @@ def test_there_are_no_relative_or_star_imports() -> None:
 
 def test_imports_stand_at_the_top_except_in_the_command_line() -> None:
     wrong = []
-    for module in sources():
+    for module in everything():
         if module.package == "cli":
             continue
         inner = {
@@ -293,7 +313,7 @@ def test_imports_stand_at_the_top_except_in_the_command_line() -> None:
 
 def test_nothing_unsafe_is_called() -> None:
     wrong = []
-    for module in sources():
+    for module in everything():
         place = short(module.path)
         wrong += [
             f"{place}:{i.line} imports {i.module}"
@@ -313,7 +333,7 @@ def test_nothing_unsafe_is_called() -> None:
 
 
 def test_every_module_opens_with_its_sentence() -> None:
-    assert [short(m.path) for m in sources() if not ast.get_docstring(m.tree)] == []
+    assert [short(m.path) for m in everything() if not ast.get_docstring(m.tree)] == []
 
 
 def test_tests_use_few_mocks() -> None:

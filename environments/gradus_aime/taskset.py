@@ -9,10 +9,10 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.holdout import HoldoutKeys
-from gradus.tasksets.hub import hub_rows
 from gradus_hendrycks_math.problems import SUBJECTS, template_problems
 from gradus_hendrycks_math.reading import last_boxed, plain
+from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.hub import hub_rows
 
 HUB_DATASET = "HuggingFaceH4/aime_2024"
 INSTRUCTION = (

@@ -10,8 +10,6 @@ from typing import Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.tasksets.holdout import HoldoutKeys
-from gradus.tasksets.hub import hub_rows
 from gradus_alphabet_sort.names import FIRST_NAMES, SHORT_NAMES, read_people
 from gradus_alphabet_sort.rules import (
     Shape,
@@ -23,6 +21,8 @@ from gradus_alphabet_sort.rules import (
     similarity,
     sortings,
 )
+from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.hub import hub_rows
 
 HUB_DATASET = "kalomaze/alphabetic-arxiv-authors-it1"
 DEFAULT_NUM_TASKS = 1000

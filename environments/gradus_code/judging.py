@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import EnvironmentFailure
-from gradus.sandbox import Ended, Limits, Reason, Sandbox, UntrustedProgram
 from gradus_code.problems import (
     Problem,
     assemble,
@@ -21,6 +20,7 @@ from gradus_code.problems import (
     same_output,
     same_value,
 )
+from gradus_kit.sandbox import Ended, Limits, Reason, Sandbox, UntrustedProgram
 
 _HERE = Path(__file__).parent
 _ANY_LENGTH = 1_000

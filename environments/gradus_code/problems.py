@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradus.errors import ConfigError
-from gradus.tasksets.hub import hub_rows
+from gradus_kit.tasksets.hub import hub_rows
 
 HUB_DATASET = "livecodebench/code_generation_lite"
 HUB_COLUMNS = (

@@ -11,8 +11,6 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.sandbox import Limits, Protection, Sandbox
-from gradus.tasksets.holdout import HoldoutKeys
 from gradus_code.judging import Judge, Verdict
 from gradus_code.problems import (
     HUB_DATASET,
@@ -20,6 +18,8 @@ from gradus_code.problems import (
     hub_problems,
     human_eval_problems,
 )
+from gradus_kit.sandbox import Limits, Protection, Sandbox
+from gradus_kit.tasksets.holdout import HoldoutKeys
 
 INSTRUCTION = "Reply with the complete program in one block that begins with ```python."
 

@@ -14,12 +14,6 @@ import verifiers.v1 as vf
 from verifiers.v1.errors import EnvError
 
 from gradus.errors import ConfigError
-from gradus.multiagent.answers import read_choice
-from gradus.multiagent.channels import Said
-from gradus.multiagent.kernel import DialogueState, TurnSlot, Utterance, apply_action
-from gradus.multiagent.pack import JUDGE
-from gradus.multiagent.prompts import Case, Prompter
-from gradus.multiagent.scores import EpisodeScores, Truth
 from gradus_debate.other_order import (
     AGAIN,
     ask_judge,
@@ -32,6 +26,12 @@ from gradus_debate.other_order import (
 from gradus_debate.settings import DebateEnvConfig, Rules, rules_of
 from gradus_debate.taskset import DebateData, DebateTask
 from gradus_debate.verdicts import compare_answers
+from gradus_kit.multiagent.answers import read_choice
+from gradus_kit.multiagent.channels import Said
+from gradus_kit.multiagent.kernel import DialogueState, TurnSlot, Utterance, apply_action
+from gradus_kit.multiagent.pack import JUDGE
+from gradus_kit.multiagent.prompts import Case, Prompter
+from gradus_kit.multiagent.scores import EpisodeScores, Truth
 
 SEAT, SCORES, STOPPED, QUARANTINED = "seat", "debate", "stopped", "quarantined_turns"
 FORGERIES = "forgeries"

@@ -16,11 +16,11 @@ from typing import Any
 import verifiers.v1 as vf
 
 from gradus.errors import ConfigError
-from gradus.multiagent.channels import Said
-from gradus.multiagent.kernel import DialogueState, TurnSlot
-from gradus.multiagent.pack import JUDGE
-from gradus.multiagent.scores import EpisodeScores
-from gradus.multiagent.seats import stable_hash
+from gradus_kit.multiagent.channels import Said
+from gradus_kit.multiagent.kernel import DialogueState, TurnSlot
+from gradus_kit.multiagent.pack import JUDGE
+from gradus_kit.multiagent.scores import EpisodeScores
+from gradus_kit.multiagent.seats import stable_hash
 
 AGAIN = "judge_again"
 """Key of a trace's info: on the second conversation that it is one, and on the judge's own trace

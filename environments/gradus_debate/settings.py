@@ -15,17 +15,24 @@ from pydantic import Field, model_validator
 from pydantic_config import BaseConfig
 
 from gradus.errors import ConfigError, GradusError
-from gradus.multiagent.channels import Channel
-from gradus.multiagent.kernel import TurnSlot
-from gradus.multiagent.pack import DECISION, JUDGE, Pack, load_pack, load_pack_file, pack_problems
-from gradus.multiagent.pack import refuse as refuse_pack
-from gradus.multiagent.prompts import channels_of
-from gradus.multiagent.schedule import Schedule
-from gradus.multiagent.scores import TIE, DialogueScorer
-from gradus.multiagent.seats import RULES as SEAT_RULES
-from gradus.multiagent.seats import stable_hash
 from gradus.plugins import find_function
 from gradus_debate.other_order import check_order
+from gradus_kit.multiagent.channels import Channel
+from gradus_kit.multiagent.kernel import TurnSlot
+from gradus_kit.multiagent.pack import (
+    DECISION,
+    JUDGE,
+    Pack,
+    load_pack,
+    load_pack_file,
+    pack_problems,
+)
+from gradus_kit.multiagent.pack import refuse as refuse_pack
+from gradus_kit.multiagent.prompts import channels_of
+from gradus_kit.multiagent.schedule import Schedule
+from gradus_kit.multiagent.scores import TIE, DialogueScorer
+from gradus_kit.multiagent.seats import RULES as SEAT_RULES
+from gradus_kit.multiagent.seats import stable_hash
 
 OPPONENT = "opponent"
 MAX_MODEL_CALLS = 2

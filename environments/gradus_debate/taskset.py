@@ -9,8 +9,8 @@ from typing import Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.multiagent.seats import check_learner_seat, draw_learner_seat, stable_hash
 from gradus_debate.questions import build_questions
+from gradus_kit.multiagent.seats import check_learner_seat, draw_learner_seat, stable_hash
 
 SEATS = ("debater_a", "debater_b")
 

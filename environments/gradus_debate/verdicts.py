@@ -11,11 +11,11 @@ import msgspec
 import verifiers.v1 as vf
 from verifiers.v1.configs.client import ClientTimeoutConfig
 
-from gradus.multiagent.channels import fence
-from gradus.multiagent.pack import VerdictPrompt
-from gradus.multiagent.prompts import Case
-from gradus.multiagent.scores import EpisodeScores, Truth
 from gradus_debate.settings import DebateEnvConfig, Rules, VerdictConfig
+from gradus_kit.multiagent.channels import fence
+from gradus_kit.multiagent.pack import VerdictPrompt
+from gradus_kit.multiagent.prompts import Case
+from gradus_kit.multiagent.scores import EpisodeScores, Truth
 
 FAILURES = "verdict_failures"
 """Key of a trace's info: which comparisons failed, and why."""

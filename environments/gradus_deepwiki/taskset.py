@@ -9,7 +9,7 @@ from typing import Self
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_wiki_search.questions import make_questions
 from gradus_wiki_search.search import Library, bm25
 from gradus_wiki_search.taskset import WikiSearchData, WikiSearchTask

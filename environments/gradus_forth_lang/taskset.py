@@ -8,10 +8,10 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.holdout import HoldoutKeys
 from gradus_forth_lang.problems.build import NUM_TIERS, SOLUTION, Numbered, build_problems
 from gradus_forth_lang.problems.problem import Case
 from gradus_forth_lang.tools import Exam, ForthState, ForthTools, ForthToolsConfig
+from gradus_kit.tasksets.holdout import HoldoutKeys
 
 INSTRUCTION = (
     "You program in a Forth with cells of 64 bits. Many of its words you will not know: look them "

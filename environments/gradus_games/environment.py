@@ -9,8 +9,8 @@ from typing import Self
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.multiagent.seats import check_learner_seat, draw_learner_seat
 from gradus_games.match import NEGOTIATION, GameName, Match, Outcome
+from gradus_kit.multiagent.seats import check_learner_seat, draw_learner_seat
 
 SEATS = ("first", "second")
 INSTRUCTION = (

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from gradus.errors import ConfigError
-from gradus.multiagent.answers import without_reasoning
+from gradus_kit.multiagent.answers import without_reasoning
 
 GameName = Literal["TicTacToe", "Nim", "ConnectFour", "SimpleNegotiation"]
 GAMES: tuple[GameName, ...] = get_args(GameName)

@@ -11,8 +11,8 @@ import verifiers.v1 as vf
 from pydantic import Field
 from verifiers.v1.errors import SandboxError
 
-from gradus.tasksets.holdout import HoldoutKeys
 from gradus_general_agent.jobs import jobs
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_swe_sandbox.shell import GRACE_SECONDS, ShellHarness, ShellHarnessConfig, is_there
 from gradus_swe_sandbox.taskset import LOCAL_IMAGE, shell_call, unpack
 

@@ -11,8 +11,8 @@ from typing import Self
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.tasksets.holdout import HoldoutKeys
 from gradus_glossary.entries import MAX_WORDS, MIN_WORDS, build_glossary, make_questions
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_wiki_search.questions import read_answer, same_answer
 
 INSTRUCTION = (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.log import get_logger
-from gradus.tasksets.hub import hub_rows
 from gradus_gpqa import numbers, reasoning
 from gradus_gpqa.question import Question
+from gradus_kit.tasksets.hub import hub_rows
 
 log = get_logger(__name__)
 

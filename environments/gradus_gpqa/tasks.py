@@ -9,8 +9,8 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field, field_validator
 
-from gradus.tasksets.holdout import HoldoutKeys
 from gradus_gpqa.items import HUB_DATASET, KINDS, LEVELS, Item, generate_items, hub_items
+from gradus_kit.tasksets.holdout import HoldoutKeys
 
 DEFAULT_NUM_ITEMS = 200
 INSTRUCTION = "Answer with the letter of the right option."

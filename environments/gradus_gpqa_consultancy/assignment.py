@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradus.multiagent.seats import stable_hash
 from gradus_gpqa.items import Item
+from gradus_kit.multiagent.seats import stable_hash
 
 
 def assign_letters(items: Sequence[Item], *, seed: int) -> list[str]:

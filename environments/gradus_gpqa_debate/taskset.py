@@ -8,9 +8,9 @@ from typing import Self
 import verifiers.v1 as vf
 from pydantic import model_validator
 
-from gradus.multiagent.seats import check_learner_seat, draw_learner_seat
 from gradus_debate import DebateData, DebateTask
 from gradus_gpqa.tasks import GpqaConfig, load_items
+from gradus_kit.multiagent.seats import check_learner_seat, draw_learner_seat
 
 SEATS = ("debater_a", "debater_b")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradus.multiagent.answers import read_choice, without_reasoning
+from gradus_kit.multiagent.answers import read_choice, without_reasoning
 
 
 def chosen_letter(reply: str, letters: str) -> str | None:

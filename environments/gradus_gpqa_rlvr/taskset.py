@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import verifiers.v1 as vf
 
-from gradus.multiagent.answers import is_exact
 from gradus_gpqa.tasks import INSTRUCTION, GpqaConfig, load_items
 from gradus_gpqa_rlvr.reward import chosen_letter, rate_choice
+from gradus_kit.multiagent.answers import is_exact
 
 
 class GpqaRlvrData(vf.TaskData):

@@ -11,9 +11,9 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.holdout import HoldoutKeys
-from gradus.tasksets.hub import hub_rows
 from gradus_gsm8k.problems import make_problems
+from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.hub import hub_rows
 
 HUB_DATASET = "openai/gsm8k"
 INSTRUCTION = (

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus.errors import ConfigError
-from gradus.tasksets.hub import hub_rows
 from gradus_hendrycks_math import continuous, discrete
 from gradus_hendrycks_math.reading import last_boxed
+from gradus_kit.tasksets.hub import hub_rows
 
 HUB_DATASET = "EleutherAI/hendrycks_math"
 LEVELS = (1, 2, 3, 4, 5)

@@ -13,8 +13,6 @@ import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
 from gradus.errors import ConfigError
-from gradus.sandbox import CallFailed, HelperCalls
-from gradus.tasksets.holdout import HoldoutKeys
 from gradus_hendrycks_math.problems import (
     HUB_DATASET,
     LEVELS,
@@ -31,6 +29,8 @@ from gradus_hendrycks_math.reading import (
     plain,
     without_unit,
 )
+from gradus_kit.sandbox import CallFailed, HelperCalls
+from gradus_kit.tasksets.holdout import HoldoutKeys
 
 INSTRUCTION = "Reason step by step, and put the final answer into \\boxed{}."
 DEFAULT_NUM_TEMPLATE_TASKS = 300

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.tasksets.json_lines import parse_row
+from gradus_kit.tasksets.json_lines import parse_row
 
 ROLES = ("system", "user", "assistant")
 

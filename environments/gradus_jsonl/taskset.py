@@ -12,9 +12,9 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.holdout import HoldoutKeys
-from gradus.tasksets.rewards import RewardFunction
 from gradus_jsonl.rows import read_rows
+from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.rewards import RewardFunction
 
 OFFERED = ("reply", "row", "messages", "trace")
 """What a reward function may ask for, by name."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.hub import hub_rows
 from gradus_hendrycks_math.problems import MathProblem, template_problems
 from gradus_hendrycks_math.taskset import HendrycksMathConfig, HendrycksMathTaskset, MathTask
+from gradus_kit.tasksets.hub import hub_rows
 
 HUB_DATASET = "HuggingFaceH4/MATH-500"
 

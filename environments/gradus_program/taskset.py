@@ -13,8 +13,8 @@ from pydantic import Field, field_validator
 from verifiers.v1.runtimes import Runtime
 
 from gradus.errors import ConfigError
-from gradus.tasksets.json_lines import parse_row
-from gradus.tasksets.rewards import RewardFunction
+from gradus_kit.tasksets.json_lines import parse_row
+from gradus_kit.tasksets.rewards import RewardFunction
 from gradus_program.harness import ProgramState
 from gradus_program.running import Run, read_output
 from gradus_program.settings import ProgramKeys, check_program, inside

@@ -9,7 +9,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.multiagent.channels import fence
+from gradus_kit.multiagent.channels import fence
 from gradus_proposer_solver.rules import (
     Proposal,
     last_number,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gradus.multiagent.answers import without_reasoning
+from gradus_kit.multiagent.answers import without_reasoning
 
 MAX_PROBLEM_CHARS = 2000
 MAX_EXPRESSION_CHARS = 80

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_reasoning_gym.generators import Generator, Question, scorer
 from gradus_reasoning_gym.safety import may_score
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradus.tasksets.hub import hub_rows
+from gradus_kit.tasksets.hub import hub_rows
 
 HUB_DATASET = "PrimeIntellect/Reverse-Text-RL"
 

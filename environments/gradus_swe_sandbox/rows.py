@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from gradus.errors import ConfigError, EnvironmentFailure
-from gradus.tasksets.hub import hub_rows
+from gradus_kit.tasksets.hub import hub_rows
 from gradus_swe_sandbox.changes import Changes
 
 R2E_COLUMNS = ("docker_image", "commit_hash", "problem_statement", "expected_output_json")

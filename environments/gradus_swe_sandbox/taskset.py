@@ -16,7 +16,7 @@ from verifiers.v1.errors import SandboxError
 from verifiers.v1.runtimes import provision_runtime
 
 from gradus.errors import EnvironmentFailure
-from gradus.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
 from gradus_swe_sandbox.changes import Changes, Origin
 from gradus_swe_sandbox.rows import HubTests, hub_repairs

@@ -10,8 +10,8 @@ import verifiers.v1 as vf
 from pydantic import Field, model_validator
 from verifiers.v1.types import content_text
 
-from gradus.tasksets.holdout import HoldoutKeys
-from gradus.tasksets.hub import hub_rows
+from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.hub import hub_rows
 from gradus_wiki_search.questions import Question, make_questions, read_answer, same_answer
 from gradus_wiki_search.search import Library, bm25
 from gradus_wiki_search.world import build_world

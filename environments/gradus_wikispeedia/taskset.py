@@ -11,7 +11,7 @@ from typing import Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_wikispeedia.graph import Graph, distances, page_text, snap_graph, world_graph
 from gradus_wikispeedia.walk import link_on, refused, shown, worth
 

@@ -10,7 +10,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_wordle.rules import Play, Style, answer_to, opening
 from gradus_wordle.words import english_words, own_words
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_zebra.puzzles import make_puzzles
 
 INSTRUCTION = "Think first. Then write the final answer once, as <answer>name, name, ...</answer>."

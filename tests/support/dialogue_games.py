@@ -10,11 +10,11 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 
-from gradus.multiagent.channels import Said
-from gradus.multiagent.kernel import DialogueState, TurnSlot, apply_action
-from gradus.multiagent.pack import Pack, load_pack
-from gradus.multiagent.prompts import Case, Prompter, channels_of
-from gradus.multiagent.schedule import Schedule
+from gradus_kit.multiagent.channels import Said
+from gradus_kit.multiagent.kernel import DialogueState, TurnSlot, apply_action
+from gradus_kit.multiagent.pack import Pack, load_pack
+from gradus_kit.multiagent.prompts import Case, Prompter, channels_of
+from gradus_kit.multiagent.schedule import Schedule
 
 MEMBERS = ("debater_a", "debater_b", "judge")
 PHASES = ("propose", "critique", "final")

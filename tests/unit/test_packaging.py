@@ -58,4 +58,6 @@ def test_the_wheel_holds_templates_types_and_task_sets(
         "gradus/templates/tasks.py.template",
         "gradus_reverse_text/taskset.py",
         "gradus_chat/__init__.py",
+        "gradus_kit/__init__.py",
+        "gradus_kit/sandbox/launcher.py",
     }

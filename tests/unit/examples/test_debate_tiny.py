@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gradus.cli.main import main
-from gradus.multiagent.channels import Channel, Said
-from gradus.multiagent.kernel import DialogueState
-from gradus.multiagent.prompts import Prompter
 from gradus_debate.environment import case_of
 from gradus_debate.settings import DebateEnvConfig, rules_of
 from gradus_debate.taskset import DebateTaskset, DebateTasksetConfig
+from gradus_kit.multiagent.channels import Channel, Said
+from gradus_kit.multiagent.kernel import DialogueState
+from gradus_kit.multiagent.prompts import Prompter
 
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "examples" / "recipes" / "debate_tiny"

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from gradus.conformance.attacks import library
 from gradus.errors import ConfigError
-from gradus.sandbox import Limits, Reason, Sandbox
-from gradus.sandbox.machine import ways_here
 from gradus_code.judging import Floor, Judge
 from gradus_code.problems import (
     Problem,
@@ -30,6 +28,8 @@ from gradus_code.problems import (
 )
 from gradus_code.taskset import CodeConfig, CodeTask, CodeTaskset
 from gradus_code_golf.taskset import CodeGolfConfig, CodeGolfTask, CodeGolfTaskset, length_reward
+from gradus_kit.sandbox import Limits, Reason, Sandbox
+from gradus_kit.sandbox.machine import ways_here
 
 LIMITS = Limits(seconds=20.0, cpu_seconds=10)
 RIGHT = "def twice(n):\n    return 2 * n\n"

@@ -24,7 +24,6 @@ from verifiers.v1.episode import WireEpisode
 from gradus.environments import compat
 from gradus.environments.engine_client import RequestSeeds
 from gradus.environments.patches.plain_content import keep_content_plain
-from gradus.multiagent.kernel import DialogueState, TurnSlot
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
@@ -35,6 +34,7 @@ from gradus.wire.control_tokens import ControlTokens
 from gradus.wire.versions import VersionSpan
 from gradus_debate import DebateEnvConfig, DebateTask, DebateTaskset, DebateTasksetConfig
 from gradus_debate.environment import all_or_none
+from gradus_kit.multiagent.kernel import DialogueState, TurnSlot
 
 pytestmark = pytest.mark.torch
 

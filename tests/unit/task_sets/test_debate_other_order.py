@@ -11,11 +11,11 @@ import verifiers.v1 as vf
 from debate_play import TOKEN, MemberEngine, Room, trace_of
 from pydantic import ValidationError
 
-from gradus.multiagent.kernel import DialogueState, Utterance
 from gradus.testing.engine_script import GenerateCall, Reply, Status
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus_debate import DebateEnvConfig
 from gradus_debate.other_order import in_other_order, is_asked_again
+from gradus_kit.multiagent.kernel import DialogueState, Utterance
 
 pytestmark = pytest.mark.torch
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gradus.multiagent.seats import RULES
 from gradus_debate import DebateEnv, DebateTask
 from gradus_gpqa.items import generate_items
 from gradus_gpqa.tasks import GpqaConfig
 from gradus_gpqa_consultancy.assignment import assign_letters
 from gradus_gpqa_consultancy.taskset import GpqaConsultancyEnv
 from gradus_gpqa_debate.taskset import SEATS, GpqaDebateTaskset
+from gradus_kit.multiagent.seats import RULES
 
 Says = Callable[[str], str]
 DEBATE, CONSULTANCY = "gradus-gpqa-debate", "gradus-gpqa-consultancy"

