@@ -36,6 +36,11 @@ from typing import Any
 import verifiers.v1 as vf
 from renderers import Qwen3RendererConfig
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from commands import wait_until
+from running import TEST_PATH, RunningEnvironment
+
 from gradus.config import EnvironmentProcessConfig, SamplingConfig, StaticPoolConfig
 from gradus.files import read_json
 from gradus.orchestrator.play.environment import (
@@ -45,8 +50,6 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
-from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 
 TALK = "gradus-test-talk"
@@ -55,7 +58,6 @@ REPLIES = "gradus_test_two_calls:reply"
 NUM_QUESTIONS = 5
 DEADLINE_SECONDS = 120.0
 END_SECONDS = 5.0
-TEST_ENVIRONMENTS = Path(__file__).parents[1] / "tests" / "environments"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 UV_STAND_IN = f"""#!/bin/sh
 case "$*" in
@@ -134,9 +136,8 @@ class Bench:
     def _start_engine(self) -> tuple[subprocess.Popen[bytes], str]:
         run_dir = self._run_dir("engine")
         command = [sys.executable, "-m", "gradus.testing.engine", "--run-dir", str(run_dir.root)]
-        path = os.pathsep.join([str(TEST_ENVIRONMENTS), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
-            [*command, "--reply", REPLIES], env={**os.environ, "PYTHONPATH": path}
+            [*command, "--reply", REPLIES], env={**os.environ, "PYTHONPATH": TEST_PATH}
         )
         self._stack.callback(_end, process)
         ready = run_dir.ready_file("inference")
@@ -155,7 +156,6 @@ class Bench:
         path = f"{self._uv.parent}{os.pathsep}{os.environ['PATH']}"
         environment = RunningEnvironment(
             config,
-            python_path=[TEST_ENVIRONMENTS],
             variables={"PATH": path},
             python=case.python,
         )

@@ -34,7 +34,9 @@ from verifiers.v1.episode import WireEpisode
 from gradus.orchestrator.build import build_orchestrator
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 from simulation import SOURCE, JumpingLoop, Simulation, build_config, run_simulated
 
 from gradus.config import ModelConfig
@@ -52,7 +54,6 @@ from gradus.processes.child import tune_collector
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_message, build_trace
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.transport import BatchReceiver, BatchSender, SpoolReceiver, SpoolSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch

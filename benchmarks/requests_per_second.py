@@ -38,14 +38,17 @@ import httpx
 import openai
 import torch
 import verifiers.v1 as vf
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from commands import wait_until
 from episodes_per_second import Bench, Case, cpu_seconds
 from episodes_per_second import Result as PlayedEpisodes
+from running import RunningInference
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.environments.engine_client import EngineClient
 from gradus.processes.table import descendants, living_processes
-from gradus.testing.commands import wait_until
-from gradus.testing.running import RunningInference
 from gradus.testing.tiny_model import build_tiny_model
 
 PROMPT_TOKENS = 30

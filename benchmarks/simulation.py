@@ -11,11 +11,17 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from configs import build_algorithm_config
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 from gradus.config import (
     ModelConfig,
@@ -31,8 +37,6 @@ from gradus.orchestrator.play.player import Source
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal
-from gradus.testing.configs import build_algorithm_config
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 T = TypeVar("T")
 SOURCE = "words"

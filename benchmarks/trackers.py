@@ -25,12 +25,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from commands import wait_until
+
 from gradus.files import read_json, write_json
 from gradus.monitor import JsonlMonitor
 from gradus.processes.table import descendants, living_processes
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
 
 TRACKERS: Mapping[str, Mapping[str, Any]] = {
     "nothing": {"type": "trackers:Nothing"},

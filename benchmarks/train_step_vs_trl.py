@@ -31,8 +31,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from configs import build_loss_config
+
 from gradus.config import AdamWConfig, ModelConfig
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import build_algorithm_config
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import AlgorithmConfig, ErrorPolicyConfig
@@ -32,7 +33,6 @@ from gradus.orchestrator.records.episodes import encode_record, episode_record
 from gradus.orchestrator.records.recording import save_played
 from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import Group, PlayedEpisode, Task, TaskPointer
-from gradus.testing.configs import build_algorithm_config
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.versions import VersionSpan
 

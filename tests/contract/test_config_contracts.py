@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from configs import build_run_config
 
 from gradus.config import EnvironmentProcessConfig, resolve
 from gradus.config.check import env_vars_problems
@@ -17,7 +18,6 @@ from gradus.inference.settings import (
     process_environment,
 )
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
-from gradus.testing.configs import build_run_config
 
 
 def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:

@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from configs import build_curriculum_config
 
 from gradus.config import CurriculumConfig
 from gradus.orchestrator.play.curriculum import (
@@ -14,7 +15,6 @@ from gradus.orchestrator.play.curriculum import (
     TaskResult,
     build_curriculum,
 )
-from gradus.testing.configs import build_curriculum_config
 
 pytestmark = pytest.mark.parametrize("name", sorted(CurriculumConfig.registered()))
 

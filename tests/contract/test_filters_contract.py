@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import build_sample
+from configs import build_filter_config
 
 from gradus.config import FilterConfig
 from gradus.orchestrator.groups.filters import ActiveFilter, FilterContext, build_filters
 from gradus.orchestrator.types import Verdict
-from gradus.testing.builders import build_sample
-from gradus.testing.configs import build_filter_config
 from gradus.testing.episodes import build_trace
 
 CONTEXT = FilterContext(build_trace(), is_truncated=False, task_key="a1", episodes=())

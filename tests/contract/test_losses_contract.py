@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from configs import build_loss_config
 
 from gradus.config import LossConfig
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.losses import LossInputs, build_loss
 
 pytestmark = [pytest.mark.torch, pytest.mark.parametrize("name", sorted(LossConfig.registered()))]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import wait_until
+from running import RunningInference
 from xdist.scheduler import LoadScopeScheduling
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
 from gradus.processes.table import descendants, is_alive, living_processes
-from gradus.testing.commands import wait_until
-from gradus.testing.running import RunningInference
 from gradus.testing.tiny_model import build_tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from commands import finish, processes_of, records, start, wait_until_async
 
 from gradus.files import read_json
 from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, processes_of, records, start, wait_until_async
 from gradus.testing.engine import ScriptedEngine
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from running import TEST_PATH
 
 from gradus.cli.env import sources_of, subject_of
 from gradus.conformance.check import describe
@@ -17,14 +18,13 @@ from gradus.conformance.tasks import TaskChecks
 
 pytestmark = pytest.mark.end_to_end
 
-MODULES = Path(__file__).parents[1] / "environments"
 Lines = dict[str, dict[str, Checked]]
 
 
 def subject(*words: str) -> Subject:
     (source,) = sources_of([*words, "--timeout.scoring_seconds", "0.5"])
     found = subject_of(source)
-    return Subject(found.process, {**found.variables, "PYTHONPATH": str(MODULES)})
+    return Subject(found.process, {**found.variables, "PYTHONPATH": TEST_PATH})
 
 
 async def play_faults(folder: Path) -> Lines:

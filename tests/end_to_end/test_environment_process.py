@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import wait_until, wait_until_async
+from configs import build_algorithm_config
+from running import RunningEnvironment, exchange
 
 from gradus.config import (
     ElasticPoolConfig,
@@ -20,13 +23,9 @@ from gradus.config import (
 from gradus.config.schema.environment import PoolConfig
 from gradus.errors import ExitCode
 from gradus.processes.table import descendants, is_alive, living_processes, read_process
-from gradus.testing.commands import wait_until, wait_until_async
-from gradus.testing.configs import build_algorithm_config
-from gradus.testing.running import RunningEnvironment, exchange
 
 pytestmark = pytest.mark.end_to_end
 
-MODULES = Path(__file__).parents[1] / "environments"
 ONE_WORKER = StaticPoolConfig(num_workers=1)
 
 
@@ -44,7 +43,7 @@ def config_of(
 
 
 def start(run_dir: Path, **taskset: Any) -> RunningEnvironment:
-    return RunningEnvironment(config_of(run_dir, taskset), python_path=[MODULES])
+    return RunningEnvironment(config_of(run_dir, taskset))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnvironm
     (run_dir / "secrets" / "inference_token").write_text("the-data-token\n")
     given = {"CANARY_SECRET": "sings", "OWN_SETTING": "kept", "HF_TOKEN": "of-the-hub"}
     given["PASSED_KEY"] = "of-a-service"
-    with RunningEnvironment(config, python_path=[MODULES], variables=given) as environment:
+    with RunningEnvironment(config, variables=given) as environment:
         environment.wait_ready()
         yield environment
 
@@ -130,7 +129,7 @@ def test_a_stop_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="g") as short:
         config = config_of(tmp_path, {"id": "gradus-test-echo"})
         variables = {"TMPDIR": short}
-        with RunningEnvironment(config, python_path=[MODULES], variables=variables) as environment:
+        with RunningEnvironment(config, variables=variables) as environment:
             wait_until(lambda: list(Path(short).iterdir()), timeout_seconds=60)
             assert environment.stop() == 0
         wait_until(lambda: not list(Path(short).iterdir()))
@@ -151,9 +150,7 @@ def test_one_worker_is_killed_with_its_parent_and_can_harm_nobody_else(tmp_path:
     # Both die without a chance to remove the folder of their sockets, so the test does.
     with (
         tempfile.TemporaryDirectory(prefix="g") as short,
-        RunningEnvironment(
-            config, python_path=[MODULES], variables={"TMPDIR": short}
-        ) as environment,
+        RunningEnvironment(config, variables={"TMPDIR": short}) as environment,
     ):
         environment.wait_ready()
         (pool,) = descendants(environment.process.pid, living_processes())
@@ -166,7 +163,7 @@ def test_one_worker_is_killed_with_its_parent_and_can_harm_nobody_else(tmp_path:
 
 def test_the_pool_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=StaticPoolConfig(num_workers=2))
-    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+    with RunningEnvironment(config) as environment:
         ready = environment.wait_ready()
         started = descendants(environment.process.pid, living_processes())
         environment.process.kill()
@@ -193,7 +190,7 @@ async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path
 
 async def test_a_stopped_worker_gets_no_more_requests(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=StaticPoolConfig(num_workers=2))
-    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+    with RunningEnvironment(config) as environment:
         address = environment.wait_ready()["run_address"]
         worker = next(
             process
@@ -230,7 +227,7 @@ async def test_a_stopped_pool_of_one_worker_is_told(tmp_path: Path) -> None:
 
 async def test_a_killed_worker_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=ElasticPoolConfig(max_workers=2))
-    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+    with RunningEnvironment(config) as environment:
         environment.wait_ready()
         assert (await environment.ask(method="health"))["result"]["num_workers"] == 1
         worker = next(
@@ -251,7 +248,7 @@ async def test_a_killed_worker_is_noticed_told_and_ends_the_process(tmp_path: Pa
 def test_an_algorithm_that_cannot_learn_from_the_agents_ends_the_process(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"})
     config = config.model_copy(update={"algo": build_algorithm_config("rae")})
-    with RunningEnvironment(config, python_path=[MODULES]) as environment:
+    with RunningEnvironment(config) as environment:
         assert environment.wait_exit() == ExitCode.CONFIG
         assert "source 'source': rae compares agents" in environment.error_line
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+from commands import wait_until_async
 from renderers import Qwen3RendererConfig
+from running import RunningEnvironment
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
 from verifiers.v1.types import content_text
@@ -26,17 +28,14 @@ from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.processes.table import descendants, living_processes
-from gradus.testing.commands import wait_until_async
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
-from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.versions import VersionSpan
 from gradus_word_lookup.entries import TOOL, build_entries
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
-MODULES = Path(__file__).parents[1] / "environments"
 TOKEN = "the-data-token"
 ORIGIN = SampleOrigin("e", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=2000)
 
@@ -73,7 +72,7 @@ def start(
         pool=StaticPoolConfig(num_workers=num_workers),
         verifiers={**verifiers, **dict.fromkeys(seats, agent)},
     )
-    return RunningEnvironment(config, python_path=[MODULES])
+    return RunningEnvironment(config)
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import finish, kill, processes_of, start, wait_until
+from running import RunningInference
 
 from gradus.files import read_json
 from gradus.orchestrator.evaluation.file import read_gradus_fields
-from gradus.testing.commands import finish, kill, processes_of, start, wait_until
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Status
-from gradus.testing.running import RunningInference
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

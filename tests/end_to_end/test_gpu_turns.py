@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from gradus.testing.commands import finish, records, start
+from commands import finish, records, start
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

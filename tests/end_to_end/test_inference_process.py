@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import wait_until
+from running import RunningInference, wait_until_ended
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
-from gradus.testing.commands import wait_until
-from gradus.testing.running import RunningInference, wait_until_ended
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
+from running import RunningInference
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gradus.testing.running import RunningInference
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published

@@ -7,9 +7,9 @@ import statistics
 from pathlib import Path
 
 import pytest
+from commands import finish, start
 
 from gradus.files import read_json
-from gradus.testing.commands import finish, start
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -19,6 +19,7 @@ import openai
 import pytest
 import torch
 import verifiers.v1 as vf
+from running import RunningInference, wait_until_ended
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -27,7 +28,6 @@ from gradus.environments.engine_client import EngineClient
 from gradus.errors import ExitCode
 from gradus.inference.policy_engine import AdapterControl
 from gradus.run.model_files import model_digest
-from gradus.testing.running import RunningInference, wait_until_ended
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import BASE_FILE, Published
 from gradus.weights.tensor_files import write_tensors

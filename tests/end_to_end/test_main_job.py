@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import finish, processes_of, records, start
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gradus.testing.commands import finish, processes_of, records, start
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from configs import build_algorithm_config
+from running import RunningEnvironment
 from transformers import PreTrainedTokenizerFast
 
 from gradus.config import (
@@ -34,10 +36,8 @@ from gradus.orchestrator.build import build_orchestrator, connect
 from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_algorithm_config
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
-from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.transport import SpoolReceiver
 from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
@@ -46,7 +46,6 @@ from gradus.wire.versions import staleness
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
-MODULES = Path(__file__).parents[1] / "environments"
 MAX_STEPS = 3
 LIMIT_SECONDS = 120.0
 
@@ -120,7 +119,7 @@ def environment_process(run_dir: Path, behaviour: str) -> Iterator[RunningEnviro
     sockets = run_dir / "s"
     sockets.mkdir()
     variables = {"TMPDIR": str(sockets)}
-    with RunningEnvironment(config, python_path=[MODULES], variables=variables) as environment:
+    with RunningEnvironment(config, variables=variables) as environment:
         environment.wait_ready()
         yield environment
 
@@ -265,7 +264,7 @@ async def test_an_environment_process_that_is_started_anew_costs_an_attempt_and_
             ready.unlink()
             variables = {"TMPDIR": str(run_dir / "s")}
             new = environment_config(run_dir, "plain")
-            with RunningEnvironment(new, python_path=[MODULES], variables=variables) as again:
+            with RunningEnvironment(new, variables=variables) as again:
                 await asyncio.to_thread(again.wait_ready)
                 engine.release()
                 await asyncio.wait_for(playing, LIMIT_SECONDS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import finish, processes_of, start
 
 from gradus.errors import ExitCode
-from gradus.testing.commands import finish, processes_of, start
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

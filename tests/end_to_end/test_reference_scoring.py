@@ -9,12 +9,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from running import RunningInference
 
 from gradus.config import ReferenceConfig
 from gradus.files import read_json
 from gradus.orchestrator.algorithms.teacher import PROBE, ReferenceModel, compare_tokenizers
 from gradus.orchestrator.types import EpisodeFailed
-from gradus.testing.running import RunningInference
 
 pytestmark = pytest.mark.end_to_end
 PROMPT = [5, 9, 12, 30, 7, 22, 41, 8]

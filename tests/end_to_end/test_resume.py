@@ -11,13 +11,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from commands import finish, kill, processes_of, records, start, wait_until
 from metric_names import families_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradus.orchestrator.records.journal import check_journal, read_journal
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, kill, processes_of, records, start, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import finish, kill, processes_of, records, start, wait_until
 
 from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal, surviving
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, kill, processes_of, records, start, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

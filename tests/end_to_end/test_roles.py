@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 from renderers import Qwen3RendererConfig
+from running import RunningEnvironment
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
 
@@ -21,7 +22,6 @@ from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
-from gradus.testing.running import RunningEnvironment
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.versions import VersionSpan
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import finish, start, wait_until
 
 from gradus.processes.table import descendants, is_alive, living_processes
-from gradus.testing.commands import finish, start, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import finish, kill, processes_of, records, start, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.files import read_json
-from gradus.testing.commands import finish, kill, processes_of, records, start, wait_until
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import GRADUS, finish, kill, processes_of, records, start, wait_until
 
 from gradus.files import read_json
 from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import GRADUS, finish, kill, processes_of, records, start, wait_until
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from commands import finish, processes_of, records, start, wait_until
 
 from gradus.errors import ExitCode
 from gradus.files import read_json
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, processes_of, records, start, wait_until
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

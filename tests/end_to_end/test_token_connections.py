@@ -13,10 +13,10 @@ import msgspec
 import openai
 import pytest
 import verifiers.v1 as vf
+from running import RunningInference
 from safetensors.torch import load_file
 
 from gradus.environments.engine_client import EngineClient
-from gradus.testing.running import RunningInference
 from gradus.weights.filesystem import FilesystemWeights
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

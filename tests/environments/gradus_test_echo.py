@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gradus.testing.environment import EchoTaskset
+from echo_tasksets import EchoTaskset
 
 __all__ = ["EchoTaskset"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import verifiers.v1 as vf
-
-from gradus.testing.environment import EchoTaskset
+from echo_tasksets import EchoTaskset
 
 __all__ = ["EchoTaskset", "PairEnv"]
 

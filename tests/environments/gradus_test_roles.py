@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import verifiers.v1 as vf
+from echo_tasksets import EchoTaskset
 from verifiers.v1.configs.agent import TimeoutConfig
 
 from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig
-from gradus.testing.environment import EchoTaskset
 
 __all__ = ["EchoTaskset", "OwnHarness", "RolesEnv"]
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gradus.testing.environment import EchoTaskset
+from echo_tasksets import EchoTaskset
 
 __all__ = ["EchoTaskset"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gradus.testing.environment import SumTaskset
+from echo_tasksets import SumTaskset
 
 __all__ = ["SumTaskset"]

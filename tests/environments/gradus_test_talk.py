@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gradus.testing.environment import TalkEnv, TalkTaskset
+from echo_tasksets import TalkEnv, TalkTaskset
 
 __all__ = ["TalkEnv", "TalkTaskset"]

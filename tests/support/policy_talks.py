@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import verifiers.v1 as vf
+from echo_tasksets import AddTools
 from renderers import Qwen3RendererConfig
 
 from gradus.testing.engine import ScriptedEngine
-from gradus.testing.environment import AddTools
 
 TOKEN = "data-token"
 CALL = '<tool_call>\n{"name": "calculator_add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import build_micro_batch, build_sample
+from configs import RUN_TOML
 
 from gradus.cli import main as command_line
 from gradus.cli.main import main
@@ -23,8 +25,6 @@ from gradus.orchestrator.evaluation.file import EvaluationFile, read_gradus_fiel
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.testing.configs import RUN_TOML
 from gradus.testing.episodes import build_episode
 from gradus.transport import SpoolReceiver, SpoolSender, spool
 from gradus.wire.micro_batch import Batch

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoints import Crash, FaultyFiles
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.files import DurableFiles, PatientFiles
@@ -24,7 +25,6 @@ from gradus.sealed import (
     seal,
     stage,
 )
-from gradus.testing.checkpoints import Crash, FaultyFiles
 from gradus.weights.published import VersionLabel, verify_version
 
 LABEL = VersionLabel(version=3, term=1)

@@ -1,1 +1,1 @@
-"""Fakes and builders for fast tests, shipped with the package."""
+"""The scripted engine, the tiny model and made-up episodes, for commands, examples and tests."""

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from commands import wait_until
 
 from gradus.config import RunConfig
-from gradus.testing.commands import wait_until
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import RUN_TOML, build_run_config, build_sft_config
+from running import TEST_PATH
 
 from gradus.cli.check import run
 from gradus.cli.look.child import check_size, import_if_installed
@@ -28,9 +30,7 @@ from gradus.plan.gpus import find_gpus
 from gradus.plan.hardware import Hardware
 from gradus.plan.processes import Machine
 from gradus.processes.table import living_processes
-from gradus.testing.configs import RUN_TOML, build_run_config, build_sft_config
 
-MODULES = Path(__file__).parents[2] / "environments"
 PLUG_IN = """
 import os
 
@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def machine() -> Machine:
     current = Machine.current()
-    path = os.pathsep.join([str(MODULES), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([TEST_PATH, os.environ.get("PYTHONPATH", "")])
     return replace(current, environment={**current.environment, "PYTHONPATH": path})
 
 

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from gradus.testing.configs import RUN_TOML
+from configs import RUN_TOML
 
 MOST_SECONDS = 5.0
 """Of CPU time: what else runs on the machine says nothing about the command."""

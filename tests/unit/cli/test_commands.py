@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 from gradus.cli.look.parts import Finding, Part
 from gradus.cli.main import COMMANDS, ROLES, main
@@ -22,7 +23,6 @@ from gradus.config import (
 )
 from gradus.errors import ExitCode
 from gradus.plan.processes import KINDS, Machine
-from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 EVAL_TOML = """
 [model]

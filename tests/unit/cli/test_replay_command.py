@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config
 
 from gradus.cli.main import main
 from gradus.cli.options import take_value
@@ -19,7 +20,6 @@ from gradus.orchestrator.records.recording import digest_model
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import EpisodeLog, LaunchRecord, note_launch
-from gradus.testing.configs import build_run_config
 
 
 def write_journal(run_dir: RunDirectory) -> None:

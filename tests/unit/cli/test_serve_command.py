@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from checkpoints import commit, new_run
 
 from gradus.cli.main import main
 from gradus.cli.serve import ServedSource, find_source, read_token
@@ -13,7 +14,6 @@ from gradus.errors import ConfigError, ExitCode
 from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.checkpoints import commit, new_run
 
 
 def make_model(folder: Path) -> Path:

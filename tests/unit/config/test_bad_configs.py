@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from configs import RUN_TOML, SFT_TOML
 
 from gradus.config import RunConfig, SftConfig, load_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.plan.machine import check
-from gradus.testing.configs import RUN_TOML, SFT_TOML
 
 MOST_SECONDS = 1.0
 """Of CPU time: what else runs on the machine says nothing about the check."""

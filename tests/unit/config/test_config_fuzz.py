@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from configs import build_run_values, contradictions_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from gradus.config.keys import all_key_paths
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_run_values, contradictions_of
 
 KEYS = st.one_of(
     st.sampled_from(sorted({str(part) for path in all_key_paths(RunConfig) for part in path})),

@@ -7,11 +7,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from configs import RUN_TOML
 
 from gradus.config import RunConfig, load_config, top_level_keys
 from gradus.config.read.arguments import BareFlag, Text, key_path, parse_arguments
 from gradus.errors import ConfigError
-from gradus.testing.configs import RUN_TOML
 
 
 @pytest.fixture

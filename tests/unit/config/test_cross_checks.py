@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from gradus.config import SamplingConfig, resolve_sources
-from gradus.config.check import MAX_SEED, env_vars_problems
-from gradus.config.owned import RESERVED
-from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
-from gradus.testing.configs import (
+from configs import (
     build_algorithm_config,
     build_run_config,
     build_sft_config,
     contradictions_of,
 )
+
+from gradus.config import SamplingConfig, resolve_sources
+from gradus.config.check import MAX_SEED, env_vars_problems
+from gradus.config.owned import RESERVED
+from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
 
 
 def keys(changes: dict[str, Any]) -> list[str]:

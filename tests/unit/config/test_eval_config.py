@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import contradictions_of
 
 from gradus.config import RETRIED_ERRORS, EvalConfig, continued_identity, resolve, run_name
 from gradus.errors import ConfigError
-from gradus.testing.configs import contradictions_of
 
 ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "api_key_var": "SERVICE_KEY"}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config, build_run_values, contradictions_of
 
 from gradus.config import RunConfig, load_config, resolve
 from gradus.config.schema.monitor import MonitorConfig
 from gradus.errors import ConfigError
-from gradus.testing.configs import build_run_config, build_run_values, contradictions_of
 
 
 def refusals(*monitors: dict[str, Any]) -> list[str]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config, build_sft_config, contradictions_of
 
 from gradus.config import ModelConfig, ParallelConfig, resolve
 from gradus.config.schema.trainer import data_parallel_size
 from gradus.plan.machine import has_module, head_problem, parallel_machine_problems
-from gradus.testing.configs import build_run_config, build_sft_config, contradictions_of
 
 
 def problems_of(num_processes: int, **parallel: Any) -> list[str]:

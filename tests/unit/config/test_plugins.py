@@ -6,6 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from configs import (
+    RUN_TOML,
+    build_algorithm_config,
+    build_loss_config,
+    build_run_config,
+    build_run_values,
+    contradictions_of,
+)
 
 from gradus.config import (
     AlgorithmConfig,
@@ -20,14 +28,6 @@ from gradus.config import (
 from gradus.config.reference import help_text, reference
 from gradus.config.schema.base import PluginConfig
 from gradus.errors import ConfigError
-from gradus.testing.configs import (
-    RUN_TOML,
-    build_algorithm_config,
-    build_loss_config,
-    build_run_config,
-    build_run_values,
-    contradictions_of,
-)
 
 KINDS: list[type[PluginConfig]] = [
     *(AlgorithmConfig, CurriculumConfig, FilterConfig, LossConfig, MonitorConfig)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 from gradus.config import (
     OrchestratorProcessConfig,
@@ -19,7 +20,6 @@ from gradus.config import (
 from gradus.config.keys import all_key_paths
 from gradus.config.reference import help_text, reference
 from gradus.plan.show import describe
-from gradus.testing.configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = [

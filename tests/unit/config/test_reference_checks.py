@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from configs import build_run_config, contradictions_of
 
 from gradus.config import resolve_sources
 from gradus.config.sources import keeps_reference
-from gradus.testing.configs import build_run_config, contradictions_of
 
 SERVER = {"base_url": "http://127.0.0.1:8000", "model": "teacher"}
 FROZEN = {"solver": {"base_url": "http://127.0.0.1:8000/v1", "model": "teacher"}}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import RUN_TOML
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from gradus.config.problems import unknown_key
 from gradus.config.read.foreign import HINTS, MOVES, To
 from gradus.config.read.renames import RENAMES, translate
 from gradus.errors import ConfigError
-from gradus.testing.configs import RUN_TOML
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config
 
 from gradus.config import (
     ReplayConfig,
@@ -18,7 +19,6 @@ from gradus.config import (
 )
 from gradus.config.read.load import given_values
 from gradus.errors import ConfigError
-from gradus.testing.configs import build_run_config
 
 
 def recorded(changes: dict[str, Any] | None = None) -> dict[str, Any]:

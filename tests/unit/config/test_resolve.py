@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_algorithm_config, build_run_config, build_sft_config
 from verifiers.v1.configs.retries import RetryConfig
 from verifiers.v1.trace import Error
 from verifiers.v1.utils.retries import RetryState
@@ -24,7 +25,6 @@ from gradus.config import (
 from gradus.config.resolve import ProcessConfigs, verifiers_config
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.errors import ConfigError
-from gradus.testing.configs import build_algorithm_config, build_run_config, build_sft_config
 
 RUN_DIR = Path("runs/demo")
 

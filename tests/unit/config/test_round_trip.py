@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from configs import build_run_config, build_run_values, build_sft_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from gradus.config import (
 )
 from gradus.config.owned import OWNED_SAMPLING
 from gradus.config.read.renames import translate
-from gradus.testing.configs import build_run_config, build_run_values, build_sft_config
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_sft_config
 
 from gradus.config import SftConfig, SftEvaluatorProcessConfig, resolve, without_secrets
 from gradus.config.resolve import ProcessConfigs
 from gradus.errors import ConfigError
 from gradus.plan.machine import check
 from gradus.plan.show import describe
-from gradus.testing.configs import build_sft_config
 
 CANARY = {"MY_KEY": "canary"}
 

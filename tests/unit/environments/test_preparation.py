@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 
 from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
 from gradus.environments.process import prepare_source
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
 from gradus.processes.table import read_process
-from gradus.testing.commands import wait_until
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_algorithm_config
+from echo_tasksets import EchoConfig, EchoTaskset
 
 from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
 from gradus.environments.process import check_seats
 from gradus.environments.tasks import TaskIndex
 from gradus.errors import ConfigError
-from gradus.testing.configs import build_algorithm_config
-from gradus.testing.environment import EchoConfig, EchoTaskset
 
 ONE = {"agent": True}
 TWO = {"first": True, "second": True}

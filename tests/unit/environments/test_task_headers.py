@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 from aiohttp import web
+from echo_tasksets import EchoConfig, EchoTaskset
 from verifiers.v1.errors import TaskError
 from verifiers.v1.interception.server import InterceptionServer
 
@@ -23,7 +24,6 @@ from gradus.environments.process import check_headers
 from gradus.environments.tasks import TaskIndex
 from gradus.errors import ConfigError
 from gradus.testing.engine_script import chat_body
-from gradus.testing.environment import EchoConfig, EchoTaskset
 
 
 class RoutedData(vf.TaskData):

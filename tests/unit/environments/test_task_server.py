@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from running import exchange
 
 from gradus.environments.task_server import TaskServer
 from gradus.errors import EnvironmentFailure
-from gradus.testing.running import exchange
 from gradus.wire.episode import Health
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+from echo_tasksets import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
 from gradus.config import TaskSelectionConfig, TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
@@ -18,7 +19,6 @@ from gradus.environments.load_errors import Stopped
 from gradus.environments.roles import complete_roles
 from gradus.environments.tasks import TaskIndex, load_tasks, trainable_agents
 from gradus.errors import ConfigError, EnvironmentFailure
-from gradus.testing.environment import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
 MODULES = Path(__file__).parents[2] / "environments"
 

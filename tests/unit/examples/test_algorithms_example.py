@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from configs import contradictions_of
 
 from gradus.config import AlgorithmConfig, RunConfig, SftConfig, load_config
-from gradus.testing.configs import contradictions_of
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "algorithms"

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config
 
 from gradus.config import EvalConfig, RunConfig
 from gradus.errors import ConfigError, ProcessError
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
 from gradus.plan.endpoints import check_endpoint, check_external_models, external_models
-from gradus.testing.configs import build_run_config
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Status
 from gradus.wire.inference import SERVED_MODEL_NAME

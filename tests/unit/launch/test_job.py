@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config
 
 from gradus.config import (
     ModelConfig,
@@ -36,7 +37,6 @@ from gradus.plan.processes import LaunchPlan, Machine, config_file
 from gradus.run.lease import RunLease, open_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launch
-from gradus.testing.configs import build_run_config
 
 
 def rl_config(tmp_path: Path, *, name: str | None = None) -> RunConfig:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 
 from gradus.config import LaunchConfig, TrackerProcessConfig
 from gradus.config.schema.monitor import TensorBoardConfig
@@ -29,7 +30,6 @@ from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec
 from gradus.processes.table import read_process
 from gradus.run.lease import open_run
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
 
 pytestmark = pytest.mark.slow
 

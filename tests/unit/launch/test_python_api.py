@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import commit, new_run
+from configs import build_run_values
 
 import gradus
 from gradus.errors import ConfigError, GradusError, RunDirectoryError
 from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.checkpoints import commit, new_run
-from gradus.testing.configs import build_run_values
 
 PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config
 
 from gradus.config import ReplayConfig, ReplayProcessConfig, TrainerProcessConfig, resolve
 from gradus.errors import ConfigError, CorruptStateError
@@ -23,7 +24,6 @@ from gradus.launch.replay import (
 from gradus.run.lease import open_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launch, recorded_terms
-from gradus.testing.configs import build_run_config
 
 
 def test_a_replay_starts_the_trainer_and_the_replayer_alone(tmp_path: Path) -> None:

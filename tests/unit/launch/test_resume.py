@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import commit
+from configs import build_run_config
 
 from gradus.config import (
     LaunchConfig,
@@ -38,8 +40,6 @@ from gradus.processes.started import ProcessSpec
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, mark_run, open_run, preview_run, reopen_run
 from gradus.run.paths import RunDirectory
-from gradus.testing.checkpoints import commit
-from gradus.testing.configs import build_run_config
 
 PLAYER = """
 import json, os, pathlib, sys

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import commit
 
 from gradus.config import (
     EvalConfig,
@@ -34,7 +35,6 @@ from gradus.plan.hardware import Hardware
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunKind, RunLease, open_run
 from gradus.run.paths import RunDirectory
-from gradus.testing.checkpoints import commit
 
 Launch = Callable[..., int]
 KINDS: tuple[RunKind, ...] = ("rl", "sft", "eval", "replay", "bench")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_algorithm_config, build_curriculum_config
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 from gradus.config import (
     ErrorPolicyConfig,
@@ -31,8 +33,6 @@ from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.journal import Journal, read_journal
 from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator
-from gradus.testing.configs import build_algorithm_config, build_curriculum_config
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 LIMIT_SECONDS = 20.0
 """Far beyond any run here; a deadlock fails the test instead of hanging it."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_algorithm_config
 
 from gradus.config import ModelConfig, SamplingConfig
 from gradus.errors import (
@@ -21,7 +22,6 @@ from gradus.orchestrator.build import build_reference, connect, run
 from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_algorithm_config
 from gradus.testing.engine import ScriptedEngine
 
 

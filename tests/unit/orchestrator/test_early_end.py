@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_curriculum_config
+from scripted_peers import ScriptedEnvironment, ScriptedTrainer
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
@@ -15,9 +17,7 @@ from gradus.orchestrator.resume.checkpoint import load_orchestrator
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_curriculum_config
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedTrainer
 
 MAX_STEPS = 50
 

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.errors import DeadlineError
 from gradus.orchestrator.play.concurrency import EngineWatch, InFlightController, build_controller
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 
 
 class Rig:

@@ -10,6 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import (
+    build_algorithm_config,
+    build_curriculum_config,
+    build_filter_config,
+)
 
 from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError, GradusError
@@ -19,11 +24,6 @@ from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.play.curriculum import TaskDraw, Uniform
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.traces import trainable_traces
-from gradus.testing.configs import (
-    build_algorithm_config,
-    build_curriculum_config,
-    build_filter_config,
-)
 
 Deed = Callable[..., Any]
 TIMEOUT_SECONDS = 0.3

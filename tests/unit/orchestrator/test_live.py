@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_peers import ScriptedEnvironment
 
 from gradus.monitor import read_live, write_live
 from gradus.orchestrator.live import LiveWriter
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment
 
 
 async def play_and_look(rig: Any, path: Path, *, term: int = 1) -> dict[str, float]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import build_sample
 from metric_names import families_in_the_catalogue, families_of
+from scripted_peers import ScriptedPolicy
 from verifiers.v1.trace import TimeSpan
 
 from gradus.monitor.metric_table import Maker
@@ -20,9 +22,7 @@ from gradus.orchestrator.records.health import ALARMS, Alarms
 from gradus.orchestrator.records.metrics import PendingStepMetrics, StepCounters, batch_metrics
 from gradus.orchestrator.records.starvation import Starvation, group_time
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
-from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.testing.scripted_run import ScriptedPolicy
 from gradus.wire.inference import EngineStatus
 from gradus.wire.versions import VersionSpan
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mishaps import FailureProfile
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.testing.episodes import FailureProfile
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.versions import staleness
 
 

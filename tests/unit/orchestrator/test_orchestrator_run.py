@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from configs import build_curriculum_config
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 from gradus.errors import (
     DeadlineError,
@@ -24,9 +26,7 @@ from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_curriculum_config
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.events import PolicyPublished, TrainerDone
 from gradus.wire.versions import staleness
 

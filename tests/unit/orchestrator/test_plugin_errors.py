@@ -9,6 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import (
+    build_algorithm_config,
+    build_curriculum_config,
+    build_filter_config,
+)
 
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.algorithms import build_algorithm
@@ -18,11 +23,6 @@ from gradus.orchestrator.groups.filters import build_filters
 from gradus.orchestrator.play.curriculum import Uniform, build_curriculum
 from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.testing.configs import (
-    build_algorithm_config,
-    build_curriculum_config,
-    build_filter_config,
-)
 
 
 class Judge(GroupRelative):

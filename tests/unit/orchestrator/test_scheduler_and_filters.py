@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import build_sample
 
 from gradus.errors import EmptyBatchError, ProtocolError
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.play.concurrency import AdmissionRate, Scheduler
-from gradus.testing.builders import build_sample
 from gradus.wire.versions import VersionSpan
 
 

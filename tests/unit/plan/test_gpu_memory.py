@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config, build_sft_config
 
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.machine import check
 from gradus.plan.show import describe
-from gradus.testing.configs import build_run_config, build_sft_config
 
 GIB = 1 << 30
 ONE_BILLION = {

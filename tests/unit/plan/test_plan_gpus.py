@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import RUN_TOML, build_run_config, build_sft_config
 
 from gradus.config import ReplayConfig, RunConfig, StrictConfig, load_config
 from gradus.errors import ConfigError
@@ -17,7 +18,6 @@ from gradus.plan.machine import check
 from gradus.plan.processes import Machine, plan_config
 from gradus.plan.show import describe
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import RUN_TOML, build_run_config, build_sft_config
 
 GIB = 1 << 30
 RUN_DIR = RunDirectory(Path("/runs/demo"))

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config
 
 from gradus.config import InferenceProcessConfig, TrainerProcessConfig
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.processes import Machine, plan_config
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_run_config
 
 
 def told(num_gpus: int, trainer: dict[str, Any], **others: Any) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import build_run_config, build_sft_config
 
 from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
@@ -29,7 +30,6 @@ from gradus.installed import (
 )
 from gradus.plan.machine import check
 from gradus.plan.show import describe
-from gradus.testing.configs import build_run_config, build_sft_config
 
 
 def problems(changes: dict[str, Any] | None = None) -> list[str]:

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 
 from gradus.errors import ExitCode
 from gradus.files import read_json
 from gradus.processes.child import dying_with_parent
 from gradus.processes.table import read_process
-from gradus.testing.commands import wait_until
 
 WRITE_PIDS = """
 import json, os, pathlib, sys

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 
 from gradus.errors import StallError
 from gradus.processes.liveness import SilenceWatch, Watched, beat
 from gradus.processes.table import stopped_processes
-from gradus.testing.commands import wait_until
 
 
 class Clock:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import wait_until
 
 from gradus.log import LogSettings
 from gradus.processes.log_tail import find_cause, last_lines, log_end
@@ -20,7 +21,6 @@ from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import ChildFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor
 from gradus.processes.table import is_alive, read_process
-from gradus.testing.commands import wait_until
 
 JSON = LogSettings(run="demo", format="json")
 TEXT = LogSettings(run="demo")

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from commands import wait_until
+
 from gradus.processes.table import (
     carries_mark,
     descendants,
@@ -14,7 +16,6 @@ from gradus.processes.table import (
     read_process,
     zombie_children,
 )
-from gradus.testing.commands import wait_until
 
 WAITS = "import sys; sys.stdin.read()"
 HAS_CHILD = (

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper, end_leftovers
 from gradus.processes.table import is_alive, read_process, zombie_children
-from gradus.testing.commands import wait_until
 
 READY = """
 import json, os, pathlib, sys

@@ -9,6 +9,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from checkpoints import (
+    PARTS,
+    Crash,
+    FaultyFiles,
+    commit,
+    committed_names,
+    new_run,
+    stage,
+)
 from forgetful_disk import ForgetfulDisk
 
 from gradus.errors import (
@@ -23,15 +32,6 @@ from gradus.run.checkpoints import CheckpointLabel, CheckpointStore
 from gradus.run.lease import MARKER_NAME, RunLease
 from gradus.run.paths import RunDirectory
 from gradus.sealed import FORMAT, MANIFEST_NAME, Check, FileEntry, describe_file, open_sealed
-from gradus.testing.checkpoints import (
-    PARTS,
-    Crash,
-    FaultyFiles,
-    commit,
-    committed_names,
-    new_run,
-    stage,
-)
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from commands import wait_until
 from openai import APIConnectionError, AsyncOpenAI, InternalServerError, RateLimitError
 from renderers.client import MalformedGenerateResponseError, OverlongPromptError, generate
 
 from gradus.files import DurableFiles
 from gradus.run.paths import RunDirectory
 from gradus.sealed import seal, stage
-from gradus.testing.commands import wait_until
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import (
     AnyBody,

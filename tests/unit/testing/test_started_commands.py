@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from commands import finish, kill, processes_of, records, start, wait_until
 
 from gradus.files import write_json
 from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, kill, processes_of, records, start, wait_until
 
 SLEEPER = ("-c", "import sys, time; print('here', flush=True); time.sleep(60)")
 

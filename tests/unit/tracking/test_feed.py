@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import wait_until
 from tracked_runs import (
     ScriptedTracker,
     TrackedPlace,
@@ -21,7 +22,6 @@ from tracked_runs import (
 from gradus.errors import RunDirectoryError
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
 from gradus.tracking.follow.feed import Feed
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from commands import wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 from tracked import episode_row, tracked_run
@@ -15,7 +16,6 @@ from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.monitor import JsonlMonitor, read_records
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
 from gradus.tracking.base import TrackedRecord
 from gradus.tracking.describe import describe_run
 from gradus.tracking.follow.cursor import Cursor

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import finish, start, wait_until
 from tracked_runs import build_tracked_run, record_steps
 
 from gradus.files import write_json
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import finish, start, wait_until
 
 TRACKER = '''
 import json, os, pathlib, time

@@ -14,12 +14,12 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 import torch
+from builders import build_sample
 from hypothesis import reject
+from plain_losses import PlainToken, plain_loss
 from transformers import AutoModelForCausalLM
 
 from gradus.config import ModelConfig, TrainerProcessConfig
-from gradus.testing.builders import build_sample
-from gradus.testing.plain_losses import PlainToken, plain_loss
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.losses import Dppo

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from configs import build_loss_config
 from gpu_stand_in import stand_in_gpu
 
 from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import GradusError
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import CPU, World, build_world, join_world
 from gradus.trainer.losses import build_loss, needs_reference
 from gradus.trainer.model.build import build_policy, build_reference

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
 from transformers import AutoModelForCausalLM
 
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.sample import Sample

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
+from commands import wait_until
 
 from gradus.errors import ConfigError, DeadlineError, ProtocolError, StorageError
-from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.testing.commands import wait_until
 from gradus.trainer.batches import ReadAhead, SpooledBatches
 from gradus.trainer.distributed import World
 from gradus.trainer.tensors import (

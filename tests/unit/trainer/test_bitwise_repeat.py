@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configs import build_loss_config
 
 from gradus.config import AdamWConfig, ModelConfig
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.load import load_model

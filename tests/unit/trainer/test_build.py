@@ -99,7 +99,7 @@ from pathlib import Path
 import torch
 from gradus.config import ModelConfig, TrainerConfig
 from gradus.plan.memory.prediction import predict_memory
-from gradus.testing.builders import build_sample
+from builders import build_sample
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.learner import Learner
 from gradus.trainer.throughput import Stopwatch

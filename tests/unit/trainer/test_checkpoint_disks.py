@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import new_run
 
 from gradus.errors import StorageError
 from gradus.files import DurableFiles
 from gradus.run.checkpoints import CheckpointStore
-from gradus.testing.checkpoints import new_run
 from gradus.trainer.checkpoint.shards import Piece, box_of
 from gradus.trainer.checkpoint.training_state import Origin, StateSnapshot, TrainingProgress
 

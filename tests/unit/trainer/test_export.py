@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import new_run
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,7 +25,6 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.files import write_json
-from gradus.testing.checkpoints import new_run
 from gradus.trainer.checkpoint.training_state import TrainingProgress, load_weights
 from gradus.trainer.entry.sft import run
 from gradus.trainer.export import export

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
 
 from gradus.config import LoraConfig, ModelConfig
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import add_adapters

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_micro_batch
 from gpu_stand_in import stand_in_gpu
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gradus.config import AdamWConfig, LoraConfig, ModelConfig, ParallelConfig
-from gradus.testing.builders import build_micro_batch
 from gradus.trainer.distributed import CPU, World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.gpu.offload import InputStore

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from builders import build_sample
 
 from gradus.config import ModelConfig, TrainerConfig, TrainerProcessConfig
 from gradus.errors import DeadlineError, FencedError, ProcessError, ProtocolError
 from gradus.files import write_json
 from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_sample
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Reset, Status
 from gradus.trainer.distributed import CPU, join_world

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
+from configs import build_loss_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradus.config import LossConfig
-from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.policy_model import PolicyModel

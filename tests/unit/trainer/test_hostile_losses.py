@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
 
 from gradus.errors import ConfigError
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.losses import Dppo, LossInputs, LossOutput
 from gradus.trainer.step import GradientStep
 

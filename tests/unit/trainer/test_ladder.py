@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from builders import build_micro_batch, build_sample
+from configs import build_loss_config
 
 from gradus.config import LossConfig, ModelConfig, TrainerConfig
 from gradus.errors import ConfigError
-from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.batches import StepBatch
 from gradus.trainer.distributed import World
 from gradus.trainer.ladder import Ladder, StepReport

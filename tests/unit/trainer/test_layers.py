@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_micro_batch
 from torch._dynamo.utils import counters
 
 from gradus.config import ModelConfig, ParallelConfig
 from gradus.errors import ConfigError
-from gradus.testing.builders import build_micro_batch
 from gradus.trainer.distributed import CPU, World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.kernels import Platform

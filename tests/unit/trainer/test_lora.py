@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from gradus.config import AdamWConfig, LoraConfig, ModelConfig
 from gradus.errors import ConfigError
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from configs import build_loss_config
 from torch import Tensor
 
 from gradus.cli.main import main
 from gradus.config import LossConfig
 from gradus.errors import ConfigError, ExitCode
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World
 from gradus.trainer.loss_check import BOUND, LossReport, check_loss
 from gradus.trainer.losses import (

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from configs import build_loss_config
+from plain_losses import PlainToken, plain_loss
 from torch import Tensor
 
 from gradus.config import LossConfig
-from gradus.testing.configs import build_loss_config
-from gradus.testing.plain_losses import PlainToken, plain_loss
 from gradus.trainer.losses import (
     MAX_LOG_RATIO,
     Cispo,

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from gradus.config import ModelConfig, TrainerConfig
-from gradus.testing.builders import build_sample
+from builders import build_sample
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.learner import Learner
 from gradus.trainer.throughput import Stopwatch

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import build_sample
+from configs import build_loss_config
 from metric_names import families_in_the_catalogue, families_of
 
 from gradus.config import (
@@ -20,8 +22,6 @@ from gradus.config import (
 from gradus.config.schema.sft import SftValidationConfig
 from gradus.monitor.metric_table import Maker
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_sample
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.entry import rl, sft
 from gradus.transport import SpoolSender
 from gradus.wire.events import StepFinished

@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from gradus.config import ModelConfig, TrainerConfig
-from gradus.errors import ConfigError
-from gradus.testing.builders import build_sample
-from gradus.testing.models.families import (
+from builders import build_sample
+from model_families import (
     EXPERTS,
     FAMILIES,
     MIXED,
@@ -21,6 +16,11 @@ from gradus.testing.models.families import (
     build_family,
     family_config,
 )
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gradus.config import ModelConfig, TrainerConfig
+from gradus.errors import ConfigError
 from gradus.trainer.distributed import World
 from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.cpu.fused import fuse_layers

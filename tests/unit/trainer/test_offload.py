@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_micro_batch
 from gpu_stand_in import HOPPER
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from gradus.config import ModelConfig, ParallelConfig
-from gradus.testing.builders import build_micro_batch
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.kernels import DeviceFacts
 from gradus.trainer.model.load import load_model

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configs import build_loss_config
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from plain_losses import PlainLoss, PlainToken, plain_loss
 
 from gradus.config import LossConfig
-from gradus.testing.configs import build_loss_config
-from gradus.testing.plain_losses import PlainLoss, PlainToken, plain_loss
 from gradus.trainer.losses import LossInputs, build_loss
 
 pytestmark = pytest.mark.torch

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -24,7 +25,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo

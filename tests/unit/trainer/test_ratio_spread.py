@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.policy_model import TokenScores

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import build_micro_batch
+from configs import build_loss_config
 from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from gradus.config import ModelConfig, ServedLoraConfig, TrainerConfig
-from gradus.testing.builders import build_micro_batch
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.distributed import World
 from gradus.trainer.learner import Learner
 from gradus.trainer.losses import LossInputs, LossOutput

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import wait_until
 
 from gradus.config import (
     AdamWConfig,
@@ -25,7 +26,6 @@ from gradus.config.schema.sft import SftValidationConfig
 from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
 from gradus.trainer.data.conversation_samples import ConversationEncoder, ConversationStream
 from gradus.trainer.data.conversations import PlainText
 from gradus.trainer.entry.sft import run

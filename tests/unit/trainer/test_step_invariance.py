@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
+from configs import build_loss_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gradus.config import LossConfig
 from gradus.errors import ConfigError
-from gradus.testing.builders import build_micro_batch, build_sample
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.losses import Dppo, LossInputs, LossOutput, build_loss
 from gradus.trainer.step import GradientStep
 from gradus.wire.packing import build_dummy, pack

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from model_families import FAMILIES, build_family, family_config
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from gradus.config import LoraConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.testing.models.families import FAMILIES, build_family, family_config
 from gradus.trainer.distributed import World
 from gradus.trainer.model import stored
 from gradus.trainer.model.attention import ATTENTION_NAME

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_micro_batch, build_sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.trainer.distributed import World
 from gradus.trainer.throughput import ModelFlops, Stopwatch, WorkMeter, padding_rows
 from gradus.wire.packing import build_dummy, pack

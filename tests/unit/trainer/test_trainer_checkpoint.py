@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from builders import build_sample
+from checkpoints import FaultyFiles, new_run
+from configs import build_loss_config
 from safetensors.torch import load_file, save_file
 
 from gradus.config import (
@@ -30,9 +33,6 @@ from gradus.files import DurableFiles
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_sample
-from gradus.testing.checkpoints import FaultyFiles, new_run
-from gradus.testing.configs import build_loss_config
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import (
     Origin,

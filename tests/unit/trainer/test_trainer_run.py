@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import build_sample
+from commands import wait_until
 from safetensors.torch import load_file
 
 from gradus.config import (
@@ -28,8 +30,6 @@ from gradus.errors import DeadlineError, FencedError, GradusError, RunDirectoryE
 from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_sample
-from gradus.testing.commands import wait_until
 from gradus.trainer.entry.rl import run
 from gradus.transport import SpoolSender
 from gradus.weights.filesystem import FilesystemWeights

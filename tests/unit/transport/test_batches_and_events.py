@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from builders import build_micro_batch, build_sample
 
 from gradus.errors import DeadlineError, FencedError, ProtocolError
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.transport import BatchesEnded, SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import wait_until, wait_until_async
 
-from gradus.testing.commands import wait_until, wait_until_async
 from gradus.transport import watch
 from gradus.transport.watch import FolderWatch
 

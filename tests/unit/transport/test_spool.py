@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import build_micro_batch, build_sample
 
 from gradus.errors import CorruptStateError, FencedError, ProtocolError
 from gradus.files import DurableFiles, write_json
 from gradus.run.paths import RunDirectory
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.transport import SpoolReceiver, SpoolSender, watch
 from gradus.wire.codec import encode
 from gradus.wire.events import BatchReceived, StepFinished, TrainerDone

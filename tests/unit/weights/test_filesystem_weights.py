@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import wait_until
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from gradus.errors import CorruptStateError, FencedError, RunDirectoryError, Sto
 from gradus.files import DurableFiles
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
 from gradus.weights.filesystem import FilesystemWeights, published_versions
 from gradus.weights.published import verify_version
 from gradus.weights.tensor_files import write_tensors

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
+from commands import wait_until
 
 from gradus.errors import FencedError, StorageError
-from gradus.testing.commands import wait_until
 from gradus.weights import publishing_thread
 from gradus.weights.publishing_thread import PublishingThread
 

@@ -7,11 +7,11 @@ import contextlib
 import msgspec
 import numpy as np
 import pytest
+from builders import build_micro_batch, build_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus.errors import ProtocolError
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.wire.codec import decode, decode_rank_batch, encode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch, RankBatch

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from builders import build_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus.errors import ConfigError, EmptyBatchError
-from gradus.testing.builders import build_sample
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import (
     balance,

@@ -7,11 +7,11 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
+from builders import build_micro_batch, build_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import ProtocolError
-from gradus.testing.builders import build_micro_batch, build_sample
 from gradus.wire.sample import Sample
 
 PER_TOKEN = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from configs import build_algorithm_config
 
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import CreditContext
@@ -16,7 +17,6 @@ from gradus.orchestrator.algorithms.credit import (
 )
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.traces import num_sampled_tokens, trainable_traces
-from gradus.testing.configs import build_algorithm_config
 from gradus.testing.episodes import build_episode, build_group, build_message, build_trace
 
 CONTEXT = CreditContext("words", task_key=0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import build_algorithm_config
 from verifiers.v1.types import AssistantMessage, UserMessage
 
 from gradus.config import AlgorithmConfig
@@ -20,7 +21,6 @@ from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import EpisodeFailed, Group, PlayedEpisode, Task, TaskPointer
-from gradus.testing.configs import build_algorithm_config
 from gradus.testing.episodes import build_episode, build_group, build_message, build_trace
 from gradus.wire.versions import VersionSpan
 

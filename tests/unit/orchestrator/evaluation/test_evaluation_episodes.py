@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import pytest
+from scripted_peers import ScriptedEnvironment
 
 from gradus.config import (
     RETRIED_ERRORS,
@@ -31,7 +32,6 @@ from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.records.numbers import MAX_NAMES
 from gradus.orchestrator.types import EpisodeFailed, Failure, PlayedEpisode
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.testing.scripted_run import ScriptedEnvironment
 from gradus.wire.episode import TaskSetInfo
 from gradus.wire.versions import VersionSpan
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gradus.errors import EnvironmentFailure, ProtocolError
-from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.evaluation.file import read_gradus_fields
-from gradus.testing.commands import wait_until_async
-from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import (
+from commands import wait_until_async
+from scripted_peers import (
     ScriptedEnvironment,
     ScriptedPolicy,
     ScriptedTrainer,
     at_once,
 )
+
+from gradus.errors import EnvironmentFailure, ProtocolError
+from gradus.orchestrator.evaluation.episodes import EvaluationSource
+from gradus.orchestrator.evaluation.file import read_gradus_fields
+from gradus.testing.episodes import build_episode
 
 
 def with_evaluation(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_peers import ScriptedEnvironment
 
 from gradus.files import read_json
 from gradus.orchestrator.evaluation import evaluator as evaluator_module
@@ -14,7 +15,6 @@ from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import Evaluator
 from gradus.orchestrator.evaluation.file import EvaluationFile
 from gradus.run.paths import RunDirectory
-from gradus.testing.scripted_run import ScriptedEnvironment
 
 
 def build_evaluator(

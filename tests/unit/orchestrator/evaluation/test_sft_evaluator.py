@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import Crash, FaultyFiles
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.errors import ConfigError, FencedError, ProcessError, ProtocolError
@@ -22,9 +24,7 @@ from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.orchestrator.evaluation.process import run
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
-from gradus.testing.checkpoints import Crash, FaultyFiles
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, TrainerDone
 
 LIMIT_SECONDS = 20.0

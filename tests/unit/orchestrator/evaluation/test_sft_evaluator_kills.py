@@ -14,6 +14,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
 from gradus.monitor import JsonlMonitor
@@ -23,7 +24,6 @@ from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.events import Event, PolicyPublished, TrainerDone
 
 MAX_STEPS = 6

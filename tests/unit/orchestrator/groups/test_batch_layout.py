@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from builders import build_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import ProtocolError
 from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
-from gradus.testing.builders import build_sample
 from gradus.wire.micro_batch import RankBatch
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan

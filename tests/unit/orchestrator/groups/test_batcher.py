@@ -6,12 +6,12 @@ import asyncio
 
 import numpy as np
 import pytest
+from builders import build_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, normalized
-from gradus.testing.builders import build_sample
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
 

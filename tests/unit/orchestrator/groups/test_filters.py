@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from builders import build_sample
+from configs import build_filter_config
 
 from gradus.config import ModelConfig
 from gradus.config.schema.orchestrator import DEFAULT_FILTERS
@@ -33,8 +35,6 @@ from gradus.orchestrator.groups.filters import (
 )
 from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
-from gradus.testing.builders import build_sample
-from gradus.testing.configs import build_filter_config
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan

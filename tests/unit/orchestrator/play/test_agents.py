@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from configs import build_algorithm_config
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import SamplingConfig, SourceConfig
@@ -15,7 +16,6 @@ from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.play.agents import check_agents, mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import Failure
-from gradus.testing.configs import build_algorithm_config
 from gradus.testing.episodes import build_episode, build_trace
 
 BOTH = {"first": True, "second": True}

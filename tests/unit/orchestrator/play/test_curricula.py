@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from configs import build_curriculum_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from gradus.orchestrator.play.curriculum import (
     Uniform,
     build_curriculum,
 )
-from gradus.testing.configs import build_curriculum_config
 
 
 class Backwards(Uniform):

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from configs import build_algorithm_config
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import ModelConfig, SamplingConfig, SourceConfig
@@ -32,7 +33,6 @@ from gradus.orchestrator.play.task_socket import TaskClient, TaskRefused
 from gradus.orchestrator.traces import cut_bytes
 from gradus.orchestrator.types import EpisodeFailed, Task
 from gradus.run.paths import RunDirectory
-from gradus.testing.configs import build_algorithm_config
 from gradus.testing.episodes import build_episode
 
 MODEL = ModelConfig(name="tiny", renderer="qwen3")

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from mishaps import MISHAPS
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import Error, Reward
 
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.testing.episodes import MISHAPS, build_episode, build_message, build_trace
+from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.wire.episode import CONTEXT_FULL
 
 

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
 from gradus.errors import EnvironmentFailure
 from gradus.orchestrator.failures import MAX_BACKOFF_SECONDS, ListedErrors
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.versions import staleness
 
 

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from commands import wait_until_async
+from configs import build_run_config
+from scripted_peers import ScriptedEnvironment
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import (
@@ -28,10 +31,7 @@ from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until_async
-from gradus.testing.configs import build_run_config
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment
 from gradus.wire.episode import TaskSetInfo
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import build_curriculum_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult
 from gradus.orchestrator.play.tasks import MAX_RETURNS, SourceShare, TaskSource
 from gradus.orchestrator.types import TaskPointer
-from gradus.testing.configs import build_curriculum_config
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
 SUMS = SourceShare("sums", ratio=3.0, num_tasks=None)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted_peers import ScriptedEnvironment
 
 from gradus.config import ModelConfig
 from gradus.errors import GradusError
@@ -22,7 +23,6 @@ from gradus.run.lease import MARKER_NAME, mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, note_launch
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment
 
 STEPS = 3
 FILES = (

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_peers import ScriptedEnvironment
 
 from gradus.config.schema.orchestrator import HealthConfig
 from gradus.monitor.catalogue import describe
 from gradus.orchestrator.records.health import ALARMS, BEGINNING_STEPS, Alarms
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment
 
 ROOT = Path(__file__).resolve().parents[4]
 Record = dict[str, float]

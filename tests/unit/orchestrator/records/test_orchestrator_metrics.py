@@ -6,8 +6,10 @@ import math
 
 import msgspec
 import pytest
+from builders import build_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mishaps import FailureProfile
 from verifiers.v1.trace import Reward, TimeSpan
 
 from gradus.orchestrator.play.episode_check import find_failure
@@ -17,8 +19,7 @@ from gradus.orchestrator.records.metrics import PendingStepMetrics, StepCounters
 from gradus.orchestrator.records.numbers import MAX_NAMES, Mean, percentiles
 from gradus.orchestrator.traces import control_spellings
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
-from gradus.testing.builders import build_sample
-from gradus.testing.episodes import FailureProfile, build_episode, build_trace
+from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.inference import EngineStatus
 from gradus.wire.versions import VersionSpan
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import build_sample
 
 from gradus.config import ModelConfig
 from gradus.files import read_json
@@ -21,7 +22,6 @@ from gradus.orchestrator.records.recording import (
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, iter_entries, read_body
-from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode
 from gradus.wire.codec import decode
 from gradus.wire.sample import Sample

@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from builders import build_sample
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.orchestrator.records.starvation import (
     WINDOW_GROUPS,
@@ -29,9 +31,7 @@ from gradus.orchestrator.types import (
     Task,
     TaskPointer,
 )
-from gradus.testing.builders import build_sample
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy
 from gradus.wire.versions import VersionSpan
 
 

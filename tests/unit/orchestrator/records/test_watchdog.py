@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 from gradus.config import WatchdogConfig
 from gradus.errors import ExitCode, StallError
@@ -22,7 +23,6 @@ from gradus.orchestrator.records.watchdog import (
     describe_chain,
     stack_of,
 )
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 STALL_SECONDS = 0.1
 

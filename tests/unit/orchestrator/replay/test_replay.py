@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_peers import ScriptedEnvironment, ScriptedTrainer, at_once
 
 from gradus.config import ReplayProcessConfig
 from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ReplayError
@@ -27,7 +28,6 @@ from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, note_launch
 from gradus.testing.episodes import build_episode
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedTrainer, at_once
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import Batch
 

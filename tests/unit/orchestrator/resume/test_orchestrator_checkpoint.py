@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from checkpoints import FaultyFiles, new_run
 from forgetful_disk import ForgetfulDisk
+from scripted_peers import ScriptedPolicy
 
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
@@ -39,9 +41,7 @@ from gradus.orchestrator.resume.checkpoint import (
 from gradus.orchestrator.types import EpisodeOutcome, Failure, GroupPhase, PlayedEpisode
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.testing.checkpoints import FaultyFiles, new_run
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.testing.scripted_run import ScriptedPolicy
 from gradus.wire.codec import decode, encode
 from gradus.wire.events import PolicyPublished
 from gradus.wire.versions import VersionSpan

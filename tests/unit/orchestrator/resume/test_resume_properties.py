@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import wait_until_async
+from configs import (
+    build_algorithm_config,
+    build_curriculum_config,
+    build_filter_config,
+)
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from mishaps import MISHAPS, FailureProfile
+from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import CheckpointConfig
@@ -50,14 +58,6 @@ from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord
-from gradus.testing.commands import wait_until_async
-from gradus.testing.configs import (
-    build_algorithm_config,
-    build_curriculum_config,
-    build_filter_config,
-)
-from gradus.testing.episodes import MISHAPS, FailureProfile
-from gradus.testing.scripted_run import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import Batch
 

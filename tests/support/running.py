@@ -16,14 +16,17 @@ from typing import Any, Self
 import msgspec
 import zmq
 import zmq.asyncio
+from commands import wait_until
 
 from gradus.config import EnvironmentProcessConfig, InferenceProcessConfig
 from gradus.files import read_json, write_atomically
 from gradus.processes.table import ProcessEntry, descendants, is_alive, living_processes
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
-from gradus.testing.commands import wait_until
 
+_TESTS = Path(__file__).parents[1]
+TEST_PATH = os.pathsep.join([str(_TESTS / "environments"), str(_TESTS / "support")])
+"""PYTHONPATH of a process that loads an environment of the tests."""
 STOP_TIMEOUT_SECONDS = 45.0
 """A process that imports reads its signal late, and its pool then has ten seconds to end."""
 _ENVIRONMENT_START_SECONDS = 90.0
@@ -106,7 +109,7 @@ class RunningProcess:
 class RunningEnvironment(RunningProcess):
     """Owns one environment process and a client of its task socket.
 
-    with RunningEnvironment(config, python_path=[folder]) as environment:
+    with RunningEnvironment(config) as environment:
         environment.wait_ready()
         await environment.ask(method="info")
     """
@@ -115,7 +118,6 @@ class RunningEnvironment(RunningProcess):
         self,
         config: EnvironmentProcessConfig,
         *,
-        python_path: list[Path] | None = None,
         variables: Mapping[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
@@ -123,7 +125,6 @@ class RunningEnvironment(RunningProcess):
         file = run_dir.config / f"{config.process}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(config.model_dump_json())
-        paths = [str(path) for path in python_path or []]
         super().__init__(
             [python, "-m", "gradus.cli.main", "env-server", "@", str(file)],
             ready_file=run_dir.ready_file(config.process),
@@ -133,7 +134,7 @@ class RunningEnvironment(RunningProcess):
                 **os.environ,
                 # verifiers keeps its working folders below the home directory.
                 "HOME": config.run_dir,
-                "PYTHONPATH": os.pathsep.join(paths),
+                "PYTHONPATH": TEST_PATH,
                 **(variables or {}),
             },
         )

@@ -1,6 +1,6 @@
 """`gradus` commands as a user starts them, what they leave behind, and waiting with a deadline.
 
-The only module that sleeps for tests.
+The only module of the tests that sleeps.
 """
 
 from __future__ import annotations

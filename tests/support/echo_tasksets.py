@@ -3,7 +3,7 @@
 verifiers finds a taskset by the name of a top-level module, so the folder `tests/environments`
 holds one small module per id that exports a class of this one:
 
-    from gradus.testing.environment import EchoTaskset
+    from echo_tasksets import EchoTaskset
 
     __all__ = ["EchoTaskset"]
 """
@@ -44,7 +44,7 @@ class EchoData(vf.TaskData):
 class EchoTask(vf.Task[EchoData, vf.State, vf.TaskConfig]):
     """Repeat the prompt: reward 1 for the same text, else 0."""
 
-    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """Fail here when the task says so."""
         if self.data.behaviour == "raises_in_setup":
             raise RuntimeError("this task always fails in setup")
@@ -123,7 +123,7 @@ class SumTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):
             yield SumTask(data, self.config.task)
 
     @classmethod
-    def toolsets(cls, config: vf.TasksetConfig) -> list[vf.Toolset]:  # noqa: ARG003
+    def toolsets(cls, config: vf.TasksetConfig) -> list[vf.Toolset]:
         """One server for all episodes of a worker."""
         return [AddTools(vf.SharedToolsetConfig())]
 

@@ -1,1 +1,0 @@
-"""Models that tests build: small ones of many families."""
