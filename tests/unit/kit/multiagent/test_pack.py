@@ -16,7 +16,7 @@ from gradus_debate.settings import rules_of
 from gradus_kit.multiagent.fields import build_field
 from gradus_kit.multiagent.pack import load_pack
 
-GUIDE = Path(__file__).parents[3] / "docs" / "debate.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "debate.md"
 
 GOOD = """
 version: 2
