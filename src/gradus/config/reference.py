@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gradus.config.keys import item_annotation, members, models, type_text
-from gradus.config.read.renames import RENAMES
+from gradus.config.read.foreign import DEPRECATED
 from gradus.config.schema.base import tag_of
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import ServeConfig
@@ -271,7 +271,7 @@ def reference() -> str:
         *_chapter("gradus eval", EvalConfig),
         *_chapter("gradus serve", ServeConfig),
         "## Deprecated keys\n\nTranslated with one warning each; `*` is every entry of a list.\n",
-        _table(("key", "write"), [(f"`{rename.old}`", f"`{rename.new}`") for rename in RENAMES]),
+        _table(("key", "write"), [(f"`{old}`", f"`{to.key}`") for old, to in DEPRECATED.items()]),
         '`num_workers = n` is `pool = {type = "static", num_workers = n}`, '
         '`num_workers = "auto"` is `pool = {type = "elastic"}`; a `pool` that is given wins.\n',
     ]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gradus.config import EvalConfig, RunConfig, SftConfig, load_config, sections, top_level_keys
 from gradus.config.problems import unknown_key
-from gradus.config.read.foreign import HINTS, MOVES, To
-from gradus.config.read.renames import RENAMES, translate
+from gradus.config.read.foreign import CALLED, DEPRECATED, MOVES, translate
+from gradus.config.read.renames import To
 from gradus.errors import ConfigError
 
 
@@ -165,10 +165,8 @@ def test_an_error_under_a_deprecated_key_names_the_line_where_it_stands(tmp_path
         load_config(RunConfig, ["@", str(path)])
 
 
-def test_the_table_names_each_deprecated_key_once() -> None:
-    olds = [rename.old for rename in RENAMES]
-    assert len(set(olds)) == len(olds)
-    assert not set(olds) & {rename.new for rename in RENAMES}
+def test_no_deprecated_key_is_the_successor_of_another() -> None:
+    assert not set(DEPRECATED) & {to.key for to in DEPRECATED.values()}
 
 
 KEYS = st.sampled_from(
@@ -281,7 +279,7 @@ def test_every_key_of_the_field_leads_to_a_key_that_exists() -> None:
             known.add(section.path)
             known |= {f"{section.path}.{key.name}".strip(".") for key in section.keys}
     moved = [to for moves in MOVES.values() for to in moves.values()]
-    named = {own for choices in HINTS.values() for own in choices}
+    named = set(CALLED)
     named |= {to.key if isinstance(to, To) else to for to in moved} - {""}
     extra = {key for key in named if ".extra_body." in key or ".extra_args." in key}
     assert named - extra - known == set()

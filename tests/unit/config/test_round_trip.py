@@ -22,7 +22,7 @@ from gradus.config import (
     resolve,
 )
 from gradus.config.owned import OWNED_SAMPLING
-from gradus.config.read.renames import translate
+from gradus.config.read.foreign import translate
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

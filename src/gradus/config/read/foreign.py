@@ -1,42 +1,107 @@
-"""What prime-rl, verl and TRL call the keys of gradus: one table for hints and for conversion."""
+"""What prime-rl, verl and TRL call the keys of gradus: one table for deprecated keys, for hints and
+for conversion."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.config.keys import KeyPath
-from gradus.config.read.renames import pool_of
+from gradus.config.keys import KeyPath, dotted
+from gradus.config.owned import OWNED_ENGINE_ARGS
+from gradus.config.read.renames import Draft, Moves, Table, To, matches, parts_of, value_at
+
+_POOLS = ' = {type = "static", num_workers = n} or {type = "elastic"}'
+_FILTERS = ' = [{type = "zero_advantage"}], or [] for no filter'
 
 
-def _same(value: Any) -> Any:
-    return value
+def _pool_of(num_workers: Any) -> Any:
+    if num_workers == "auto":
+        return {"type": "elastic"}
+    return {"type": "static", "num_workers": num_workers}
+
+
+def _filters_of(drop_zero_advantage: Any) -> Any:
+    return [{"type": "zero_advantage"}] if drop_zero_advantage else []
+
+
+def _pool(key: str) -> To:
+    return To(key, _pool_of, example=_POOLS)
+
+
+_ENV = "orchestrator.train.env.*"
+_ENVS = (_ENV, "orchestrator.eval.env.*", "eval.env.*", "env.*")
+"""Where sources are written: those that train and that measure in an RL run, in sft, in eval."""
+_SAMPLINGS = (
+    *("orchestrator.train.sampling", "orchestrator.eval.sampling", "eval.sampling", "sampling"),
+    *(f"{env}{seat}.sampling" for env in _ENVS for seat in ("", ".agents.*")),
+)
+DEPRECATED: Mapping[str, To] = {
+    "orchestrator.sampling": To("orchestrator.train.sampling"),
+    "orchestrator.env": To("orchestrator.train.env"),
+    **{f"{at}.max_tokens": To(f"{at}.max_completion_tokens") for at in _SAMPLINGS},
+    **{f"{env}.num_workers": _pool(f"{env}.pool") for env in _ENVS},
+    "orchestrator.drop_zero_advantage": To("orchestrator.filters", _filters_of, example=_FILTERS),
+}
+"""Keys of gradus itself, applied from top to bottom: a later line sees what earlier ones moved."""
 
 
 @dataclass(frozen=True)
-class To:
-    """Where a value of prime-rl goes, and what becomes of it."""
+class Translation:
+    """A table without deprecated keys, and what was done to it."""
 
-    key: str
-    """The key of gradus; empty for the table at hand, into which a made table is merged."""
-    make: Callable[[Any], Any] = _same
-    """Makes the new value; None for none. Raises where the old value has no equivalent."""
-    is_whole: bool = True
-    """Whether it reads every key of a table; otherwise lines for its keys follow."""
+    values: Table
+    """The translated table."""
+    moves: tuple[tuple[KeyPath, KeyPath], ...]
+    """Old place and new place of every moved value, in order."""
+    warnings: tuple[str, ...]
+    """One sentence for each deprecated key that was met, and for each value that lost."""
+
+    def place_before(self, path: KeyPath) -> KeyPath:
+        """Where the value that is now at `path` was written."""
+        for old, new in reversed(self.moves):
+            if path[: len(new)] == new:
+                path = (*old, *path[len(new) :])
+        return path
 
 
-Moves = Mapping[str, str | To]
-"""Key of prime-rl → key of gradus; an earlier line wins over a later one. A line between two tables
-moves what the other has of the first."""
+def translate(values: Table) -> Translation:
+    """Replace every deprecated key; translating twice changes nothing.
+
+    A value under the new key wins over one under the old key. A key that meets something else than
+    a table stays, and is refused later as unknown with its successor as suggestion.
+    """
+    draft, warnings = Draft(copy.deepcopy(values)), []
+    for old, to in DEPRECATED.items():
+        before = len(draft.moved)
+        draft.move({old: to})
+        if found := draft.moved[before:]:
+            places = f" ({len(found)} places)" if len(found) > 1 else ""
+            sentence = f"{dotted(found[0][0])} is deprecated; write {to.key}{to.example}"
+            warnings.append(sentence + places)
+    return Translation(draft.values, tuple(draft.moved), (*warnings, *draft.notes))
+
+
+def complete_ids(values: Table) -> Table:
+    """A source without `id` is the task set that its `taskset.id` names; returns a copy."""
+    result = copy.deepcopy(values)
+    for env in _ENVS:
+        for place in matches(result, parts_of(env)):
+            source = value_at(result, place)
+            taskset = source.get("taskset") if isinstance(source, dict) else None
+            if isinstance(taskset, dict) and "id" in taskset and "id" not in source:
+                source["id"] = taskset.pop("id")
+    return result
 
 
 def _only(*values: Any) -> To:
     """A value that means nothing more: it is the only one here, or a line before has read it."""
 
-    def nothing(value: Any) -> None:
+    def nothing(value: Any) -> Table:
         if values and value not in values:
             raise ValueError(value)
+        return {}
 
     return To("", nothing)
 
@@ -53,13 +118,23 @@ def _text(value: Any) -> str:
     return value
 
 
-def _length_penalty(table: Any) -> dict[str, Any]:
-    """The penalty with the weights that prime-rl takes where it says none."""
-    usual = {"output": 0.25, "input": 0.1, "turns": 0.1}
-    names = {"output": "num_output_tokens_weight", "input": "num_input_tokens_weight"}
-    names["turns"] = "num_turns_weight"
-    weights = {part: table.get(name, usual[part]) for part, name in names.items()}
-    return {"length_penalty": True, "length_weights": weights}
+def _length_penalty(table: Any) -> Table:
+    """The penalty with the weights that prime-rl takes where it says none; the rest is unknown."""
+    usual = {
+        "num_output_tokens_weight": ("output", 0.25),
+        "num_input_tokens_weight": ("input", 0.1),
+        "num_turns_weight": ("turns", 0.1),
+    }
+    known = {"type"} if table.get("type") == "linear" else set()
+    weights = {ours: table.get(key, weight) for key, (ours, weight) in usual.items()}
+    rest = {f"length_penalty.{key}": table[key] for key in table.keys() - usual.keys() - known}
+    return {"length_penalty": True, "length_weights": weights, **rest}
+
+
+def _filter(table: Any) -> Table:
+    """The function of a filter; its arguments are unknown."""
+    rest = {f"filter.{key}": table[key] for key in table if key != "import_path"}
+    return {"filter": ":".join(_text(table["import_path"]).rsplit(".", 1)), **rest}
 
 
 def _learned_roles(mask: Mapping[str, bool]) -> list[str]:
@@ -132,8 +207,6 @@ _RUN: Moves = {
     "ckpt.keep_last": To("checkpoint.keep_last", lambda kept: max(2, int(kept))),
     "ckpt.keep_interval": "checkpoint.keep_interval_steps",
     "log.json_logging": To("log.format", lambda is_json: "json" if is_json else "text"),
-    "metrics_server": To("monitor", lambda page: [{"type": "prometheus", **page}]),
-    "trainer.metrics_server": To("monitor", lambda page: [{"type": "prometheus", **page}]),
     "inference.vllm.max_model_len": "model.max_length_tokens",
     "inference.model.max_model_len": "model.max_length_tokens",
     "inference.vllm.model": "model.name",
@@ -144,8 +217,8 @@ _RUN: Moves = {
     "inference.parallel.dp": "inference.extra_args.data_parallel_size",
     "inference.server.port": "inference.port",
     "inference.server.host": "inference.host",
-    "inference.vllm_extra": "inference.extra_args",
-    "inference.vllm": "inference.extra_args",
+    "inference.vllm_extra": To("inference.extra_args", leaves=OWNED_ENGINE_ARGS),
+    "inference.vllm": To("inference.extra_args", leaves=OWNED_ENGINE_ARGS),
 }
 MOVES: Mapping[str, Moves] = {
     "rl": {
@@ -211,13 +284,13 @@ PLACES = ("", "env.", "agent.", "env.agent.", "args.config.", "args.config.agent
 """Where a source of prime-rl may hold what a source of gradus holds itself."""
 _SOURCE: Moves = {
     "rollouts_per_example": "group_size",
-    "num_examples": To("num_tasks", lambda number: None if number == -1 else number),
+    "num_examples": To("", lambda number: {} if number == -1 else {"num_tasks": number}),
     "select.limit": "num_tasks",
     "env": To("id", _text),
     "weight": "ratio",
     "max_retries": "errors.retries",
     "retries.max_retries": "errors.retries",
-    "num_workers": To("pool", pool_of),
+    "num_workers": _pool("pool"),
     "curriculum": To("curriculum.type", _text),
     "serve.address": "address",
     "serve.pool": "pool",
@@ -240,13 +313,10 @@ TEACHER: Moves = {
     "base_url": To("base_url", _without_version),
     "client.base_url": To("base_url", _without_version),
 }
-_WEIGHTS = ("num_output_tokens_weight", "num_input_tokens_weight", "num_turns_weight")
 ALGORITHM: Moves = {
-    "length_penalty": To("", _length_penalty, is_whole=False),
-    **{f"length_penalty.{key}": _only() for key in _WEIGHTS},
-    "length_penalty.type": _only("linear"),
+    "length_penalty": To("", _length_penalty),
     **{f"roles.{role}.alpha": f"roles.{role}" for role in ("system", "user", "assistant", "tool")},
-    "filter.import_path": To("filter", lambda name: ":".join(_text(name).rsplit(".", 1))),
+    "filter": To("", _filter),
     "sampling.source": _only("policy"),
     "decay": "momentum",
     "demo_key": "demonstration",
@@ -299,72 +369,51 @@ WORDS: Mapping[str, str] = {
 }
 """Key without an equivalent, with as many parts as it takes to know it → what to do."""
 
-HINTS: Mapping[str, tuple[str, ...]] = {
-    # prime-rl: what a rule converts, or means several keys
-    "batch_size": ("orchestrator.groups_per_batch", "batch_conversations"),
-    "rollouts_per_example": ("orchestrator.train.env.N.group_size", "env.N.group_size"),
-    "group_size": ("orchestrator.train.env.N.group_size", "env.N.group_size"),
-    "ckpt": ("checkpoint",),
-    "interval": ("orchestrator.eval.interval_steps", "eval.interval_steps"),
-    "optim": ("trainer.optimizer", "optimizer"),
-    "scheduler": ("trainer.optimizer.schedule", "optimizer.schedule"),
-    "args": ("taskset",),
-    "async_level": ("orchestrator.max_lag",),
-    "max_concurrent": ("orchestrator.max_in_flight_episodes", "max_in_flight_episodes"),
-    "trainer.model": ("trainer.parallel",),
-    "weight_broadcast": ("trainer.weight_transfer",),
-    "orchestrator.algo": ("orchestrator.train.algo",),
-    "advantage": ("orchestrator.train.algo",),
-    "training_mode": ("orchestrator.train.algo.type",),
-    "teacher": ("orchestrator.train.algo.reference",),
-    "inference.parallel": ("inference.tensor_parallel_size",),
-    "source": ("orchestrator.train.env", "env"),
-    "buffer": ("orchestrator.train.env.N.curriculum",),
-    "ac_offloading": ("trainer.parallel.offload_activations", "parallel.offload_activations"),
-    # verl
-    "train_batch_size": ("orchestrator.groups_per_batch",),
-    "ppo_mini_batch_size": ("orchestrator.groups_per_batch",),
-    "max_prompt_length": ("model.max_length_tokens",),
-    "max_response_length": ("orchestrator.train.sampling.max_completion_tokens",),
-    "clip_ratio": ("trainer.loss.clip_low",),
-    "kl_loss_coef": ("trainer.loss.reference_kl_coefficient",),
-    "kl_loss_type": ("trainer.loss.reference_kl_estimator",),
-    "adv_estimator": ("orchestrator.train.algo.type",),
-    "ppo_max_token_len_per_gpu": ("trainer.micro_batch_tokens",),
-    "rollout": ("inference",),
-    "actor": ("trainer",),
-    "total_epochs": ("max_steps",),
-    "total_training_steps": ("max_steps",),
-    "save_freq": ("checkpoint.interval_steps",),
-    "test_freq": ("orchestrator.eval.interval_steps",),
-    # TRL
-    "learning_rate": ("trainer.optimizer.lr", "optimizer.lr"),
-    "num_generations": ("orchestrator.train.env.N.group_size",),
-    "per_device_train_batch_size": ("orchestrator.groups_per_batch", "batch_conversations"),
-    "gradient_accumulation_steps": ("trainer.micro_batch_tokens", "micro_batch_tokens"),
-    "gradient_checkpointing": (
-        "trainer.parallel.activation_checkpointing",
-        "parallel.activation_checkpointing",
-    ),
-    "max_completion_length": ("orchestrator.train.sampling.max_completion_tokens",),
-    "max_seq_length": ("model.max_length_tokens",),
-    "max_length": ("model.max_length_tokens",),
-    "beta": ("trainer.loss.reference_kl_coefficient",),
-    "epsilon": ("trainer.loss.clip_low",),
-    "save_steps": ("checkpoint.interval_steps",),
-    "eval_steps": ("orchestrator.eval.interval_steps", "eval.interval_steps"),
-    "warmup_ratio": ("trainer.optimizer.warmup_steps", "optimizer.warmup_steps"),
-    "lr_scheduler_type": ("trainer.optimizer.schedule", "optimizer.schedule"),
-    "max_grad_norm": ("trainer.optimizer.max_grad_norm", "optimizer.max_grad_norm"),
-    "model_name_or_path": ("model.name",),
-    "peft_config": ("trainer.lora", "lora"),
-    "use_vllm": ("inference",),
-    "dataset_name": ("data.path",),
-    "bf16": ("trainer.compute_dtype", "compute_dtype"),
+CALLED: Mapping[str, str] = {
+    "orchestrator.groups_per_batch": "batch_size train_batch_size ppo_mini_batch_size "
+    "per_device_train_batch_size",
+    "batch_conversations": "batch_size per_device_train_batch_size",
+    "orchestrator.train.env.N.group_size": "rollouts_per_example group_size num_generations",
+    "orchestrator.train.env.N.curriculum": "buffer",
+    "orchestrator.train.env": "source",
+    "orchestrator.train.algo": "orchestrator.algo advantage",
+    "orchestrator.train.algo.type": "training_mode adv_estimator",
+    "orchestrator.train.algo.reference": "teacher",
+    "orchestrator.train.sampling.max_completion_tokens": "max_response_length "
+    "max_completion_length",
+    "orchestrator.eval.interval_steps": "interval test_freq eval_steps",
+    "orchestrator.max_lag": "async_level",
+    "orchestrator.max_in_flight_episodes": "max_concurrent",
+    "checkpoint": "ckpt",
+    "checkpoint.interval_steps": "save_freq save_steps",
+    "model.name": "model_name_or_path",
+    "model.max_length_tokens": "max_prompt_length max_seq_length max_length",
+    "max_steps": "total_epochs total_training_steps",
+    "inference": "rollout use_vllm",
+    "inference.tensor_parallel_size": "inference.parallel",
+    "trainer": "actor",
+    "trainer.compute_dtype": "bf16",
+    "trainer.lora": "peft_config",
+    "trainer.loss.clip_low": "clip_ratio epsilon",
+    "trainer.loss.reference_kl_coefficient": "kl_loss_coef beta",
+    "trainer.loss.reference_kl_estimator": "kl_loss_type",
+    "trainer.micro_batch_tokens": "ppo_max_token_len_per_gpu gradient_accumulation_steps",
+    "trainer.optimizer": "optim",
+    "trainer.optimizer.lr": "learning_rate",
+    "trainer.optimizer.max_grad_norm": "max_grad_norm",
+    "trainer.optimizer.schedule": "scheduler lr_scheduler_type",
+    "trainer.optimizer.warmup_steps": "warmup_ratio",
+    "trainer.parallel": "trainer.model",
+    "trainer.parallel.activation_checkpointing": "gradient_checkpointing",
+    "trainer.parallel.offload_activations": "ac_offloading",
+    "trainer.weight_transfer": "weight_broadcast",
+    "data.path": "dataset_name",
+    "taskset": "args",
 }
-"""Key, with as many parts as it takes to know it → what gradus calls it, in an RL run, in a
-supervised run or in an evaluation; first looked for in the key's own table."""
-
+"""Key of gradus → what prime-rl (where no line above says it), verl and TRL call it, with as many
+parts as it takes to know it."""
+_ELSEWHERE = ("", "trainer.", "orchestrator.train.", "orchestrator.")
+"""What a key of an RL run begins with, and the same key of another command does not."""
 _UNITS = {
     "batch_size": "; it counts groups: batch_size / group_size",
     "train_batch_size": "; it counts groups, one per prompt",
@@ -380,29 +429,27 @@ def field_hint(path: KeyPath, is_known: Callable[[str], bool]) -> str | None:
     names = [str(part) for part in path if isinstance(part, str)]
     for length in range(len(names), 0, -1):
         key = ".".join(names[-length:])
-        if key in WORDS and key not in HINTS:
+        called = [own for own, words in CALLED.items() if key in words.split()]
+        if key in WORDS and not called:
             return WORDS[key]
-        known = _named(key)
+        known = called or _moved_to(key)
         beside = [".".join([*map(str, path[:-1]), own.rpartition(".")[2]]) for own in known]
-        for own in (*beside, *known):
+        anywhere = [own.removeprefix(start) for own in known for start in _ELSEWHERE]
+        for own in (*beside, *anywhere):
             if is_known(own):
                 unit = _UNITS.get(key, "") if own.endswith("groups_per_batch") else ""
                 return f"gradus calls it {own}{unit}"
     return None
 
 
-def _named(key: str) -> tuple[str, ...]:
-    """What gradus may call a key: by HINTS, or by the moves whose keys end with it.
+def _moved_to(key: str) -> list[str]:
+    """The new keys of the lines whose old key is this one, or ends with it.
 
     A last part that means several things, such as `name`, means none of them alone.
     """
-    if key in HINTS:
-        return HINTS[key]
-    rows = [
-        row for table in (_SOURCE, *MOVES.values(), CURRICULUM, FILTER) for row in table.items()
-    ]
-    named = [(old, to.key if isinstance(to, To) else to) for old, to in rows]
-    whole = [new for old, new in named if old == key]
-    found = whole or [new for old, new in named if f".{old}".endswith(f".{key}")]
+    tables = (_SOURCE, *MOVES.values(), CURRICULUM, FILTER)
+    rows = [(old, to.key if isinstance(to, To) else to) for it in tables for old, to in it.items()]
+    whole = [new for old, new in rows if old == key]
+    found = whole or [new for old, new in rows if f".{old}".endswith(f".{key}")]
     is_one = len({new.rpartition(".")[2] for new in found}) == 1
-    return tuple(dict.fromkeys(found)) if is_one else ()
+    return list(dict.fromkeys(found)) if is_one else []

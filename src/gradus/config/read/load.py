@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem, refuse, validation_problems
 from gradus.config.read.arguments import Arguments, FileArgument, parse_arguments
+from gradus.config.read.foreign import complete_ids, translate
 from gradus.config.read.layers import MergedConfig, nested
-from gradus.config.read.renames import complete_ids, translate
 from gradus.config.read.toml import read_config_file
 from gradus.config.read.words import typed_values
 from gradus.config.schema.base import StrictConfig

@@ -1,190 +1,191 @@
-"""Deprecated keys, and the keys that replace them."""
+"""Keys that move to another name: a table says where each goes, and a draft does it in place."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_origin
 
-from gradus.config.keys import KeyPath, dotted
+from gradus.config.keys import UNKNOWN, KeyPath, annotation_at, dotted, members, models
 
+Table = dict[Any, Any]
 ANY = "*"
-"""In a pattern: every entry of a list, or every role of `agents`."""
+"""In a key of a table of moves: every entry of a list, or every role of `agents`."""
 
 
-def pool_of(num_workers: Any) -> Any:
-    """The worker pool that `num_workers` used to mean.
-
-    >>> pool_of("auto")
-    {'type': 'elastic'}
-    """
-    if num_workers == "auto":
-        return {"type": "elastic"}
-    return {"type": "static", "num_workers": num_workers}
-
-
-def filters_of(drop_zero_advantage: Any) -> Any:
-    """The filters that `drop_zero_advantage` used to mean.
-
-    >>> filters_of(False)
-    []
-    """
-    return [{"type": "zero_advantage"}] if drop_zero_advantage else []
+def _same(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True)
-class Rename:
-    """One deprecated key, as a dotted pattern, and its successor in the same entry."""
+class To:
+    """Where a value goes, and what becomes of it."""
 
-    old: str
-    """The deprecated key; `*` matches every entry of a list."""
-    new: str
-    """The key to write now, with as many `*`."""
-    convert: Callable[[Any], Any] | None = None
-    """Makes the new value from the old one. None means that the value stays."""
-
-
-_ENV = "orchestrator.train.env.*"
-_ENVS = (_ENV, "orchestrator.eval.env.*", "eval.env.*", "env.*")
-"""Where sources are written: those that train and that measure in an RL run, in sft, in eval."""
-RENAMES: tuple[Rename, ...] = (
-    Rename("orchestrator.sampling", "orchestrator.train.sampling"),
-    Rename("orchestrator.env", "orchestrator.train.env"),
-    *(
-        Rename(f"{sampling}.max_tokens", f"{sampling}.max_completion_tokens")
-        for sampling in (
-            "orchestrator.train.sampling",
-            "orchestrator.eval.sampling",
-            "eval.sampling",
-            "sampling",
-            *(f"{env}.sampling" for env in _ENVS),
-            *(f"{env}.agents.*.sampling" for env in _ENVS),
-        )
-    ),
-    *(Rename(f"{env}.num_workers", f"{env}.pool", pool_of) for env in _ENVS),
-    Rename("orchestrator.drop_zero_advantage", "orchestrator.filters", filters_of),
-)
-"""Applied from top to bottom: a later line sees what the earlier ones moved."""
+    key: str
+    """The new key, with as many `*`; empty for the table at hand, which a made table joins."""
+    make: Callable[[Any], Any] = _same
+    """Makes the new value. Raises where the old value has no equivalent."""
+    is_whole: bool = True
+    """Whether it reads every key of a table; otherwise lines for its keys follow."""
+    leaves: Collection[str] | None = None
+    """Keys of a table of free keys that stay where they are. None moves such a table whole."""
+    example: str = ""
+    """What to write instead, where the new key alone does not say it."""
 
 
-@dataclass(frozen=True)
-class Translation:
-    """A table without deprecated keys, and what was done to it."""
-
-    values: dict[Any, Any]
-    """The translated table."""
-    moves: tuple[tuple[KeyPath, KeyPath], ...]
-    """Old place and new place of every moved value, in order."""
-    warnings: tuple[str, ...]
-    """One sentence for each deprecated key that was met."""
-
-    def place_before(self, path: KeyPath) -> KeyPath:
-        """Where the value that is now at `path` was written."""
-        for old, new in reversed(self.moves):
-            if path[: len(new)] == new:
-                path = (*old, *path[len(new) :])
-        return path
+Moves = Mapping[str, str | To]
+"""Old key → new key; an earlier line wins over a later one. A line between two tables moves what
+the other has of the first."""
 
 
-def translate(values: dict[Any, Any]) -> Translation:
-    """Replace every deprecated key; translating twice changes nothing.
-
-    A value under the new key wins over one under the old key.
-    """
-    result = copy.deepcopy(values)
-    moves: list[tuple[KeyPath, KeyPath]] = []
-    warnings: list[str] = []
-    for rename in RENAMES:
-        found = list(_matches(result, tuple(rename.old.split("."))))
-        moved = [(old, new) for old in found if (new := _move(result, rename, old)) is not None]
-        moves.extend(moved)
-        if moved:
-            warnings.append(_warning(rename, [old for old, _ in moved]))
-    return Translation(values=result, moves=tuple(moves), warnings=tuple(warnings))
+def parts_of(path: str) -> KeyPath:
+    return tuple(filter(None, path.split(".")))
 
 
-def complete_ids(values: dict[Any, Any]) -> dict[Any, Any]:
-    """A source without `id` is the task set that its `taskset.id` names; returns a copy."""
-    result = copy.deepcopy(values)
-    for env in _ENVS:
-        for place in _matches(result, tuple(env.split("."))):
-            source = _table_for(result, (*place, "id"))
-            taskset = source.get("taskset") if source else None
-            if not source or "id" in source or not isinstance(taskset, dict):
-                continue
-            if "id" in taskset:
-                source["id"] = taskset.pop("id")
-    return result
+def value_at(root: Any, path: KeyPath) -> Any:
+    """The value at a place; None where there is none."""
+    for part in path:
+        root = dict(entries_of(root)).get(part)
+    return root
 
 
-def _warning(rename: Rename, found: list[KeyPath]) -> str:
-    """What to write instead, once for all places."""
-    sentence = f"{dotted(found[0])} is deprecated; write {rename.new}"
-    if rename.convert is pool_of:
-        sentence += ' = {type = "static", num_workers = n} or {type = "elastic"}'
-    if rename.convert is filters_of:
-        sentence += ' = [{type = "zero_advantage"}], or [] for no filter'
-    return f"{sentence} ({len(found)} places)" if len(found) > 1 else sentence
-
-
-def _matches(value: Any, pattern: tuple[str, ...], prefix: KeyPath = ()) -> Iterator[KeyPath]:
-    """The places in `value` that a pattern names."""
-    if not pattern:
-        yield prefix
-        return
-    for key, child in _entries(value):
-        if pattern[0] == ANY or key == pattern[0]:
-            yield from _matches(child, pattern[1:], (*prefix, key))
-
-
-def _entries(value: Any) -> list[tuple[Any, Any]]:
+def entries_of(value: Any) -> list[tuple[Any, Any]]:
     """Keys and values of a table, or places and values of a list."""
     if isinstance(value, dict):
         return list(value.items())
     return list(enumerate(value)) if isinstance(value, list) else []
 
 
-def _successor(rename: Rename, old: KeyPath) -> KeyPath:
-    """The new place of what is at `old`: the same entries, under the new names."""
-    pattern = rename.old.split(".")
-    entries = iter(part for part, name in zip(old, pattern, strict=True) if name == ANY)
-    return tuple(next(entries) if name == ANY else name for name in rename.new.split("."))
+def matches(value: Any, pattern: KeyPath, prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    """The places in `value` that a pattern names."""
+    if not pattern:
+        yield prefix
+        return
+    for key, child in entries_of(value):
+        if pattern[0] in (ANY, key):
+            yield from matches(child, pattern[1:], (*prefix, key))
 
 
-def _move(root: dict[Any, Any], rename: Rename, old: KeyPath) -> KeyPath | None:
-    """Move one value and return its new place; None when something there is in the way.
+@dataclass
+class Draft:
+    """A table whose keys move to the places that a schema has for them.
 
-    A key that is left behind is refused later as unknown, with its successor as suggestion.
+    >>> draft = Draft({"seq_len": 64}, RunConfig)
+    >>> draft.move({"seq_len": "model.max_length_tokens"})
+    >>> draft.values
+    {'model': {'max_length_tokens': 64}}
     """
-    new = _successor(rename, old)
-    table = _table_for(root, new)
-    if table is None or isinstance(table.get(new[-1]), list):
-        return None
-    value = _table_for(root, old).pop(old[-1])  # type: ignore[union-attr]
-    if rename.convert is not None:
-        value = rename.convert(value)
-    table[new[-1]] = _joined(table.get(new[-1]), value)
-    return new
 
+    values: Table
+    schema: Any = Any
+    """The model of what the table becomes; Any takes every key."""
+    at: str = ""
+    """Where the table stands in its file."""
+    notes: list[str] = field(default_factory=list)
+    """What did not move as it was, each with its place."""
+    moved: list[tuple[KeyPath, KeyPath]] = field(default_factory=list)
+    """Old place and new place of every moved value, in order."""
 
-def _table_for(root: Any, path: KeyPath) -> dict[Any, Any] | None:
-    """The table that holds the last part of `path`, made where missing; None if it is none."""
-    for part in path[:-1]:
-        if isinstance(root, dict):
-            root = root.setdefault(part, {})
-        elif isinstance(root, list) and isinstance(part, int):
-            root = root[part]
+    def get(self, path: str) -> Any:
+        """The value at a dotted path; None when there is none."""
+        return value_at(self.values, parts_of(path))
+
+    def keys(self, path: str) -> list[str]:
+        """The keys of the table at a path; none where there is no table."""
+        table = self.get(path)
+        return list(table) if isinstance(table, dict) else []
+
+    def note(self, path: str, why: str) -> None:
+        self.notes.append(f"{self.at}{path}: {why}")
+
+    def inside(self, path: str, schema: Any = Any) -> Draft | None:
+        """A draft of the table at a path, which shares the notes; None when it is no table."""
+        table = self.get(path)
+        is_table = isinstance(table, dict)
+        return Draft(table, schema, f"{self.at}{path}.", self.notes) if is_table else None
+
+    def move(self, moves: Moves) -> None:
+        """Move every value that a line names and that the schema has a place for."""
+        for old, new in moves.items():
+            to, pattern = new if isinstance(new, To) else To(new), parts_of(old)
+            for path in list(matches(self.values, pattern)):
+                starred = iter(p for p, name in zip(path, pattern, strict=True) if name == ANY)
+                target = (next(starred) if p == ANY else p for p in parts_of(to.key))
+                self._move(path, tuple(target), to)
+
+    def _move(self, old: KeyPath, new: KeyPath, to: To) -> None:
+        value, wanted = value_at(self.values, old), annotation_at(self.schema, new)
+        if wanted is UNKNOWN:
+            return
+        is_opened = not new or models(wanted) or to.leaves is not None
+        if isinstance(value, dict) and to.make is _same and is_opened:
+            for key in [key for key in value if key not in (to.leaves or ())]:
+                self._move((*old, key), (*new, key), replace(to, leaves=None))
+            return
+        try:
+            made = to.make(self._one(value, wanted, old))
+        except (TypeError, ValueError, AttributeError, KeyError):
+            return
+        if not new and not isinstance(made, dict):
+            return
+        if to.is_whole or not isinstance(value, dict) or not value:
+            self.take(old)
+        joining = {(*new,): made} if new else {(key,): made[key] for key in made}
+        if all(self._put(path, it, old) for path, it in joining.items()):
+            self.moved.append((old, new))
         else:
+            self._put(old, value, old)
+
+    def take(self, where: str | KeyPath) -> Any:
+        """The value at a path, removed with the tables that it leaves empty; None for none."""
+        path = parts_of(where) if isinstance(where, str) else where
+        holder = value_at(self.values, path[:-1])
+        if not isinstance(holder, dict) or path[-1] not in holder:
             return None
-    return root if isinstance(root, dict) else None
-
-
-def _joined(present: Any, value: Any) -> Any:
-    """`value` merged with what is `present`: the explicit value wins, key by key."""
-    if present is None:
+        value = holder.pop(path[-1])
+        if not holder and len(path) > 1 and isinstance(path[-2], str):
+            self.take(path[:-1])
         return value
-    if not (isinstance(present, dict) and isinstance(value, dict)) or "type" in value:
-        return present
-    both = {**value, **present}
-    return {key: _joined(present.get(key), value.get(key, both[key])) for key in both}
+
+    def _one(self, value: Any, wanted: Any, old: KeyPath) -> Any:
+        """The first of a list where one value is wanted."""
+        kinds = {get_origin(kind) or kind for kind in members(wanted)}
+        if not isinstance(value, list) or not value or kinds & {list, tuple, Any, object}:
+            return value
+        for other in value[1:]:
+            self.note(dotted(old), f"one value here; not {other!r}")
+        return value[0]
+
+    def put(self, path: str, value: Any, old: str) -> None:
+        """Set a value; one that is there stays, and the other is listed."""
+        if not self._put(parts_of(path), value, parts_of(old)):
+            self.note(f"{old} = {shown_json(value)}", f"{path} has no place for it")
+
+    def _put(self, path: KeyPath, value: Any, old: KeyPath) -> bool:
+        """As `put`; False where a list, or something that is no table, is in the way."""
+        table: Any = self.values
+        for part in path[:-1]:
+            is_table = isinstance(table, dict)
+            table = table.setdefault(part, {}) if is_table else value_at(table, (part,))
+        if not isinstance(table, dict):
+            return False
+        present, kinds = table.get(path[-1]), members(annotation_at(self.schema, path))
+        if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
+            value = int(value)
+        if present is None:
+            table[path[-1]] = value
+        elif isinstance(present, list) and present != value:
+            return False
+        elif isinstance(present, dict) and isinstance(value, dict) and "type" not in value:
+            for key, inner in value.items():
+                if not self._put((*path, key), inner, (*old, key)):
+                    self.note(dotted((*old, key)), f"{shown_json(inner)} has no place")
+        elif present != value:
+            chosen = f"{dotted(path)} = {shown_json(present)} was taken"
+            self.note(dotted(old), f"two values; {chosen}, not {shown_json(value)}")
+        return True
+
+
+def shown_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
