@@ -161,6 +161,8 @@ class BroadcastWeights:
         """
         self.wait_for_room()
         self._version = version
+        # Before a worker can hear of a version, so that it knows whose end to look for.
+        meeting = self._begin() if self._thread is None else None
         try:
             published = self._files.publish_version(version, tensors)
         finally:
@@ -170,9 +172,9 @@ class BroadcastWeights:
         with self._changed:
             self._copies[version] = copy
             self._changed.notify_all()
-        if self._thread is None:
+        if meeting is not None:
             self._thread = threading.Thread(
-                target=self._send_all, name="gradus-weights", daemon=True
+                target=self._send_all, args=(meeting,), name="gradus-weights", daemon=True
             )
             # A thread that is inside torch while Python takes itself apart aborts the process.
             atexit.register(self.close)
@@ -235,16 +237,18 @@ class BroadcastWeights:
                 f"inference did not {what} in {seconds:g} s; see logs/inference.log"
             )
 
-    def _send_all(self) -> None:
-        """The sender thread: versions in their order, each when every worker asks for it."""
+    def _begin(self) -> Meeting:
         settings = self._settings
-        meeting: Meeting | None = None
+        meeting = Meeting(
+            self._meeting, settings.num_receivers, timeout_seconds=settings.timeout_seconds
+        )
+        meeting.introduce(SENDER, Member.current(settings.device, settings.backend))
+        return meeting
+
+    def _send_all(self, meeting: Meeting) -> None:
+        """The sender thread: versions in their order, each when every worker asks for it."""
         try:
-            with _own_stream(settings.group_device):
-                meeting = Meeting(
-                    self._meeting, settings.num_receivers, timeout_seconds=settings.timeout_seconds
-                )
-                meeting.introduce(SENDER, Member.current(settings.device, settings.backend))
+            with _own_stream(self._settings.group_device):
                 while (version := self._next_asked(meeting)) is not None:
                     self._send(meeting, version)
                     self._forget(version)
@@ -254,8 +258,7 @@ class BroadcastWeights:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-            if meeting is not None:
-                meeting.end(f"the sender of weights gave up: {error}")
+            meeting.end(f"the sender of weights gave up: {error}")
 
     def _next_asked(self, meeting: Meeting) -> int | None:
         """The oldest copy, once all workers are ready for it; None when closed.

@@ -408,7 +408,7 @@ def test_a_worker_goes_on_from_files_with_the_tensor_that_it_lacks(
 
 
 DIES = """
-import os, sys
+import os, sys, threading
 from pathlib import Path
 import torch
 from gradus.run.paths import RunDirectory
@@ -418,8 +418,10 @@ settings = BroadcastSettings(num_receivers=2, device=torch.device("cpu"))
 weights = BroadcastWeights(
     RunDirectory(Path(sys.argv[1])), term=0, extra_files={}, settings=settings
 )
+# The end comes before the thread that sends has begun.
+start = threading.Thread.start
+threading.Thread.start = lambda it: None if it.name == "gradus-weights" else start(it)
 print(weights.publish_version(1, [("w", torch.ones(2))]).directory, flush=True)
-sys.stdin.readline()
 os._exit(9)
 """
 
@@ -428,14 +430,11 @@ def test_a_worker_hears_at_once_that_the_trainer_was_killed(
     tmp_path: Path, threads: ThreadPoolExecutor
 ) -> None:
     trainer = subprocess.Popen(
-        [sys.executable, "-c", DIES, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", DIES, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert trainer.stdout is not None
     directory = Path(trainer.stdout.readline().strip())
     waiting = threads.submit(lambda: dict(receiver(0).receive(directory)))
-    trainer.communicate("die\n", timeout=30)
+    trainer.communicate(timeout=30)
     with pytest.raises(ProcessError, match=rf"the trainer \(pid {trainer.pid}\) ended before"):
         waiting.result(timeout=15)
