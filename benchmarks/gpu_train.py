@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from gradus.config import AdamWConfig, BenchConfig, LoraConfig, ParallelConfig
+from gradus.config import AdamWConfig, BenchConfig, LoraConfig, ParallelConfig, learning
 from gradus.files import write_json
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.entry.bench import fake_samples
@@ -104,7 +104,7 @@ def gradus_step(case: Case, model: PreTrainedModel, world: World) -> Step:
         add_adapters(model, LoraConfig(rank=16), torch.bfloat16)
     policy = shard_model(PolicyModel(model), world.mesh, torch.bfloat16, parallel)
     sync = sync_on(world.device, parallel)
-    gradients = GradientStep(policy, Dppo(), world, sync=sync)
+    gradients = GradientStep(policy, Dppo(learning.DppoConfig()), world, sync=sync)
     optimizer = PolicyOptimizer(
         policy, AdamWConfig(), max_steps=case.steps, max_skipped_steps=9, world=world
     )

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gradus.config import AdamWConfig, BenchConfig, ModelConfig, ParallelConfig
+from gradus.config import AdamWConfig, BenchConfig, ModelConfig, ParallelConfig, learning
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.entry.bench import fake_samples
@@ -58,7 +58,7 @@ def work(model: Path, folder: Path, parallel: dict[str, Any]) -> None:
         vocabulary = vocabulary_size(loaded)
         policy = PolicyModel(loaded, world.context)
         shard_model(policy, world.mesh, torch.float32, choice)
-        step = GradientStep(policy, Dppo(), world)
+        step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
         optimizer = PolicyOptimizer(
             policy, AdamWConfig(lr=LR), max_steps=STEPS, max_skipped_steps=1, world=world
         )

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gradus.config import AdamWConfig, ModelConfig, TrainerConfig
+from gradus.config import AdamWConfig, ModelConfig, TrainerConfig, algorithms
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup
 from gradus.orchestrator.groups.grading import SourceGrader
@@ -159,7 +159,12 @@ async def run(directory: Path) -> Loop:
         loop = Loop(
             policy,
             learner,
-            SourceGrader(GroupRelative(), filters=[], temperature=1.0, max_length_tokens=64),
+            SourceGrader(
+                GroupRelative(algorithms.GrpoConfig()),
+                filters=[],
+                temperature=1.0,
+                max_length_tokens=64,
+            ),
             GroupSlots(budget=(MAX_LAG + 1) * GROUPS_PER_BATCH),
             Batcher(
                 groups_per_batch=GROUPS_PER_BATCH, max_staleness=MAX_STALENESS, max_empty_attempts=9

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
 from verifiers.v1.types import content_text
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig, StaticPoolConfig, algorithms
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.echo import Echo
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
@@ -290,7 +290,9 @@ async def test_a_game_of_two_seats_gives_each_player_a_trace_and_zero_sum_reward
         "first": (1.0, 2),
         "second": (-1.0, 1),
     }
-    RoleAdvantageEstimation(momentum=0.5).score_group([episode], CreditContext("kuhn", "KJ"))
+    RoleAdvantageEstimation(algorithms.RaeConfig(momentum=0.5)).score_group(
+        [episode], CreditContext("kuhn", "KJ")
+    )
     samples = build_samples(episode, ORIGIN)
     assert sorted(float(s.arrays.advantages[s.arrays.loss_mask].mean()) for s in samples) == [
         -0.5,
@@ -322,7 +324,10 @@ async def test_outputs_of_a_real_tool_become_observations_of_echo(
     )
     assert opening.token_ids == shown
     assert episode.traces[0].reward == 1.0
-    algorithm, context = Echo(tool_names=["dict_get"]), CreditContext("lookup", "c")
+    algorithm, context = (
+        Echo(algorithms.EchoAlgorithmConfig(tool_names=["dict_get"])),
+        CreditContext("lookup", "c"),
+    )
     await algorithm.score_episode(episode, context)
     algorithm.score_group([episode], context)
     (sample,) = build_samples(episode, ORIGIN)

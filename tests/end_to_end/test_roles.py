@@ -14,7 +14,7 @@ from running import RunningEnvironment
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig, StaticPoolConfig, algorithms
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.group_relative import HierarchicalGroupRelative
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
@@ -97,9 +97,9 @@ async def test_a_problem_is_proposed_checked_and_solved_and_all_three_roles_trai
         *[("solver", 0.0)] * 3,
         ("solver", 1.0),
     ]
-    HierarchicalGroupRelative(episode_agents=["solver"]).score_group(
-        [episode], CreditContext("school", "k")
-    )
+    HierarchicalGroupRelative(
+        algorithms.HierarchicalGrpoConfig(episode_agents=["solver"])
+    ).score_group([episode], CreditContext("school", "k"))
     samples = build_samples(episode, ORIGIN)
     credit = [float(s.arrays.advantages[s.arrays.loss_mask].mean()) for s in samples]
     assert sorted(credit) == [-0.25, -0.25, -0.25, 0.0, 0.0, 0.75]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gradus.config import (
-    AlgorithmConfig,
     CurriculumConfig,
     FilterConfig,
     LaunchedConfig,
-    LossConfig,
     MergedConfig,
     RunConfig,
     SftConfig,
+    algorithms,
     contradictions,
     dotted,
+    learning,
     resolve_sources,
 )
 
@@ -66,7 +66,7 @@ def build_sft_config(changes: dict[str, Any] | None = None) -> SftConfig:
     return config
 
 
-def build_algorithm_config(kind: str, **keys: Any) -> AlgorithmConfig:
+def build_algorithm_config(kind: str, **keys: Any) -> algorithms.AlgorithmConfig:
     """The config of an algorithm.
 
     >>> build_algorithm_config("grpo", leave_one_out=True).type
@@ -89,7 +89,7 @@ def build_filter_config(kind: str, **keys: Any) -> FilterConfig:
     return build_run_config(changes).orchestrator.filters[0]
 
 
-def build_loss_config(kind: str = "dppo", **keys: Any) -> LossConfig:
+def build_loss_config(kind: str = "dppo", **keys: Any) -> learning.LossConfig:
     """The config of a loss."""
     return build_run_config({"trainer": {"loss": {"type": kind, **keys}}}).trainer.loss
 

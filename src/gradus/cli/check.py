@@ -17,12 +17,11 @@ from gradus.cli.runs import REPLAY, check_replay, kind_of
 from gradus.config import (
     EvalConfig,
     LaunchedConfig,
-    LossConfig,
     RunConfig,
     SftConfig,
     from_prime_rl,
+    learning,
     load_config,
-    loss_config,
     read_config_file,
 )
 from gradus.errors import ConfigError, ExitCode
@@ -113,11 +112,11 @@ LOSS_SUMMARY = (
 def check_loss_command(words: Sequence[str]) -> int:
     """`gradus check-loss`: check the loss and print one row for each layout."""
     if wants_help(words):
-        print_help("check-loss NAME", LOSS_SUMMARY, LossConfig)
+        print_help("check-loss NAME", LOSS_SUMMARY, learning.LossConfig)
         return 0
     if not words or words[0].startswith(("-", "@")):
         raise ConfigError("which loss? Write 'gradus check-loss dppo' or '... my_module:MyLoss'")
-    config = load_config(loss_config(words[0]), ["--type", words[0], *words[1:]])
+    config = load_config(learning.loss_config(words[0]), ["--type", words[0], *words[1:]])
     # As in the trainer, which starts by `python -m`: a module in this folder can be named.
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -42,12 +42,14 @@ from gradus.config.resolve import (
     resolve,
     run_name,
 )
+from gradus.config.schema import algorithms, learning
 from gradus.config.schema.algorithms import AlgorithmConfig, OpsdConfig, ReferenceConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     PASSING_STATUSES,
     RETRIED_ERRORS,
     CurriculumConfig,
+    DifficultyConfig,
     ElasticPoolConfig,
     EnvironmentConfig,
     ErrorPolicyConfig,
@@ -70,7 +72,12 @@ from gradus.config.schema.learning import (
 )
 from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
 from gradus.config.schema.monitor import MonitorConfig, TrackConfig
-from gradus.config.schema.orchestrator import FilterConfig, WatchdogConfig
+from gradus.config.schema.orchestrator import (
+    FilterConfig,
+    GibberishConfig,
+    RepetitionConfig,
+    WatchdogConfig,
+)
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
 from gradus.config.schema.sft import SftConfig, SftDataConfig
 from gradus.config.schema.trainer import (
@@ -89,6 +96,7 @@ __all__ = [
     "BenchConfig",
     "CheckpointConfig",
     "CurriculumConfig",
+    "DifficultyConfig",
     "EVERY_ROLE",
     "ElasticPoolConfig",
     "EnvironmentConfig",
@@ -99,6 +107,7 @@ __all__ = [
     "EvaluationSourceConfig",
     "EvaluatorProcessConfig",
     "FilterConfig",
+    "GibberishConfig",
     "InferenceConfig",
     "InferenceProcessConfig",
     "LEARNER_SEAT",
@@ -123,6 +132,7 @@ __all__ = [
     "ReferenceConfig",
     "ReplayChoice",
     "ReplayConfig",
+    "RepetitionConfig",
     "ReplayProcessConfig",
     "RunConfig",
     "SamplingConfig",
@@ -146,6 +156,7 @@ __all__ = [
     "TrainerProcessConfig",
     "UniformConfig",
     "WatchdogConfig",
+    "algorithms",
     "command_help",
     "continued_identity",
     "contradictions",
@@ -153,6 +164,7 @@ __all__ = [
     "dotted",
     "environment_process",
     "from_prime_rl",
+    "learning",
     "load_config",
     "loss_config",
     "load_replay",

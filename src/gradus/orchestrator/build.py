@@ -11,11 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradus.config import (
-    OrchestratorProcessConfig,
-    ReferenceConfig,
-    SourceConfig,
-)
+from gradus.config import OrchestratorProcessConfig, SourceConfig, algorithms
 from gradus.errors import ProtocolError
 from gradus.log import get_logger, note_step
 from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
@@ -258,7 +254,7 @@ def _policy_reference(
     config: OrchestratorProcessConfig, base_url: str, stop_token_ids: frozenset[int] = frozenset()
 ) -> ReferenceModel:
     """The policy as it is served."""
-    policy = ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
+    policy = algorithms.ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
     token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
     return ReferenceModel(policy, token=token, stop_token_ids=stop_token_ids)
 

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
-from gradus.config import LossConfig, ModelConfig, SftConfig, TrainerConfig
+from gradus.config import ModelConfig, SftConfig, TrainerConfig, learning
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
@@ -62,7 +62,7 @@ class Learner:
         cls,
         base: ModelConfig,
         settings: TrainerConfig | SftConfig,
-        loss: LossConfig,
+        loss: learning.LossConfig,
         *,
         max_steps: int,
         world: World,

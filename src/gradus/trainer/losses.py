@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from gradus.config import LossConfig
+from gradus.config import learning
 from gradus.errors import ConfigError
 from gradus.gate import PluginFailed, describe, guarded, is_ours
 from gradus.plugins import building, find_plugin
@@ -97,34 +97,20 @@ class Limit:
     """A·gain of dropped tokens; it moves the reported loss only."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PolicyGradient:
-    """A loss of the rl component; the fields are its options, `docs/algorithms.md` explains them.
+    """A loss of the rl component; `docs/algorithms.md` explains its options.
 
-    >>> Dppo(threshold=0.1, entropy_coefficient=0.01)(inputs).per_token.shape  # doctest: +SKIP
+    >>> Dppo(learning.DppoConfig(threshold=0.1))(inputs).per_token.shape  # doctest: +SKIP
     torch.Size([T])
     """
 
-    kl_coefficient: float = 0.0
-    """Factor of (ln ratio)², the pull towards the policy that sampled."""
-    entropy_coefficient: float = 0.0
-    """Factor of the entropy bonus."""
-    reference_kl_coefficient: float = 0.0
-    """Factor of the pull towards the reference model, on tokens that it scored."""
-    reference_kl_estimator: str = "k2"
-    """`k2`: ½(lp - lr)². `k3`: e^(lr - lp) - (lr - lp) - 1, as in GRPO."""
-    importance_sampling: str = "off"
-    """`truncated`: the weight becomes min(r, cap). `masked`: tokens with r outside [1/cap, cap] are
-    dropped."""
-    importance_level: str = "token"
-    """What r is: the `token`'s ratio, the product over its `sequence`, or the geometric mean
-    (`sequence_mean`)."""
-    importance_cap: float = 2.0
+    config: learning.PolicyGradientConfig
 
     @property
     def needs_reference_logprobs(self) -> bool:
         """Whether samples without a reference model's logprobs are a mistake."""
-        return self.reference_kl_coefficient > 0
+        return self.config.pulls_to_reference
 
     def limit(self, inputs: LossInputs) -> Limit:
         """Which tokens are dropped; by itself the rule drops none."""
@@ -144,38 +130,38 @@ class PolicyGradient:
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """The loss of each token; members must be finite, other tokens may hold anything."""
-        members = members_only(inputs)
+        config, members = self.config, members_only(inputs)
         metrics: dict[str, Tensor] = {}
         with torch.no_grad():
             limit = self.limit(members)
             log_weights, is_outside = self._correct(members)
             is_outside = is_outside & members.mask
-            is_masked = is_outside & (self.importance_sampling == "masked")
+            is_masked = is_outside & (config.importance_sampling == "masked")
             is_dropped = limit.is_dropped & members.mask
             constants = torch.where(is_dropped & ~is_masked, limit.constants, 0.0)
         metrics["dropped_tokens/share"] = is_dropped.float()
-        if self.importance_sampling != "off":
+        if config.importance_sampling != "off":
             metrics["outside_cap_tokens/share"] = is_outside.float()
         gain = self.gain(members.policy_logprobs, self.weights(log_weights))
         per_token = -torch.where(is_dropped | is_masked, constants, members.advantages * gain)
         if members.drift is not None:
             weight = members.drift
-            if self.importance_sampling == "truncated":
-                log_r = log_importance(members, self.importance_level)
-                weight = log_r.clamp(max=math.log(self.importance_cap))
+            if config.importance_sampling == "truncated":
+                log_r = log_importance(members, config.importance_level)
+                weight = log_r.clamp(max=math.log(config.importance_cap))
             per_token = per_token * clamped_exp(weight)
         return LossOutput(self._add_pulls(per_token, members, metrics), metrics)
 
     def _correct(self, members: LossInputs) -> tuple[Tensor, Tensor]:
         """Log weights after truncation, and the tokens whose r lies beyond the cap."""
-        log_ratio = self.log_ratio(members)
-        if self.importance_sampling == "off":
+        config, log_ratio = self.config, self.log_ratio(members)
+        if config.importance_sampling == "off":
             return log_ratio, torch.zeros_like(members.mask)
-        log_r = log_importance(members, self.importance_level)
-        log_cap = math.log(self.importance_cap)
-        if self.importance_sampling == "truncated" and members.drift is not None:
+        log_r = log_importance(members, config.importance_level)
+        log_cap = math.log(config.importance_cap)
+        if config.importance_sampling == "truncated" and members.drift is not None:
             return log_ratio, log_r > log_cap
-        if self.importance_sampling == "truncated":
+        if config.importance_sampling == "truncated":
             return log_r.clamp(max=log_cap), log_r > log_cap
         return log_ratio, log_r.abs() > log_cap
 
@@ -183,25 +169,26 @@ class PolicyGradient:
         self, per_token: Tensor, members: LossInputs, metrics: dict[str, Tensor]
     ) -> Tensor:
         """The terms that stay on dropped tokens."""
-        if self.kl_coefficient:
+        config = self.config
+        if config.kl_coefficient:
             log_ratio = members.policy_logprobs - members.sampling_logprobs
-            per_token = per_token + self.kl_coefficient * log_ratio.square()
-        if self.entropy_coefficient:
-            per_token = per_token - self.entropy_coefficient * members.entropies
-        if self.reference_kl_coefficient:
+            per_token = per_token + config.kl_coefficient * log_ratio.square()
+        if config.entropy_coefficient:
+            per_token = per_token - config.entropy_coefficient * members.entropies
+        if config.reference_kl_coefficient:
             distance = torch.where(
                 members.is_scored, members.policy_logprobs - members.reference_logprobs, 0.0
             )
             # k3 also estimates KL(policy | reference) itself, whatever the pull.
             ratio = clamped_exp(-distance)
             metrics["reference_kl/mean"] = ratio - 1.0 + distance.detach()
-            if self.reference_kl_estimator == "k3":
+            if config.reference_kl_estimator == "k3":
                 pull = carry_gradient(ratio, -distance) - 1.0 + distance
             else:
                 # Its gradient is that of KL(policy | reference) where the policy itself sampled,
                 # without a ratio to overflow.
                 pull = 0.5 * distance.square()
-            per_token = per_token + self.reference_kl_coefficient * pull
+            per_token = per_token + config.reference_kl_coefficient * pull
         return per_token
 
 
@@ -255,30 +242,29 @@ def members_only(inputs: LossInputs) -> LossInputs:
 # Four losses that clip a ratio.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PpoClip(PolicyGradient):
     """-min(ratio·A, clip(ratio, 1 - clip_low, 1 + clip_high)·A) of arXiv 1707.06347."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    config: learning.ClipConfig
 
     def limit(self, inputs: LossInputs) -> Limit:
         advantages = inputs.advantages
         ratio = clamped_exp(self.log_ratio(inputs))
-        lowest, highest = 1.0 - self.clip_low, 1.0 + self.clip_high
+        lowest, highest = 1.0 - self.config.clip_low, 1.0 + self.config.clip_high
         is_above = (advantages > 0) & (ratio > highest)
         is_below = (advantages < 0) & (ratio < lowest)
         return Limit(is_above | is_below, advantages * ratio.clamp(lowest, highest))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Dapo(PpoClip):
     """ppo_clip with a wider upper bound, which lets rare tokens grow (arXiv 2503.14476)."""
 
-    clip_high: float = 0.28
+    config: learning.DapoConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gspo(PpoClip):
     """ppo_clip on the ratio of the sequence, the geometric mean over its members.
 
@@ -286,21 +272,20 @@ class Gspo(PpoClip):
     ratio·A·∇lp with the token's own advantage.
     """
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
+    config: learning.GspoConfig
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         return inputs.sample_means(inputs.policy_logprobs - inputs.sampling_logprobs)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cispo(PolicyGradient):
     """-sg(min(ratio, ratio_cap))·A·lp of arXiv 2506.13585: every token keeps a gradient."""
 
-    ratio_cap: float = 5.0
+    config: learning.CispoConfig
 
     def weights(self, log_weights: Tensor) -> Tensor:
-        return clamped_exp(log_weights.clamp(max=math.log(self.ratio_cap)))
+        return clamped_exp(log_weights.clamp(max=math.log(self.config.ratio_cap)))
 
     def gain(self, policy_logprobs: Tensor, weights: Tensor) -> Tensor:
         return weights * policy_logprobs
@@ -309,7 +294,7 @@ class Cispo(PolicyGradient):
 # Two losses that drop a token whose probability moved too far.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Dppo(PolicyGradient):
     """Drops where Δ passed the threshold in the direction that the advantage wants.
 
@@ -317,26 +302,22 @@ class Dppo(PolicyGradient):
     arXiv 2602.02276: dropped when A > 0 and Δ > threshold, or A ≤ 0 and Δ < -threshold.
     """
 
-    threshold: float = 0.2
-    kl_coefficient: float = 1e-3
+    config: learning.DppoConfig
 
     def limit(self, inputs: LossInputs) -> Limit:
-        shift = probability_shift(inputs)
-        is_too_far = torch.where(
-            inputs.advantages > 0, shift > self.threshold, shift < -self.threshold
-        )
+        shift, threshold = probability_shift(inputs), self.config.threshold
+        is_too_far = torch.where(inputs.advantages > 0, shift > threshold, shift < -threshold)
         return Limit(is_too_far, 0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Ipo(PolicyGradient):
     """Drops where |Δ| passed the threshold, whatever the advantage."""
 
-    threshold: float = 0.1
-    kl_coefficient: float = 1e-3
+    config: learning.IpoConfig
 
     def limit(self, inputs: LossInputs) -> Limit:
-        return Limit(probability_shift(inputs).abs() > self.threshold, 0.0)
+        return Limit(probability_shift(inputs).abs() > self.config.threshold, 0.0)
 
 
 # The two components beside rl, without options: cross-entropy, and the pull towards a reference.
@@ -434,8 +415,8 @@ def refuse_not_finite(loss: object, tokens: float) -> None:
         )
 
 
-def build_loss(config: LossConfig) -> TokenLoss:
+def build_loss(config: learning.LossConfig) -> TokenLoss:
     """The loss that the config names; ConfigError for options that its class does not take."""
     kind = find_plugin("loss", config.target)
     with building(f"loss {config.type!r}", config.arguments()):
-        return cast("TokenLoss", kind(**config.arguments()))
+        return cast("TokenLoss", kind(**config.arguments_for(kind)))

@@ -22,12 +22,15 @@ from gradus.config import (
     LossConfig,
     MonitorConfig,
     RunConfig,
+    algorithms,
     command_help,
     load_config,
 )
 from gradus.config.reference import help_text, reference
 from gradus.config.schema.base import PluginConfig
 from gradus.errors import ConfigError
+from gradus.orchestrator.algorithms import build_algorithm
+from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 
 KINDS: list[type[PluginConfig]] = [
     *(AlgorithmConfig, CurriculumConfig, FilterConfig, LossConfig, MonitorConfig)
@@ -83,6 +86,53 @@ def test_the_arguments_of_ones_own_class_are_what_is_written() -> None:
     assert (config.target, config.arguments()) == ("mine.losses:Mine", {"anything": "goes"})
 
 
+class Gently(RoleAdvantageEstimation):
+    """A class of the user's that inherits the options of `rae`, and has one more."""
+
+    def __init__(self, config: algorithms.RaeConfig, *, factor: float = 1.0) -> None:
+        super().__init__(config)
+        self.config, self.factor = config, factor
+
+
+GENTLY = f"{__name__}:Gently"
+
+
+def test_a_class_gets_the_options_of_the_config_that_it_takes_in_one() -> None:
+    registered = build_algorithm_config("rae", momentum=0.5)
+    assert registered.arguments_for(RoleAdvantageEstimation) == {"config": registered}
+
+
+def test_a_class_that_inherits_from_a_registered_one_has_its_options_too() -> None:
+    config = build_algorithm_config(GENTLY, options={"momentum": 0.5, "factor": 2.0})
+    built = build_algorithm(config)
+    assert isinstance(built, Gently)
+    assert (built.config, built.factor) == (algorithms.RaeConfig(momentum=0.5), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (GENTLY, {"momentum": 1.0}, "less than 1"),
+        (GENTLY, {"momentun": 0.5}, "unexpected keyword argument 'momentun'"),
+        (
+            "gradus.orchestrator.algorithms.group_relative:GroupRelative",
+            {"overlong_cache_tokens": 5},
+            "overlong_cache_tokens: 5 has no meaning",
+        ),
+    ],
+)
+def test_inherited_options_are_checked_as_those_of_the_registered_class(
+    kind: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_algorithm(build_algorithm_config(kind, options=options))
+
+
+def test_the_constructor_of_the_users_own_is_built_with_names_alone() -> None:
+    config = build_loss_config("mine:Mine", options={"config": "a text", "scale": 2})
+    assert config.arguments_for(Exception) == {"config": "a text", "scale": 2}
+
+
 @pytest.mark.parametrize(
     ("place", "name", "options", "words"),
     [
@@ -92,6 +142,7 @@ def test_the_arguments_of_ones_own_class_are_what_is_written() -> None:
         ("algo", "rae", {"momentum": 1.0}, "1.0 is out of range; it must be less than 1"),
         ("algo", "rae", {"momentum": "0.9"}, "'0.9' must be a number, without quotes"),
         ("algo", "rae", {"key": "environment"}, "did you mean 'environment/agent'?"),
+        ("algo", "rae", {"order": "update"}, "did you mean 'update_first'?"),
         ("algo", "grpo", {"leave_one_out": 1}, "must be true or false, without quotes"),
         ("algo", "grpo", {"length_weights": {"turn": 1.0}}, "did you mean 'turns'?"),
         ("algo", "grpo", {"length_weights": {"turns": -0.1}}, "it must be at least 0"),
@@ -99,6 +150,9 @@ def test_the_arguments_of_ones_own_class_are_what_is_written() -> None:
         ("algo", "grpo", {"overlong_cache_tokens": 5}, "no meaning without overlong_limit_tokens"),
         ("own algo", "hierarchical_grpo", {"episode_agents": "solver"}, "must be a list: [a, b]"),
         ("own algo", "echo", {"roles": {"tools": 0.1}}, "did you mean 'tool'?"),
+        ("own algo", "echo", {"roles": {"tool": -1.0}}, "it must be at least 0"),
+        ("own algo", "echo", {"normalize": "mine"}, "is not one of 'own'"),
+        ("own algo", "echo", {"tool_names": "search"}, "must be a list: [a, b]"),
         ("own algo", "echo", {"filter": "only_a_module"}, "must name a class or function"),
         ("own algo", "opsd", {"hint": "Look:"}, "must be"),
         ("own algo", "sft", {"min_reward": "1"}, "must be a number, without quotes"),
@@ -138,6 +192,7 @@ def test_the_arguments_of_ones_own_class_are_what_is_written() -> None:
             "curriculum.easy_share: easy_share = 0.95 and hard_share = 0.1 must not be more than 1",
         ),
         ("curriculum", "difficulty", {"reward_range": [1, 0]}, "must begin with the smaller"),
+        ("curriculum", "difficulty", {"reward_range": [1, 1]}, "must begin with the smaller"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_refused_at_its_key(

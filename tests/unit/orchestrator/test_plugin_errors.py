@@ -15,6 +15,7 @@ from configs import (
     build_filter_config,
 )
 
+from gradus.config import algorithms
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage
@@ -44,7 +45,7 @@ class Picky(Algorithm):
         self.num_groups = 0
 
     def score_group(self, episodes: Any, context: Any) -> None:
-        GroupRelative().score_group(episodes, context)
+        GroupRelative(algorithms.GrpoConfig()).score_group(episodes, context)
         self.num_groups += 1
         if self.num_groups % 2:
             type(self).deed(episodes)

@@ -19,7 +19,7 @@ from hypothesis import reject
 from plain_losses import PlainToken, plain_loss
 from transformers import AutoModelForCausalLM
 
-from gradus.config import ModelConfig, TrainerProcessConfig
+from gradus.config import ModelConfig, TrainerProcessConfig, learning
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.losses import Dppo
@@ -113,7 +113,7 @@ def build_bench(
 
     def build(compute_dtype: torch.dtype = torch.float32) -> Bench:
         policy = build_policy(compute_dtype)
-        return Bench(policy, GradientStep(policy, Dppo(), world))
+        return Bench(policy, GradientStep(policy, Dppo(learning.DppoConfig()), world))
 
     return build
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from gradus.config import AdamWConfig, LoraConfig, ModelConfig, ParallelConfig
+from gradus.config import AdamWConfig, LoraConfig, ModelConfig, ParallelConfig, learning
 from gradus.trainer.distributed import CPU, World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.gpu.offload import InputStore
@@ -134,7 +134,7 @@ class Recipe:
             max_skipped_steps=1,
             world=self.world,
         )
-        loss = GradientStep(policy, Dppo(), self.world).run(micro_batches)
+        loss = GradientStep(policy, Dppo(learning.DppoConfig()), self.world).run(micro_batches)
         gradients = {
             name: p.grad.full_tensor().clone()  # type: ignore[attr-defined]
             for name, p in policy.named_parameters()
@@ -252,7 +252,7 @@ def test_lengths_and_layers_share_compiled_code(
         load_model(models["qwen3"], CPU), platform=replace(gpu, compile_backend=counter)
     )
     shard_model(policy, world.mesh, torch.float32, ParallelConfig())
-    step = GradientStep(policy, Dppo(), world)
+    step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
     for lengths in ([9, 4], [5], [20, 3, 2], [7, 7, 7, 7, 1], [2], [60, 50]):
         step.run([build_micro_batch(ragged_samples(lengths))])
         assert counter.frame_count == 4

@@ -12,6 +12,7 @@ import pytest
 import torch
 from builders import build_micro_batch, build_sample
 
+from gradus.config import learning
 from gradus.errors import ConfigError
 from gradus.trainer.losses import Dppo, LossInputs, LossOutput
 from gradus.trainer.step import GradientStep
@@ -28,7 +29,7 @@ class Hostile:
         self._deed = deed
 
     def __call__(self, inputs: LossInputs) -> Any:
-        return self._deed(inputs, Dppo()(inputs))
+        return self._deed(inputs, Dppo(learning.DppoConfig())(inputs))
 
 
 def raising(error: BaseException) -> Deed:
@@ -97,7 +98,7 @@ def test_what_a_loss_writes_into_its_inputs_changes_no_number_of_the_run(
     bench: Any, world: Any
 ) -> None:
     batches = [build_micro_batch([build_sample(9, advantage=1.0)])]
-    plain = GradientStep(bench.policy, Dppo(), world).run(batches)
+    plain = GradientStep(bench.policy, Dppo(learning.DppoConfig()), world).run(batches)
     gradients = bench.take_gradients()
     spoiled = GradientStep(bench.policy, Hostile(spoil), world).run(batches)
     assert spoiled.metrics["loss/entropy/mean"] == plain.metrics["loss/entropy/mean"]

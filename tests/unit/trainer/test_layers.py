@@ -11,7 +11,7 @@ import torch
 from builders import build_micro_batch
 from torch._dynamo.utils import counters
 
-from gradus.config import ModelConfig, ParallelConfig
+from gradus.config import ModelConfig, ParallelConfig, learning
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import CPU, World
 from gradus.trainer.losses import Dppo
@@ -40,7 +40,7 @@ def build_policy_with(tiny_model: Path, world: World) -> Any:
 
 
 def gradients_and_loss(policy: PolicyModel, world: World, samples: Any) -> tuple[Any, float]:
-    step = GradientStep(policy, Dppo(), world)
+    step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
     loss = step.run([build_micro_batch([sample]) for sample in samples])
     gradients = {n: p.grad.full_tensor().clone() for n, p in policy.named_parameters()}
     return gradients, loss.total

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from gradus.config import AdamWConfig, LoraConfig, ModelConfig
+from gradus.config import AdamWConfig, LoraConfig, ModelConfig, learning
 from gradus.errors import ConfigError
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import World
@@ -56,7 +56,7 @@ def build_lora(tiny_model: Path, world: World) -> Build:
 
 def train(policy: PolicyModel, world: World, *, steps: int = 3) -> list[float]:
     """The loss of each step on one batch."""
-    step = GradientStep(policy, Dppo(), world)
+    step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
     optimizer = PolicyOptimizer(
         policy, AdamWConfig(lr=1e-2), max_steps=steps, max_skipped_steps=1, world=world
     )
@@ -123,8 +123,8 @@ def test_gradients_are_those_of_the_merged_weight(
     """At the start B = 0: dL/dB = scale · dL/dW Aᵀ and dL/dA = 0."""
     batch = [build_micro_batch([build_sample(9, seed=1)])]
     policy, full = build_lora(), build_policy()
-    GradientStep(policy, Dppo(), world).run(batch)
-    GradientStep(full, Dppo(), world).run(batch)
+    GradientStep(policy, Dppo(learning.DppoConfig()), world).run(batch)
+    GradientStep(full, Dppo(learning.DppoConfig()), world).run(batch)
     for name, layer in adapted_layers(policy.model).items():
         dense = full.model.get_submodule(name).weight.grad.full_tensor()
         expected = layer.scale * dense @ layer.lora_A.full_tensor().detach().T

@@ -12,7 +12,7 @@ from configs import build_loss_config
 from plain_losses import PlainToken, plain_loss
 from torch import Tensor
 
-from gradus.config import LossConfig
+from gradus.config import LossConfig, learning
 from gradus.trainer.losses import (
     MAX_LOG_RATIO,
     Cispo,
@@ -66,7 +66,7 @@ def test_dppo_drops_tokens_that_moved_too_far_in_the_wanted_direction() -> None:
     inputs = build_inputs(
         [high, low, high, low], [low, high, low, high], advantages=[1.0, -1.0, -1.0, 1.0]
     )
-    output = Dppo(kl_coefficient=0.0)(inputs)
+    output = Dppo(learning.DppoConfig(kl_coefficient=0.0))(inputs)
     assert output.metrics["dropped_tokens/share"].tolist() == [1, 1, 0, 0]
     gradient = gradient_of(output, inputs)
     assert gradient[:2].tolist() == [0, 0]
@@ -75,7 +75,7 @@ def test_dppo_drops_tokens_that_moved_too_far_in_the_wanted_direction() -> None:
 
 def test_the_squared_log_ratio_stays_on_dropped_tokens() -> None:
     inputs = build_inputs([math.log(0.5)], [math.log(0.1)], advantages=[1.0])
-    output = Dppo(kl_coefficient=1e-3)(inputs)
+    output = Dppo(learning.DppoConfig(kl_coefficient=1e-3))(inputs)
     assert output.per_token.item() == pytest.approx(1e-3 * math.log(5) ** 2)
 
 
@@ -124,7 +124,7 @@ def test_a_ratio_that_overflows_gives_finite_numbers(
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_mean"])
 @pytest.mark.parametrize("kind", ["truncated", "masked"])
 def test_importance_sampling_never_overflows(kind: str, level: str) -> None:
-    loss = PpoClip(importance_sampling=kind, importance_level=level)
+    loss = PpoClip(learning.PpoClipConfig(importance_sampling=kind, importance_level=level))
     inputs = build_inputs([-1.0] * 3, [-1e4] * 3, advantages=[-1.0] * 3)
     output = loss(inputs)
     expected = 0.0 if kind == "masked" else 2.0
@@ -134,14 +134,14 @@ def test_importance_sampling_never_overflows(kind: str, level: str) -> None:
 
 def test_a_clamped_ratio_keeps_its_direction() -> None:
     inputs = build_inputs([-1.0], [-100.0], advantages=[-1.0])
-    output = PolicyGradient()(inputs)
+    output = PolicyGradient(learning.PolicyGradientConfig(type="mine:Mine"))(inputs)
     assert gradient_of(output, inputs).item() == pytest.approx(math.exp(MAX_LOG_RATIO), rel=1e-5)
 
 
 def test_ipo_drops_whatever_the_advantage() -> None:
     low, high = math.log(0.3), math.log(0.5)
     inputs = build_inputs([high, high, low, low], [low, low, high, high], advantages=[1, -1, 1, -1])
-    output = Ipo(kl_coefficient=0.0)(inputs)
+    output = Ipo(learning.IpoConfig(kl_coefficient=0.0))(inputs)
     assert output.metrics["dropped_tokens/share"].tolist() == [1, 1, 1, 1]
     assert gradient_of(output, inputs).tolist() == [0, 0, 0, 0]
 
@@ -149,27 +149,27 @@ def test_ipo_drops_whatever_the_advantage() -> None:
 def test_ppo_clips_only_in_the_direction_that_the_advantage_wants() -> None:
     up, down = math.log(1.5), math.log(0.5)
     inputs = build_inputs([up, up, down, down], [0.0] * 4, advantages=[1.0, -1.0, 1.0, -1.0])
-    output = PpoClip()(inputs)
+    output = PpoClip(learning.PpoClipConfig())(inputs)
     assert output.per_token.tolist() == pytest.approx([-1.2, 1.5, -0.5, 0.8])
     assert gradient_of(output, inputs).tolist() == pytest.approx([0.0, 1.5, -0.5, 0.0])
 
 
 def test_dapo_lets_rare_tokens_grow_further() -> None:
     inputs = build_inputs([math.log(1.25)], [0.0])
-    assert gradient_of(PpoClip()(inputs), inputs).item() == 0
-    assert gradient_of(Dapo()(inputs), inputs).item() == pytest.approx(-1.25)
+    assert gradient_of(PpoClip(learning.PpoClipConfig())(inputs), inputs).item() == 0
+    assert gradient_of(Dapo(learning.DapoConfig())(inputs), inputs).item() == pytest.approx(-1.25)
 
 
 def test_cispo_keeps_the_gradient_of_tokens_beyond_the_cap() -> None:
     inputs = build_inputs([-1.0], [-1.0 - math.log(50)])
-    output = Cispo(ratio_cap=4.0)(inputs)
+    output = Cispo(learning.CispoConfig(ratio_cap=4.0))(inputs)
     assert output.per_token.item() == pytest.approx(4.0)
     assert gradient_of(output, inputs).item() == pytest.approx(-4.0)
 
 
 def test_gspo_clips_whole_samples() -> None:
     inputs = build_inputs([0.1, 0.0, -0.1, -0.1], [0.0] * 4, sample_index=[0, 0, 1, 1])
-    output = Gspo()(inputs)
+    output = Gspo(learning.GspoConfig())(inputs)
     assert output.metrics["dropped_tokens/share"].tolist() == [1, 1, 0, 0]
     expected = [0, 0, -math.exp(-0.1), -math.exp(-0.1)]
     assert gradient_of(output, inputs).tolist() == pytest.approx(expected)
@@ -180,19 +180,19 @@ def test_gspo_has_the_gradient_of_the_sequence_objective() -> None:
     inputs = build_inputs([-1.0, -2.0, -0.5], [-1.1, -1.8, -0.6], advantages=[0.7] * 3)
     mean = (inputs.policy_logprobs - inputs.sampling_logprobs).mean()
     (expected,) = torch.autograd.grad(-3 * mean.exp() * 0.7, inputs.policy_logprobs)
-    found = gradient_of(Gspo(clip_low=0.9, clip_high=9.0)(inputs), inputs)
+    found = gradient_of(Gspo(learning.GspoConfig(clip_low=0.9, clip_high=9.0))(inputs), inputs)
     torch.testing.assert_close(found, expected)
 
 
 def test_a_sequence_ratio_sees_members_only() -> None:
     inputs = build_inputs([-1.0, -9.0, -1.0], [-1.1, -1.0, -1.3], mask=[True, False, True])
-    weights = Gspo(clip_high=9.0)(inputs).per_token
+    weights = Gspo(learning.GspoConfig(clip_high=9.0))(inputs).per_token
     assert weights[[0, 2]].tolist() == pytest.approx([-math.exp(0.2)] * 2)
 
 
 def test_the_entropy_bonus_reaches_the_entropy() -> None:
     inputs = build_inputs([-1.0, -1.0], [-1.0, -1.0], entropies=[2.0, 3.0], mask=[True, False])
-    output = PpoClip(entropy_coefficient=0.1)(inputs)
+    output = PpoClip(learning.PpoClipConfig(entropy_coefficient=0.1))(inputs)
     (by_entropy,) = torch.autograd.grad(output.per_token.sum(), inputs.entropies)
     assert output.per_token.tolist() == pytest.approx([-1.2, 0.0])
     assert by_entropy.tolist() == pytest.approx([-0.1, 0.0])
@@ -200,14 +200,14 @@ def test_the_entropy_bonus_reaches_the_entropy() -> None:
 
 def test_the_reference_pulls_a_token_of_which_it_is_certain() -> None:
     inputs = build_inputs([-1.0], [-1.0], reference=[0.0], advantages=[0.0])
-    output = PpoClip(reference_kl_coefficient=1.0)(inputs)
+    output = PpoClip(learning.PpoClipConfig(reference_kl_coefficient=1.0))(inputs)
     assert output.per_token.tolist() == pytest.approx([0.5])
     assert gradient_of(output, inputs).tolist() == pytest.approx([-1.0])
 
 
 def test_the_reference_pulls_only_tokens_that_it_scored() -> None:
     inputs = build_inputs([-1.0, -1.0], [-1.0, -1.0], reference=[-3.0, None], advantages=[0.0, 0.0])
-    output = PpoClip(reference_kl_coefficient=0.5)(inputs)
+    output = PpoClip(learning.PpoClipConfig(reference_kl_coefficient=0.5))(inputs)
     assert output.per_token.tolist() == pytest.approx([1.0, 0.0])
     assert gradient_of(output, inputs).tolist() == pytest.approx([1.0, 0.0])
     assert output.metrics["reference_kl/mean"].tolist() == pytest.approx(
@@ -250,7 +250,7 @@ def test_reference_kl_follows_its_formula_and_its_gradient(moved: float) -> None
 
 def test_a_registered_loss_is_built_with_its_options() -> None:
     loss = build_loss(build_loss_config("gspo", clip_high=0.1, importance_cap=3))
-    assert loss == Gspo(clip_high=0.1, importance_cap=3)
+    assert loss == Gspo(learning.GspoConfig(clip_high=0.1, importance_cap=3))
 
 
 def test_a_class_of_the_users_own_module_works(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from gradus.config import AdamWConfig, ModelConfig
+from gradus.config import AdamWConfig, ModelConfig, learning
 from gradus.errors import ConfigError
 from gradus.testing.tiny_model import EXPERT_SIZE, NUM_EXPERTS, build_tiny_moe_model
 from gradus.trainer.distributed import World
@@ -61,7 +61,7 @@ def test_loss_and_gradient_are_those_of_experts_one_by_one(
 ) -> None:
     samples = ragged_samples([11, 4, 17])
     (micro_batches,) = pack(samples, max_tokens=24, num_ranks=1)
-    loss = GradientStep(policy, Dppo(), world).run(micro_batches)
+    loss = GradientStep(policy, Dppo(learning.DppoConfig()), world).run(micro_batches)
     total, expected = moe_reference.loss(samples)
     assert loss.total == pytest.approx(total, rel=1e-4, abs=1e-5)
     named = policy.model.named_parameters()
@@ -117,7 +117,10 @@ def test_no_loss_of_the_router_is_added_whatever_the_model_asks_for(
     other = load_model(ModelConfig(name=str(asking)), world.device)
     with_term = shard_model(PolicyModel(other), world.mesh, torch.float32)
     (micro_batches,) = pack(ragged_samples([11, 4, 17]), max_tokens=24, num_ranks=1)
-    totals = [GradientStep(p, Dppo(), world).run(micro_batches).total for p in (policy, with_term)]
+    totals = [
+        GradientStep(p, Dppo(learning.DppoConfig()), world).run(micro_batches).total
+        for p in (policy, with_term)
+    ]
     assert totals[0] == totals[1]
     pairs = zip(policy.parameters(), with_term.parameters(), strict=True)
     for plain, asked in pairs:
@@ -131,7 +134,7 @@ def test_a_step_is_published_expert_by_expert(
         policy, AdamWConfig(lr=1e-3), max_steps=1, max_skipped_steps=1, world=world
     )
     (micro_batches,) = pack(ragged_samples([30, 30]), max_tokens=64, num_ranks=1)
-    GradientStep(policy, Dppo(), world).run(micro_batches)
+    GradientStep(policy, Dppo(learning.DppoConfig()), world).run(micro_batches)
     optimizer.step(0)
     published = dict(serving_tensors(policy.model, torch.float32))
     before = load_file(moe_model / "model.safetensors")

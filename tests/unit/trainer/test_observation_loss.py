@@ -11,6 +11,7 @@ from builders import build_micro_batch, build_sample
 from msgspec import structs
 from torch import Tensor
 
+from gradus.config import learning
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.policy_model import TokenScores
@@ -59,7 +60,9 @@ def build_observed(component: str, *, num_observed: int = 3, alpha: float = ALPH
 def run(world: World, *samples: Sample) -> tuple[StepLoss, list[np.ndarray]]:
     """The step's numbers, and the gradient of each micro batch's logprobs."""
     policy = GivenLogprobs()
-    result = GradientStep(policy, Dppo(), world).run([build_micro_batch([s]) for s in samples])
+    result = GradientStep(policy, Dppo(learning.DppoConfig()), world).run(
+        [build_micro_batch([s]) for s in samples]
+    )
     return result, [leaf.grad.numpy() for leaf in policy.logprobs]
 
 
@@ -128,7 +131,7 @@ def test_trace_normalisation_is_the_mean_over_traces_of_their_weighted_sums(
     samples.append(structs.replace(build_sample(9), id="c/0/0"))
     [micro_batches] = pack(samples, max_tokens=max_tokens, num_ranks=1)
     policy = GivenLogprobs()
-    result = GradientStep(policy, Dppo(), world).run(micro_batches)
+    result = GradientStep(policy, Dppo(learning.DppoConfig()), world).run(micro_batches)
     by_hand = 0.0
     for leaf, micro_batch in zip(policy.logprobs, micro_batches, strict=True):
         weights = micro_batch.arrays.loss_weights.get("ce_trace", np.zeros(len(leaf)))

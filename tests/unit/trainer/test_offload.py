@@ -11,7 +11,7 @@ from builders import build_micro_batch
 from gpu_stand_in import HOPPER
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from gradus.config import ModelConfig, ParallelConfig
+from gradus.config import ModelConfig, ParallelConfig, learning
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.kernels import DeviceFacts
 from gradus.trainer.model.load import load_model
@@ -50,7 +50,7 @@ def test_on_a_cpu_the_gradient_is_the_same_bit_by_bit(
     for parallel in (ParallelConfig(), OFFLOADED):
         model = load_model(ModelConfig(name=str(tiny_model)), world.device)
         policy = shard_model(PolicyModel(model), world.mesh, torch.float32, parallel)
-        GradientStep(policy, Dppo(), world).run(batch)
+        GradientStep(policy, Dppo(learning.DppoConfig()), world).run(batch)
         gradients.append([p.grad.full_tensor() for p in policy.parameters()])  # type: ignore[union-attr]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 

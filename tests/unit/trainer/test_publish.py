@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from gradus.config import ModelConfig
+from gradus.config import ModelConfig, learning
 from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_model import build_tiny_model
@@ -280,7 +280,7 @@ def test_a_llama_trains_like_any_other_model(world: World, tmp_path: Path) -> No
         PolicyModel(load_model(config_of(tmp_path), world.device)), world.mesh, torch.float32
     )
     samples = [build_sample(9, seed=1), build_sample(5, seed=2)]
-    step = GradientStep(policy, Dppo(), world)
+    step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
     together = step.run([build_micro_batch(samples)])
     packed = {n: p.grad.full_tensor().clone() for n, p in policy.named_parameters()}
     policy.zero_grad()

@@ -11,6 +11,7 @@ from builders import build_micro_batch, build_sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradus.config import learning
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.policy_model import TokenScores
@@ -57,7 +58,7 @@ def test_percentiles_are_those_of_all_tokens_within_the_width_of_a_count(
     world: World, num_tokens: list[int], scale: float, seed: int
 ) -> None:
     log_ratios = np.random.default_rng(seed).normal(0.0, scale, sum(num_tokens))
-    step = GradientStep(moved_by(log_ratios), Dppo(), world)
+    step = GradientStep(moved_by(log_ratios), Dppo(learning.DppoConfig()), world)
     metrics = step.run(batches(num_tokens)).metrics
     mismatch = np.exp(log_ratios) - log_ratios - 1.0
     for percent in (5, 50, 95):
@@ -72,7 +73,7 @@ def test_percentiles_are_those_of_all_tokens_within_the_width_of_a_count(
 
 def test_what_no_float_holds_counts_with_the_largest_and_ends_nothing(world: World) -> None:
     log_ratios = np.array([0.0, 0.0, np.nan, np.inf, -np.inf, 300.0])
-    step = GradientStep(moved_by(log_ratios), Dppo(), world)
+    step = GradientStep(moved_by(log_ratios), Dppo(learning.DppoConfig()), world)
     metrics = step.run(batches([6])).metrics
     assert metrics["loss/ratio/p5"] == pytest.approx(np.exp(-20.0), rel=0.5)
     assert metrics["loss/ratio/p50"] == 1.0
@@ -82,6 +83,6 @@ def test_what_no_float_holds_counts_with_the_largest_and_ends_nothing(world: Wor
 def test_a_batch_without_rl_tokens_has_no_ratio(world: World) -> None:
     sample = build_sample(6)
     sample.arrays.loss_weights["ce"] = sample.arrays.loss_weights.pop("rl")
-    step = GradientStep(moved_by(np.zeros(0)), Dppo(), world)
+    step = GradientStep(moved_by(np.zeros(0)), Dppo(learning.DppoConfig()), world)
     metrics = step.run([build_micro_batch([sample])]).metrics
     assert not [name for name in metrics if "ratio" in name or "mismatch" in name]

@@ -12,7 +12,7 @@ from configs import build_loss_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.config import LossConfig
+from gradus.config import LossConfig, learning
 from gradus.errors import ConfigError
 from gradus.trainer.losses import Dppo, LossInputs, LossOutput, build_loss
 from gradus.trainer.step import GradientStep
@@ -70,7 +70,9 @@ def test_sequence_mean_is_the_mean_over_samples_of_their_own_means(
     gradients = bench.take_gradients()
     expected = {name: gradient / len(trained) for name, gradient in gradients.items()}
     ranks = pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
-    step = GradientStep(bench.policy, Dppo(), world, aggregation="sequence_mean")
+    step = GradientStep(
+        bench.policy, Dppo(learning.DppoConfig()), world, aggregation="sequence_mean"
+    )
     result = step.run([m for micro_batches in ranks for m in micro_batches])
     mean = sum(one.total for one in alone) / len(trained)
     assert result.total == pytest.approx(mean, rel=1e-4, abs=1e-5)
@@ -103,7 +105,7 @@ def test_trace_mean_is_the_mean_over_traces_however_they_branch(
         for name, gradient in bench.take_gradients().items():
             expected[name] = expected.get(name, 0.0) + gradient / len(branches)
     ranks = pack(samples, max_tokens=max_tokens, num_ranks=num_ranks)
-    step = GradientStep(bench.policy, Dppo(), world, aggregation="trace_mean")
+    step = GradientStep(bench.policy, Dppo(learning.DppoConfig()), world, aggregation="trace_mean")
     result = step.run([m for micro_batches in ranks for m in micro_batches])
     assert result.total == pytest.approx(mean / len(branches), rel=1e-4, abs=1e-5)
     assert bench.distance(bench.take_gradients(), expected) < TOLERANCE

@@ -24,11 +24,11 @@ from gradus.config import (
     EnvironmentProcessConfig,
     InferenceProcessConfig,
     ModelConfig,
-    OpsdConfig,
     OrchestratorProcessConfig,
     SftConfig,
     SourceConfig,
     TrainerConfig,
+    algorithms,
     renderer_settings,
     seat_refusal,
 )
@@ -108,7 +108,7 @@ def _check_learning(
         has_learner_seat=task_data.get(LEARNER_SEAT) is not None,
         compares_all_traces=compares_all_traces(config.algo),
     )
-    if isinstance(config.algo, OpsdConfig):
+    if isinstance(config.algo, algorithms.OpsdConfig):
         refusal = refusal or demonstration_refusal(task_data, config.algo.demonstration)
     if refusal is not None:
         raise ConfigError(f"source {config.name!r}: {refusal}")

@@ -63,7 +63,7 @@ class AlgorithmConfig(PluginConfig):
     """Whether another model than the policy must play."""
 
 
-class _GroupRelative(AlgorithmConfig):
+class GroupRelativeConfig(AlgorithmConfig):
     """The options of `grpo`, which `echo` has too."""
 
     scale_by_std: bool = False
@@ -93,7 +93,7 @@ class _GroupRelative(AlgorithmConfig):
             yield "overlong_cache_tokens", f"{cache} is more than overlong_limit_tokens = {limit}"
 
 
-class GrpoConfig(_GroupRelative):
+class GrpoConfig(GroupRelativeConfig):
     """The reward against the mean of the group."""
 
     type: Literal["grpo"] = "grpo"
@@ -133,7 +133,7 @@ class RaeConfig(AlgorithmConfig):
     """What has a baseline: each agent per task, or per source."""
 
 
-class EchoAlgorithmConfig(_GroupRelative):
+class EchoAlgorithmConfig(GroupRelativeConfig):
     """`grpo`, and cross-entropy on what the policy observes."""
 
     type: Literal["echo"] = "echo"

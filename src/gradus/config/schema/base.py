@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
 
@@ -66,7 +66,7 @@ class PluginConfig(StrictConfig):
         return self.implementation or self.type
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments that the class is built with."""
+        """Every option by its name."""
         own: dict[str, Any] | None = getattr(self, "options", None)
         if own is not None:
             return dict(own)
@@ -75,9 +75,40 @@ class PluginConfig(StrictConfig):
         names = type(self).model_fields.keys() - kind.model_fields.keys()
         return {name: getattr(self, name) for name in sorted(names)}
 
+    def arguments_for(self, plugin: builtins.type) -> dict[str, Any]:
+        """Keyword arguments that a class is built with.
+
+        One whose constructor takes a `config` gets the options of that config in it, and only the
+        others by name: a class of the user's own may inherit from a registered one. ValueError for
+        an option that the config refuses.
+        """
+        wanted = _config_of(plugin)
+        options = self.arguments()
+        if wanted is None:
+            return options
+        if isinstance(self, wanted):
+            return {"config": self}
+        known = {name: options.pop(name) for name in wanted.model_fields.keys() & options.keys()}
+        if wanted.model_fields["type"].is_required():
+            known["type"] = self.type
+        config = wanted(**known)
+        for key, reason in config.contradictions():
+            raise ValueError(f"{key}: {reason}")
+        return {"config": config, **options}
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that cannot go together: the key to change, and why."""
         return iter(())
+
+
+def _config_of(plugin: type) -> type[PluginConfig] | None:
+    """The config that the constructor of a class takes as `config`."""
+    try:
+        wanted = get_type_hints(plugin.__init__).get("config")  # type: ignore[misc]
+    except (NameError, TypeError):  # No annotations, or of names that exist for a type checker.
+        return None
+    is_config = isinstance(wanted, type) and issubclass(wanted, PluginConfig)
+    return wanted if is_config else None
 
 
 def by_type(default: str | None) -> Discriminator:

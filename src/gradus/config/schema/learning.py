@@ -30,7 +30,7 @@ class LossConfig(PluginConfig):
         return False
 
 
-class _PolicyGradient(LossConfig):
+class PolicyGradientConfig(LossConfig):
     """The options of every registered loss."""
 
     kl_coefficient: float = Field(0.0, ge=0)
@@ -57,7 +57,7 @@ class _PolicyGradient(LossConfig):
         return self.reference_kl_coefficient > 0
 
 
-class DppoConfig(_PolicyGradient):
+class DppoConfig(PolicyGradientConfig):
     """Drops a token whose probability moved too far in the direction of its advantage."""
 
     type: Literal["dppo"] = "dppo"
@@ -68,7 +68,7 @@ class DppoConfig(_PolicyGradient):
     """Pull towards the policy that sampled: weight of the squared log-ratio."""
 
 
-class IpoConfig(_PolicyGradient):
+class IpoConfig(PolicyGradientConfig):
     """Drops a token whose probability moved too far in either direction."""
 
     type: Literal["ipo"] = "ipo"
@@ -79,29 +79,32 @@ class IpoConfig(_PolicyGradient):
     """Pull towards the policy that sampled: weight of the squared log-ratio."""
 
 
-class PpoClipConfig(_PolicyGradient):
-    """Clips the ratio of probabilities."""
+class ClipConfig(PolicyGradientConfig):
+    """The options of every loss that clips a ratio."""
 
-    type: Literal["ppo_clip"] = "ppo_clip"
-    implementation = "gradus.trainer.losses:PpoClip"
     clip_low: float = Field(0.2, gt=0, le=1)
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """The ratio is clipped above 1 + clip_high."""
 
 
-class DapoConfig(_PolicyGradient):
+class PpoClipConfig(ClipConfig):
+    """Clips the ratio of probabilities."""
+
+    type: Literal["ppo_clip"] = "ppo_clip"
+    implementation = "gradus.trainer.losses:PpoClip"
+
+
+class DapoConfig(ClipConfig):
     """`ppo_clip` with more room upwards."""
 
     type: Literal["dapo"] = "dapo"
     implementation = "gradus.trainer.losses:Dapo"
-    clip_low: float = Field(0.2, gt=0, le=1)
-    """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.28, gt=0)
     """The ratio is clipped above 1 + clip_high."""
 
 
-class CispoConfig(_PolicyGradient):
+class CispoConfig(PolicyGradientConfig):
     """Caps the weight of a token and keeps its gradient."""
 
     type: Literal["cispo"] = "cispo"
@@ -110,7 +113,7 @@ class CispoConfig(_PolicyGradient):
     """Largest weight of a token, a ratio of probabilities."""
 
 
-class GspoConfig(_PolicyGradient):
+class GspoConfig(ClipConfig):
     """`ppo_clip` on the ratio of the whole sequence."""
 
     type: Literal["gspo"] = "gspo"

@@ -73,7 +73,8 @@ class CreditContext:
 
 
 class Algorithm:
-    """Turns outcomes into credit. Built with the `options` of its config as keyword arguments.
+    """Turns outcomes into credit. Built with the `options` of its config as keyword arguments, or
+    in one `config` where it takes that.
 
     A subclass overrides what it needs. Each source has its own object. `score_episode` runs once
     per finished episode, while others still play; `score_group` once per group, after its last

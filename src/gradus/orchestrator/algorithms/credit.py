@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from gradus.config import algorithms
 
-LENGTH_WEIGHTS: Mapping[str, float] = {"output": 0.25, "input": 0.1, "turns": 0.1}
-"""What sampled tokens, fed tokens and turns weigh in the length penalty."""
+Floats = NDArray[np.float64]
 
 _RELATIVE = 1e-9
 """Rounding, as a share of the larger number."""
@@ -90,18 +89,19 @@ def penalise_length(
     output_tokens: Sequence[int],
     input_tokens: Sequence[int],
     turns: Sequence[int],
-    weights: Mapping[str, float] = LENGTH_WEIGHTS,
+    weights: Mapping[algorithms.LengthPart, float],
 ) -> Floats:
     """r_i - |mean(r)|·(w_output·out_i/max out + w_input·in_i/max in + w_turns·turns_i/max turns).
 
-    The size of the mean, not the mean: a group with a negative one must not gain by length.
+    The size of the mean, not the mean: a group with a negative one must not gain by length. A part
+    without a weight weighs 0.
     """
     if rewards.size == 0:
         return rewards
     share = (
-        weights["output"] * _share_of_largest(output_tokens)
-        + weights["input"] * _share_of_largest(input_tokens)
-        + weights["turns"] * _share_of_largest(turns)
+        weights.get("output", 0.0) * _share_of_largest(output_tokens)
+        + weights.get("input", 0.0) * _share_of_largest(input_tokens)
+        + weights.get("turns", 0.0) * _share_of_largest(turns)
     )
     return np.asarray(rewards - abs(rewards.mean()) * share)
 

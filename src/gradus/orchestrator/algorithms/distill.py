@@ -14,7 +14,7 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
-from gradus.errors import ConfigError
+from gradus.config import algorithms
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, write_credit
 from gradus.orchestrator.algorithms.credit import is_at_least
 from gradus.orchestrator.algorithms.retokenize import Tokenizes, tokenize_trace
@@ -23,7 +23,6 @@ from gradus.orchestrator.types import EpisodeFailed, Failure
 
 NO_DEMONSTRATION = "no_demonstration"
 """Kind of failure of an episode whose task has no demonstration to show."""
-DEFAULT_HINT = "This is a good answer to what follows: {demonstration}"
 
 
 class Scorer(Tokenizes, Protocol):
@@ -79,26 +78,19 @@ class SelfDistillation(Algorithm):
     The demonstration is a system message before the conversation; the logprobs of its own tokens
     are dropped.
 
-    >>> algorithm = SelfDistillation(reference=policy, demonstration="answer")  # doctest: +SKIP
+    >>> algorithm = SelfDistillation(algorithms.OpsdConfig(), reference=policy)  # doctest: +SKIP
     """
 
     needs_reference = True
 
-    def __init__(
-        self, *, reference: Scorer, demonstration: str = "answer", hint: str = DEFAULT_HINT
-    ) -> None:
-        """`demonstration` names the field of the task that holds it; `hint` is the message around
-        `{demonstration}`."""
-        if "{demonstration}" not in hint:
-            raise ConfigError(f"opsd: hint = {hint!r} must contain {{demonstration}}")
+    def __init__(self, config: algorithms.OpsdConfig, *, reference: Scorer) -> None:
+        self._config = config
         self._reference = reference
-        self._field = demonstration
-        self._hint = hint
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
         """Ask the policy with the hint before each branch."""
         for trace in trainable_traces([episode]):
-            text = self._hint.replace("{demonstration}", self._demonstration(trace))
+            text = self._config.hint.replace("{demonstration}", self._demonstration(trace))
             hint = await self._reference.tokenize(
                 [{"role": "system", "content": text}], add_generation_prompt=False
             )
@@ -106,9 +98,9 @@ class SelfDistillation(Algorithm):
 
     def _demonstration(self, trace: WireTrace) -> str:
         data = trace.task.data.model_dump()
-        if refusal := demonstration_refusal(data, self._field):
+        if refusal := demonstration_refusal(data, self._config.demonstration):
             raise EpisodeFailed(Failure(NO_DEMONSTRATION, refusal))
-        return str(data[self._field])
+        return str(data[self._config.demonstration])
 
 
 class FrozenSampler(Algorithm):
@@ -117,16 +109,16 @@ class FrozenSampler(Algorithm):
     A frozen model behind a plain chat API plays the source's agents (`agents.<role>.base_url`). The
     policy's own template turns its replies into tokens, and the policy learns them.
 
-    >>> algorithm = FrozenSampler(reference=policy, min_reward=1.0)  # doctest: +SKIP
+    >>> config = algorithms.SftAlgorithmConfig(min_reward=1.0)
+    >>> algorithm = FrozenSampler(config, reference=policy)  # doctest: +SKIP
     """
 
     needs_reference = True
 
-    def __init__(self, *, reference: Scorer, min_reward: float | None = None) -> None:
-        """`reference` is the policy, whose template is used; `min_reward` keeps only episodes with
-        at least this reward, None all of them."""
+    def __init__(self, config: algorithms.SftAlgorithmConfig, *, reference: Scorer) -> None:
+        """`reference` is the policy, whose template is used."""
+        self._min_reward = config.min_reward
         self._reference = reference
-        self._min_reward = min_reward
 
     async def tokenize_external(self, episode: WireEpisode) -> None:
         """Give the traces that may train tokens of the policy's template.

@@ -6,73 +6,47 @@ all equal.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
 
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import AssistantMessage, ToolMessage
 
+from gradus.config import algorithms
 from gradus.errors import ConfigError
-from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, write_credit
+from gradus.orchestrator.algorithms.base import CreditContext, write_credit
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.traces import trainable_traces
 from gradus.plugins import find_function
 
-Normalize = Literal["own", "batch", "tokens", "observations", "reward", "none"]
 ObservationFilter = Callable[[WireTrace, MessageNode], bool | Sequence[bool]]
 """A user's choice among observations: of the whole message, or token by token."""
 
-DEFAULT_ROLES: Mapping[str, float] = {"tool": 0.1}
-_ROLES = ("system", "user", "tool", "assistant")
 _COMPONENTS: dict[str, str] = {"own": "ce", "batch": "ce_batch"}
 """Of the others: ce_trace, whose weights hold what the trace divides by."""
 
 
-class Echo(Algorithm):
+class Echo(GroupRelative):
     """`grpo`, and cross-entropy with weight alpha on observation tokens.
 
     A token is an observation when it follows the first sampled turn, was not sampled itself, is
     part of a message's body, its role has an alpha, and its tool is among `tool_names`. A message
     whose body the renderer does not mark has none.
 
-    >>> algorithm = Echo(roles={"tool": 0.1}, tool_names=["search"], scale_by_std=True)
+    >>> algorithm = Echo(algorithms.EchoAlgorithmConfig(tool_names=["search"]))
     """
 
-    compares_all_traces = True
-
-    def __init__(
-        self,
-        *,
-        roles: Mapping[str, float] = DEFAULT_ROLES,
-        tool_names: Sequence[str] | None = None,
-        filter: str | None = None,
-        normalize: Normalize = "own",
-        **grpo: Any,
-    ) -> None:
-        """`roles` maps roles to their alpha; `tool_names` None means any tool; `filter` is a
-        function `module:function` of trace and message; `normalize` says what divides: the
-        component's `own` token count, that of the `batch`'s rl tokens and observations together,
-        or, averaged over traces, the trace's trained `tokens`, its `observations`, these with its
-        `reward` as a factor, or `none`. Everything else goes to `grpo`."""
-        if normalize not in get_args(Normalize):
-            choices = ", ".join(map(repr, get_args(Normalize)))
-            raise ConfigError(f"echo: normalize = {normalize!r} must be one of {choices}")
-        if isinstance(tool_names, str):
-            raise ConfigError(f"echo: tool_names = {tool_names!r} must be a list of names")
-        for role, alpha in roles.items():
-            _check_alpha(role, alpha)
-        self.observed_roles = {role: alpha for role, alpha in roles.items() if alpha}
+    def __init__(self, config: algorithms.EchoAlgorithmConfig) -> None:
+        super().__init__(config)
+        self.observed_roles = {role: alpha for role, alpha in config.roles.items() if alpha}
         """Whose messages are learned; the renderer must mark their bodies."""
-        self._tool_names = None if tool_names is None else frozenset(tool_names)
+        self._tool_names = config.tool_names
         self._filter: ObservationFilter | None = None
-        if filter is not None:
-            self._filter = find_function("echo filter", filter)
-        self._normalize = normalize
-        self._component = _COMPONENTS.get(normalize, "ce_trace")
-        self._grpo = GroupRelative(**grpo)
+        if config.filter is not None:
+            self._filter = find_function("echo filter", config.filter)
+        self._normalize = config.normalize
+        self._component = _COMPONENTS.get(config.normalize, "ce_trace")
 
     @property
     def calls_foreign_code(self) -> bool:
@@ -94,7 +68,7 @@ class Echo(Algorithm):
         Its samples stay in the batch for their observations, and advantages of 0 would count in
         the denominator of rl.
         """
-        self._grpo.score_group(episodes, context)
+        super().score_group(episodes, context)
         nodes = [node for trace in trainable_traces(episodes) for node in trace.nodes]
         if not any(any(node.advantages or ()) for node in nodes):
             for node in nodes:
@@ -170,10 +144,3 @@ def _nodes_after_first_turn(trace: WireTrace) -> list[MessageNode]:
         parent = node.parent
         follows.append(parent is not None and (trace.nodes[parent].sampled or follows[parent]))
     return [node for node, is_later in zip(trace.nodes, follows, strict=True) if is_later]
-
-
-def _check_alpha(role: str, alpha: float) -> None:
-    if role not in _ROLES:
-        raise ConfigError(f"echo: role {role!r} is not known; use {', '.join(_ROLES)}")
-    if not math.isfinite(alpha) or alpha < 0:
-        raise ConfigError(f"echo: the weight of role {role!r} is {alpha}; use 0 or more")

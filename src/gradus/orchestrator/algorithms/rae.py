@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
-from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
+from gradus.config import algorithms
+from gradus.errors import CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.algorithms.base import (
     LARGEST_REWARD,
     Algorithm,
@@ -21,8 +22,6 @@ from gradus.orchestrator.algorithms.base import (
     assign_advantage,
 )
 
-Order = Literal["update_first", "subtract_first"]
-Key = Literal["environment/task/agent", "environment/agent"]
 Baseline = tuple[str | int, ...]
 
 
@@ -31,27 +30,11 @@ class RoleAdvantageEstimation(Algorithm):
 
     Rewards enter the baselines in the order of their groups, not in that of their ends.
 
-    >>> algorithm = RoleAdvantageEstimation(momentum=0.9, key="environment/agent")
+    >>> algorithm = RoleAdvantageEstimation(algorithms.RaeConfig(momentum=0.9))
     """
 
-    def __init__(
-        self,
-        *,
-        momentum: float = 0.95,
-        order: Order = "update_first",
-        key: Key = "environment/task/agent",
-    ) -> None:
-        """`momentum` m is the share of the past; `order` says whether R enters the baseline before
-        or after it is compared with it; `key` says what gets a baseline."""
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"rae: momentum = {momentum} must lie in [0, 1)")
-        if order not in get_args(Order):
-            raise ConfigError(f"rae: order = {order!r} is not known; use {_choices(Order)}")
-        if key not in get_args(Key):
-            raise ConfigError(f"rae: key = {key!r} is not known; use {_choices(Key)}")
-        self._momentum = momentum
-        self._is_update_first = order == "update_first"
-        self._key: Key = key
+    def __init__(self, config: algorithms.RaeConfig) -> None:
+        self._config = config
         self._baselines: dict[Baseline, float] = {}
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:
@@ -71,15 +54,15 @@ class RoleAdvantageEstimation(Algorithm):
 
     def state(self) -> dict[str, Any]:
         """The baselines, as rows of their key and their value."""
-        return {"key": self._key, "baselines": [[*k, b] for k, b in self._baselines.items()]}
+        return {"key": self._config.key, "baselines": [[*k, b] for k, b in self._baselines.items()]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over the baselines; refuses those of another `key`."""
         key, rows = state.get("key"), state.get("baselines")
-        if key != self._key or not isinstance(rows, list):
+        if key != self._config.key or not isinstance(rows, list):
             raise CorruptStateError(
                 f"rae: the stored baselines are per {key!r}, this run keeps them per "
-                f"{self._key!r}; resume with the same `key`"
+                f"{self._config.key!r}; resume with the same `key`"
             )
         baselines: dict[Baseline, float] = {tuple(row[:-1]): float(row[-1]) for row in rows}
         if wrong := [key for key, value in baselines.items() if not math.isfinite(value)]:
@@ -98,14 +81,15 @@ class RoleAdvantageEstimation(Algorithm):
         """The trace's advantage; its reward enters the baseline."""
         agent = trace.agent.name
         key: Baseline = (context.environment, context.task_key, agent)
-        if self._key == "environment/agent":
+        if self._config.key == "environment/agent":
             key = (context.environment, agent)
         reward: float = trace.reward
         before = self._baselines.get(key, 0.0)
-        after = self._momentum * before + (1 - self._momentum) * reward
+        momentum = self._config.momentum
+        after = momentum * before + (1 - momentum) * reward
         self._baselines[key] = after
         context.record(f"rae_baseline/{agent}", after)
-        return reward - (after if self._is_update_first else before)
+        return reward - (after if self._config.order == "update_first" else before)
 
 
 def is_rewarded(trace: WireTrace) -> bool:
@@ -116,7 +100,3 @@ def is_rewarded(trace: WireTrace) -> bool:
 
 def _trained(episode: WireEpisode) -> list[WireTrace]:
     return [trace for trace in episode.traces if trace.agent.trainable]
-
-
-def _choices(kind: object) -> str:
-    return " or ".join(map(repr, get_args(kind)))

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gradus.config import ReferenceConfig
+from gradus.config import algorithms
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
@@ -52,7 +52,7 @@ class ReferenceModel:
 
     def __init__(
         self,
-        config: ReferenceConfig,
+        config: algorithms.ReferenceConfig,
         *,
         token: str | None,
         retry_delays_seconds: Sequence[float] = RETRY_DELAYS_SECONDS,
@@ -200,7 +200,7 @@ def _tokens(answer: Mapping[str, Any], url: str) -> list[int]:
         raise EpisodeFailed(Failure(REFUSED, text)) from error
 
 
-def open_reference(config: ReferenceConfig, source: str) -> ReferenceModel:
+def open_reference(config: algorithms.ReferenceConfig, source: str) -> ReferenceModel:
     """The frozen model of a source; ConfigError when the variable of its key is not set."""
     token = None
     if config.api_key_var is not None:

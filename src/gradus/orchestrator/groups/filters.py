@@ -18,7 +18,7 @@ import numpy as np
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.trace import WireTrace
 
-from gradus.config import FilterConfig, ModelConfig
+from gradus.config import FilterConfig, GibberishConfig, ModelConfig, RepetitionConfig
 from gradus.errors import ConfigError
 from gradus.gate import describe, is_ours
 from gradus.log import get_logger
@@ -142,23 +142,16 @@ class Gibberish:
     High token ids are the last merges of a vocabulary. One of them, sampled with a logprob below
     -ln V - offset, is a sign of a broken sampler or a collapsed policy.
 
-    >>> Gibberish(vocabulary_size=151_936).name
+    >>> Gibberish(GibberishConfig(), vocabulary_size=151_936).name
     'gibberish'
     """
 
     name = "gibberish"
     needs_vocabulary_size: ClassVar[bool] = True
 
-    def __init__(
-        self, *, vocabulary_size: int, token_id: int = 100_000, logprob_offset: float = 2.0
-    ) -> None:
-        """Tokens over `token_id` are rare; `logprob_offset` is in nats below chance."""
-        if vocabulary_size < 1:
-            raise ConfigError(
-                f"filter gibberish: vocabulary_size = {vocabulary_size}; use 1 or more"
-            )
-        self._token_id = token_id
-        self._lowest_logprob = -math.log(vocabulary_size) - logprob_offset
+    def __init__(self, config: GibberishConfig, *, vocabulary_size: int) -> None:
+        self._token_id = config.token_id
+        self._lowest_logprob = -math.log(vocabulary_size) - config.logprob_offset
 
     def keeps(self, sample: Sample) -> bool:
         """False when any sampled token is rare and less likely than chance."""
@@ -169,21 +162,15 @@ class Gibberish:
 class Repetition:
     """Drops samples in which the policy was nearly certain for very many tokens in a row.
 
-    >>> Repetition().name
+    >>> Repetition(RepetitionConfig()).name
     'repetition'
     """
 
     name = "repetition"
 
-    def __init__(self, *, tokens: int = 3_000, probability: float = 0.99) -> None:
-        """`tokens` in a row, of one turn, each with more than `probability`."""
-        if tokens < 1 or not 0 < probability < 1:
-            raise ConfigError(
-                f"filter repetition: tokens = {tokens} must be positive, "
-                f"probability = {probability} in (0, 1)"
-            )
-        self._tokens = tokens
-        self._logprob = math.log(probability)
+    def __init__(self, config: RepetitionConfig) -> None:
+        self._tokens = config.tokens
+        self._logprob = math.log(config.probability)
 
     def keeps(self, sample: Sample) -> bool:
         """False when a run of certain tokens is that long."""
@@ -202,14 +189,15 @@ def build_filters(
     active: list[ActiveFilter] = []
     for config in configs:
         kind = find_plugin("filter", config.target)
-        options = config.arguments()
-        if getattr(kind, "needs_vocabulary_size", False) and options.get(VOCABULARY_OPTION) is None:
-            if vocabulary_size is None:
+        given = {}
+        if getattr(kind, "needs_vocabulary_size", False):
+            size = config.arguments().get(VOCABULARY_OPTION) or vocabulary_size
+            if size is None:
                 _miss_vocabulary(config)
                 continue
-            options[VOCABULARY_OPTION] = vocabulary_size
+            given[VOCABULARY_OPTION] = size
         _check_signature(kind, config)
-        built = _build(kind, config, options)
+        built = _build(kind, config, given)
         name = _free_name(built.name, {other.name for other in active})
         active.append(ActiveFilter(built, config.enforce, name))
     return active
@@ -324,9 +312,9 @@ def _check_signature(kind: type, config: FilterConfig) -> None:
         ) from error
 
 
-def _build(kind: type, config: FilterConfig, options: Mapping[str, Any]) -> Filter:
+def _build(kind: type, config: FilterConfig, given: Mapping[str, Any]) -> Filter:
     with building(f"filter {config.type!r}", config.arguments()):
-        built: Filter = kind(**options)
+        built: Filter = kind(**{**config.arguments_for(kind), **given})
     if not isinstance(getattr(built, "name", None), str):
         raise ConfigError(
             f"filter {config.type!r} must have a `name`, a text: the reason in records and counters"

@@ -17,6 +17,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.config import OrchestratorProcessConfig, SourceConfig
 from gradus.errors import ConfigError
+from gradus.gate import CALL_SECONDS
 from gradus.orchestrator.algorithms import (
     build_algorithm,
     compares_all_traces,
@@ -71,7 +72,7 @@ class SourceGrader:
     """Agents whose traces never train."""
     has_one_baseline: bool = False
     """Whether all traces of a group are compared, those of different agents too."""
-    timeout_seconds: float = 900.0
+    timeout_seconds: float = CALL_SECONDS
     """For one call of the algorithm."""
     reference: Scorer | None = None
     """Scores what the loss compares with it; None where the algorithm asks it, or there is none."""

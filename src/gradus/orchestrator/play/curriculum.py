@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from gradus.config import CurriculumConfig
+from gradus.config import CurriculumConfig, DifficultyConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.credit import is_at_least
 from gradus.orchestrator.types import Group
@@ -177,47 +176,25 @@ class Difficulty:
     to its end, so no task of a pool waits for another one twice. With `drop_easy` or `drop_hard` a
     task that gets there is in no pool any more: it is never drawn again, also after a resume.
 
-    >>> tasks = Difficulty(3, seed="0/words", hard_share=0.0)
+    >>> tasks = Difficulty(3, seed="0/words", config=DifficultyConfig(hard_share=0.0))
     >>> tasks.record(tasks.next_task().index, TaskResult(rewards=(0.0, 0.0)))
     >>> tasks.pool_sizes()
     {'easy': 0, 'normal': 2, 'hard': 1}
     """
 
-    def __init__(
-        self,
-        num_tasks: int | None,
-        *,
-        seed: str,
-        easy_above: float = 0.9,
-        hard_below: float = 0.1,
-        easy_share: float = 0.05,
-        hard_share: float = 0.1,
-        reward_range: Sequence[float] = (0.0, 1.0),
-        **drops: bool,
-    ) -> None:
-        """`reward_range` holds the rewards that mean a solve rate of 0 and of 1; `drops` are the
-        options `drop_easy` and `drop_hard`.
-
-        ConfigError for an endless source, and for thresholds, shares or a range that make no sense.
-        """
+    def __init__(self, num_tasks: int | None, *, seed: str, config: DifficultyConfig) -> None:
+        """ConfigError for an endless source."""
         if num_tasks is None:
             raise ConfigError(
                 "curriculum 'difficulty' needs a task set with an end: an endless source never "
                 "shows a task again; use 'uniform'"
             )
-        _check(easy_above, hard_below, easy_share, hard_share)
-        if len(reward_range) != 2 or not reward_range[0] < reward_range[1]:
-            raise ConfigError(
-                f"curriculum 'difficulty': reward_range = {list(reward_range)} must be two "
-                "numbers, the smaller one first"
-            )
-        self._dropped = {name for name in (EASY, HARD) if drops.pop(f"drop_{name}", False)}
-        if drops:
-            raise ConfigError(f"curriculum 'difficulty' has no option {', '.join(drops)}")
-        self._reward_min, self._reward_max = reward_range
-        self._easy_above = easy_above
-        self._hard_below = hard_below
-        self._shares = {EASY: easy_share, NORMAL: 1 - easy_share - hard_share, HARD: hard_share}
+        self._config = config
+        self._dropped = {EASY} if config.drop_easy else set()
+        self._dropped |= {HARD} if config.drop_hard else set()
+        self._reward_min, self._reward_max = config.reward_range
+        easy, hard = config.easy_share, config.hard_share
+        self._shares = {EASY: easy, NORMAL: 1 - easy - hard, HARD: hard}
         self._pools: dict[str, OrderedDict[int, None]] = {n: OrderedDict() for n in self._shares}
         self._pools[NORMAL] = OrderedDict.fromkeys(shuffled(num_tasks, seed=f"{seed}/0"))
         self._credit = dict.fromkeys(self._shares, 0.0)
@@ -311,22 +288,9 @@ class Difficulty:
         )
 
     def _pool_of(self, rate: float) -> str:
-        if is_at_least(rate, self._easy_above):
+        if is_at_least(rate, self._config.easy_above):
             return EASY
-        return HARD if is_at_least(self._hard_below, rate) else NORMAL
-
-
-def _check(easy_above: float, hard_below: float, easy_share: float, hard_share: float) -> None:
-    if not hard_below < easy_above:
-        raise ConfigError(
-            f"curriculum 'difficulty': hard_below = {hard_below:g} must be less than "
-            f"easy_above = {easy_above:g}"
-        )
-    if easy_share < 0 or hard_share < 0 or easy_share + hard_share > 1:
-        raise ConfigError(
-            f"curriculum 'difficulty': easy_share = {easy_share:g} and hard_share = "
-            f"{hard_share:g} must not be negative, nor more than 1 together"
-        )
+        return HARD if is_at_least(self._config.hard_below, rate) else NORMAL
 
 
 def build_curriculum(
@@ -338,7 +302,8 @@ def build_curriculum(
     refuse_async(name, kind, "next_task", "record", "state", "load_state")
     try:
         with building(f"curriculum {config.type!r}", config.arguments()):
-            curriculum: Curriculum = kind(num_tasks, seed=f"{seed}/{source}", **config.arguments())
+            options = config.arguments_for(kind)
+            curriculum: Curriculum = kind(num_tasks, seed=f"{seed}/{source}", **options)
     except ConfigError as error:
         raise ConfigError(f"source {source!r}: {error}") from error
     return curriculum

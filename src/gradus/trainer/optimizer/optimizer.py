@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from gradus.config import OptimizerConfig
+from gradus.config import learning
 from gradus.errors import CorruptStateError, GradusError
 from gradus.log import get_logger
 from gradus.trainer.distributed import World, named_failures, whole_tensor
@@ -54,7 +54,7 @@ class PolicyOptimizer:
     def __init__(
         self,
         policy: torch.nn.Module,
-        config: OptimizerConfig,
+        config: learning.OptimizerConfig,
         *,
         max_steps: int,
         max_skipped_steps: int,
@@ -147,13 +147,13 @@ class PolicyOptimizer:
             )
 
 
-def learning_rate(config: OptimizerConfig, step: int, max_steps: int) -> float:
+def learning_rate(config: learning.OptimizerConfig, step: int, max_steps: int) -> float:
     """The rate of step `step` (from 0): up over the warm-up, then along the schedule.
 
     A function of the step alone, so that neither a skipped update nor a resume shifts it. The last
     step has the lowest rate; where that is 0, the step after it, since 0 would train nothing.
 
-        >>> learning_rate(AdamWConfig(lr=1.0, warmup_steps=2), 0, 10)
+        >>> learning_rate(learning.AdamWConfig(lr=1.0, warmup_steps=2), 0, 10)
         0.5
     """
     if step < config.warmup_steps:

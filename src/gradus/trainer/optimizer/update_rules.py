@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from gradus.config import AdamWConfig, MuonConfig, OptimizerConfig, SgdConfig
+from gradus.config import learning
 from gradus.trainer.optimizer.parameter_kinds import ParameterKind, TrainedParameter
 
 Groups = list[dict[str, Any]]
@@ -31,16 +31,16 @@ _TINY = 1e-7
 
 
 def build_update_rules(
-    config: OptimizerConfig, parameters: Sequence[TrainedParameter]
+    config: learning.OptimizerConfig, parameters: Sequence[TrainedParameter]
 ) -> tuple[Optimizer, ...]:
     """The optimizers that together own every parameter once; Muon leaves some to AdamW.
 
     Their state exists from the start, all zero, so that a checkpoint has the same entries before
     the first step and after it, and can be read into them in place.
     """
-    if isinstance(config, SgdConfig):
+    if isinstance(config, learning.SgdConfig):
         return (_sgd(config, parameters),)
-    if isinstance(config, AdamWConfig):
+    if isinstance(config, learning.AdamWConfig):
         return (_adamw(config, parameters),)
     matrices = [p for p in parameters if p.kind is ParameterKind.MATRIX]
     others = [p for p in parameters if p.kind is not ParameterKind.MATRIX]
@@ -52,7 +52,9 @@ def build_update_rules(
     return tuple(rules)
 
 
-def _adamw(config: AdamWConfig | MuonConfig, parameters: Sequence[TrainedParameter]) -> Optimizer:
+def _adamw(
+    config: learning.AdamWConfig | learning.MuonConfig, parameters: Sequence[TrainedParameter]
+) -> Optimizer:
     rule = torch.optim.AdamW(
         _by_decay(parameters, config.weight_decay),
         lr=config.lr,
@@ -71,12 +73,12 @@ def _adamw(config: AdamWConfig | MuonConfig, parameters: Sequence[TrainedParamet
     return _filled(rule, parameters, fill)
 
 
-def _muon(config: MuonConfig, parameters: Sequence[TrainedParameter]) -> Optimizer:
+def _muon(config: learning.MuonConfig, parameters: Sequence[TrainedParameter]) -> Optimizer:
     groups = _by_decay(parameters, config.weight_decay)
     return _filled(Muon(groups, momentum=config.momentum), parameters, _momentum)
 
 
-def _sgd(config: SgdConfig, parameters: Sequence[TrainedParameter]) -> Optimizer:
+def _sgd(config: learning.SgdConfig, parameters: Sequence[TrainedParameter]) -> Optimizer:
     rule = DecoupledSgd(
         _by_decay(parameters, config.weight_decay), lr=config.lr, momentum=config.momentum
     )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from configs import build_algorithm_config
 
+from gradus.config import algorithms
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.credit import (
@@ -34,10 +35,16 @@ def test_equal_rewards_give_exactly_zero_whatever_the_rounding() -> None:
     assert not centre(np.array([0.1] * 7)).any()
 
 
+WEIGHTS = algorithms.GrpoConfig().length_weights
+
+
 def test_no_reward_at_all_gives_no_advantage() -> None:
     empty = np.array([])
     assert centre(empty).size == 0
-    assert penalise_length(empty, output_tokens=[], input_tokens=[], turns=[]).size == 0
+    assert (
+        penalise_length(empty, output_tokens=[], input_tokens=[], turns=[], weights=WEIGHTS).size
+        == 0
+    )
 
 
 def test_leave_one_out_compares_with_the_others_only() -> None:
@@ -61,39 +68,45 @@ def test_division_by_no_deviation_gives_zero_not_nan() -> None:
 
 def test_length_penalty_is_a_share_of_the_mean_reward() -> None:
     found = penalise_length(
-        np.array([1.0, 1.0]), output_tokens=[100, 50], input_tokens=[10, 10], turns=[1, 2]
+        np.array([1.0, 1.0]),
+        output_tokens=[100, 50],
+        input_tokens=[10, 10],
+        turns=[1, 2],
+        weights=WEIGHTS,
     )
     assert found.tolist() == pytest.approx([1 - 0.25 - 0.1 - 0.05, 1 - 0.125 - 0.1 - 0.1])
 
 
 def test_length_penalty_of_a_group_without_tokens_divides_by_nothing() -> None:
-    found = penalise_length(np.array([1.0]), output_tokens=[0], input_tokens=[0], turns=[0])
+    found = penalise_length(
+        np.array([1.0]), output_tokens=[0], input_tokens=[0], turns=[0], weights=WEIGHTS
+    )
     assert found.tolist() == [1.0]
 
 
 def test_grpo_writes_one_advantage_on_every_sampled_token() -> None:
     episodes = build_group([1.0, 0.0])
-    GroupRelative().score_group(episodes, CONTEXT)
+    GroupRelative(algorithms.GrpoConfig()).score_group(episodes, CONTEXT)
     assert episodes[0].traces[0].nodes[1].advantages == [0.5] * 4
     assert episodes[0].traces[0].nodes[0].advantages is None
 
 
 def test_a_single_finished_episode_has_no_advantage() -> None:
     episodes = build_group([1.0])
-    GroupRelative().score_group(episodes, CONTEXT)
+    GroupRelative(algorithms.GrpoConfig()).score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == [0.0]
 
 
 def test_a_group_without_finished_episodes_is_no_error() -> None:
-    GroupRelative(scale_by_std=True, leave_one_out=True, length_penalty=True).score_group(
-        [], CONTEXT
-    )
+    GroupRelative(
+        algorithms.GrpoConfig(scale_by_std=True, leave_one_out=True, length_penalty=True)
+    ).score_group([], CONTEXT)
 
 
 def test_traces_of_other_agents_do_not_move_the_baseline() -> None:
     judge = build_trace(reward=100.0, agent="judge", trainable=False)
     episodes = [build_episode([build_trace(reward=1.0), judge]), build_episode(reward=0.0)]
-    GroupRelative().score_group(episodes, CONTEXT)
+    GroupRelative(algorithms.GrpoConfig()).score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == [0.5, -0.5]
     assert judge.nodes[1].advantages is None
 
@@ -103,7 +116,7 @@ def test_shorter_of_two_good_replies_is_better_under_the_length_penalty() -> Non
         build_episode([build_trace(reward=1.0, turns=1)]),
         build_episode([build_trace(reward=1.0, turns=3)]),
     ]
-    GroupRelative(length_penalty=True).score_group(episodes, CONTEXT)
+    GroupRelative(algorithms.GrpoConfig(length_penalty=True)).score_group(episodes, CONTEXT)
     short, long = advantages_of(episodes)
     assert short > 0 > long
 
@@ -121,13 +134,13 @@ def test_a_turn_that_branches_share_is_penalised_once() -> None:
     straight = build_trace([build_message(None, [4]), build_message(0, [6, 7, 8, 9], sampled=4)])
     assert [num_sampled_tokens(shared), num_sampled_tokens(straight)] == [4, 4]
     episodes = [build_episode([shared]), build_episode([straight])]
-    GroupRelative(length_penalty=True).score_group(episodes, CONTEXT)
+    GroupRelative(algorithms.GrpoConfig(length_penalty=True)).score_group(episodes, CONTEXT)
     # Equal output; the shared one fed 1 token and took 3 turns, the straight one 1 and 1.
     assert advantages_of(episodes) == pytest.approx([-0.1 / 3, 0.1 / 3])
 
 
 async def test_grpo_needs_nothing_between_groups() -> None:
-    algorithm = GroupRelative()
+    algorithm = GroupRelative(algorithms.GrpoConfig())
     await algorithm.score_episode(build_episode(), CONTEXT)
     algorithm.load_state(algorithm.state())
     assert algorithm.state() == {}
@@ -155,7 +168,7 @@ ROUNDED = [0.1 + 0.2, 0.3, 0.3, 0.3]
 )
 def test_rewards_that_differ_by_rounding_alone_train_nothing(options: dict) -> None:
     episodes = build_group(ROUNDED)
-    GroupRelative(**options).score_group(episodes, CONTEXT)
+    GroupRelative(algorithms.GrpoConfig(**options)).score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == [0.0] * 4
 
 
@@ -175,7 +188,7 @@ def test_a_longer_reply_never_gains_by_the_length_penalty(reward: float) -> None
         build_episode([build_trace(reward=reward, turns=1)]),
         build_episode([build_trace(reward=reward, turns=3)]),
     ]
-    GroupRelative(length_penalty=True).score_group(episodes, CONTEXT)
+    GroupRelative(algorithms.GrpoConfig(length_penalty=True)).score_group(episodes, CONTEXT)
     short, long = advantages_of(episodes)
     assert short > 0 > long
 
@@ -193,7 +206,9 @@ def test_a_part_of_the_length_penalty_that_is_not_named_weighs_nothing() -> None
         build_episode([build_trace(reward=1.0, turns=1)]),
         build_episode([build_trace(reward=1.0, turns=2)]),
     ]
-    GroupRelative(length_penalty=True, length_weights={"turns": 0.5}).score_group(episodes, CONTEXT)
+    GroupRelative(
+        algorithms.GrpoConfig(length_penalty=True, length_weights={"turns": 0.5})
+    ).score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == pytest.approx([0.125, -0.125])
 
 
@@ -210,7 +225,9 @@ def test_grpo_punishes_what_comes_near_the_limit() -> None:
         build_episode([build_trace(reward=1.0, turns=1)]),
         build_episode([build_trace(reward=1.0, turns=3)]),
     ]
-    algorithm = GroupRelative(overlong_limit_tokens=12, overlong_cache_tokens=4)
+    algorithm = GroupRelative(
+        algorithms.GrpoConfig(overlong_limit_tokens=12, overlong_cache_tokens=4)
+    )
     algorithm.score_group(episodes, CONTEXT)
     assert advantages_of(episodes) == pytest.approx([0.5, -0.5])
 

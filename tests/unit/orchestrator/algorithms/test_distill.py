@@ -8,7 +8,7 @@ import pytest
 from configs import build_algorithm_config
 from verifiers.v1.types import AssistantMessage, UserMessage
 
-from gradus.config import AlgorithmConfig
+from gradus.config import AlgorithmConfig, algorithms
 from gradus.orchestrator.algorithms import build_algorithm, needs_reference
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import (
@@ -89,7 +89,9 @@ async def test_opd_asks_once_per_branch_and_scores_a_shared_turn_with_the_first(
 
 async def test_opsd_shows_the_demonstration_first_and_cuts_its_tokens_off() -> None:
     scorer = NumberedScorer()
-    algorithm = SelfDistillation(reference=scorer, demonstration="prompt", hint="{demonstration}")
+    algorithm = SelfDistillation(
+        algorithms.OpsdConfig(demonstration="prompt", hint="{demonstration}"), reference=scorer
+    )
     episode = build_episode([build_trace(turns=1)])
     await algorithm.score_episode(episode, CONTEXT)
     (sample,) = build_samples(episode, ORIGIN)
@@ -100,7 +102,9 @@ async def test_opsd_shows_the_demonstration_first_and_cuts_its_tokens_off() -> N
 
 
 async def test_opsd_fails_an_episode_without_a_demonstration() -> None:
-    algorithm = SelfDistillation(reference=NumberedScorer(), demonstration="absent")
+    algorithm = SelfDistillation(
+        algorithms.OpsdConfig(demonstration="absent"), reference=NumberedScorer()
+    )
     with pytest.raises(EpisodeFailed, match="no field 'absent'"):
         await algorithm.score_episode(build_episode([build_trace()]), CONTEXT)
 
@@ -118,7 +122,7 @@ def frozen_trace(texts: Sequence[str], reward: float = 1.0, *, trainable: bool =
 
 
 async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce() -> None:
-    algorithm = FrozenSampler(reference=NumberedScorer())
+    algorithm = FrozenSampler(algorithms.SftAlgorithmConfig(), reference=NumberedScorer())
     assert isinstance(algorithm, TokenizesExternal)
     episode = build_episode([frozen_trace(["a", "b", "c", "d"])])
     await algorithm.tokenize_external(episode)
@@ -134,7 +138,7 @@ async def test_a_frozen_players_turns_get_the_students_tokens_and_train_as_ce() 
 
 async def test_what_the_environment_keeps_from_training_is_no_data() -> None:
     """A simulated user speaks through a frozen model too; the policy must not learn its lines."""
-    algorithm = FrozenSampler(reference=NumberedScorer())
+    algorithm = FrozenSampler(algorithms.SftAlgorithmConfig(), reference=NumberedScorer())
     user = frozen_trace(["c", "d"], trainable=False)
     episode = build_episode([frozen_trace(["a", "b"]), user])
     await algorithm.tokenize_external(episode)
@@ -145,7 +149,9 @@ async def test_what_the_environment_keeps_from_training_is_no_data() -> None:
 
 
 async def test_min_reward_leaves_worse_episodes_out() -> None:
-    algorithm = FrozenSampler(reference=NumberedScorer(), min_reward=0.5)
+    algorithm = FrozenSampler(
+        algorithms.SftAlgorithmConfig(min_reward=0.5), reference=NumberedScorer()
+    )
     episode = build_episode([frozen_trace(["a", "b"], reward=0.25)])
     await algorithm.tokenize_external(episode)
     await algorithm.score_episode(episode, CONTEXT)
@@ -179,7 +185,9 @@ def test_only_distilling_algorithms_ask_a_model() -> None:
 
 async def test_a_reward_that_reaches_the_bar_up_to_rounding_is_an_example() -> None:
     episode = build_episode([build_trace(reward=0.1 + 0.2 + 0.7 - 1e-16)])
-    await FrozenSampler(reference=NumberedScorer(), min_reward=1.0).score_episode(episode, CONTEXT)
+    await FrozenSampler(
+        algorithms.SftAlgorithmConfig(min_reward=1.0), reference=NumberedScorer()
+    ).score_episode(episode, CONTEXT)
     assert build_samples(episode, ORIGIN)
 
 

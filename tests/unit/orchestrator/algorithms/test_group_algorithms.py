@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from verifiers.v1.episode import WireEpisode
 
-from gradus.errors import ConfigError
+from gradus.config import algorithms
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.group_relative import HierarchicalGroupRelative, MaxRl
 from gradus.testing.episodes import build_episode, build_group, build_trace
@@ -41,7 +41,7 @@ def test_max_rl_is_zero_without_a_positive_mean_or_a_difference(rewards: list[fl
 
 def test_peers_are_the_traces_of_the_same_agent_in_the_group() -> None:
     games = [build_game(white=1.0, black=-1.0), build_game(white=0.0, black=0.0)]
-    found = scored(HierarchicalGroupRelative(), games)
+    found = scored(HierarchicalGroupRelative(algorithms.HierarchicalGrpoConfig()), games)
     assert found == [[0.5, -0.5], [-0.5, 0.5]]
 
 
@@ -50,20 +50,25 @@ def test_agents_of_one_episode_are_compared_inside_it_when_they_are_named() -> N
         build_game(proposer=0.5, solver1=1.0, solver2=0.0),
         build_game(proposer=0.0, solver1=1.0, solver2=1.0),
     ]
-    found = scored(HierarchicalGroupRelative(episode_agents=["solver"]), games)
+    found = scored(
+        HierarchicalGroupRelative(algorithms.HierarchicalGrpoConfig(episode_agents=["solver"])),
+        games,
+    )
     assert found == [[0.25, 0.5, -0.5], [-0.25, 0.0, 0.0]]
 
 
 def test_a_trace_without_a_peer_has_no_advantage() -> None:
-    assert scored(HierarchicalGroupRelative(), [build_game(white=1.0, black=-1.0)]) == [[0.0, 0.0]]
+    assert scored(
+        HierarchicalGroupRelative(algorithms.HierarchicalGrpoConfig()),
+        [build_game(white=1.0, black=-1.0)],
+    ) == [[0.0, 0.0]]
 
 
 def test_an_agent_that_does_not_train_is_no_peer() -> None:
     judge = build_trace(reward=100.0, agent="white", trainable=False)
     games = [build_game(white=1.0), build_game(white=0.0), build_episode([judge])]
-    assert scored(HierarchicalGroupRelative(), games) == [[0.5], [-0.5], [None]]
-
-
-def test_a_name_instead_of_a_list_of_agents_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"must be a list of agents, e\.g\. \['solver'\]"):
-        HierarchicalGroupRelative(episode_agents="solver")
+    assert scored(HierarchicalGroupRelative(algorithms.HierarchicalGrpoConfig()), games) == [
+        [0.5],
+        [-0.5],
+        [None],
+    ]

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from verifiers.v1.trace import ModelCall
 from verifiers.v1.types import AssistantMessage, UserMessage
 
+from gradus.config import algorithms
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import FrozenSampler
 from gradus.orchestrator.algorithms.retokenize import tokenize_trace
@@ -82,7 +83,7 @@ def trace_of(*texts: str, replies: Sequence[int] = (1, 3), cut_off: int | None =
 
 
 async def sample_of(student: Student, *texts: str, **settings: Any) -> Sample:
-    algorithm = FrozenSampler(reference=student)
+    algorithm = FrozenSampler(algorithms.SftAlgorithmConfig(), reference=student)
     episode = build_episode([trace_of(*texts, **settings)])
     await algorithm.tokenize_external(episode)
     assert find_failure(episode) is None

@@ -17,7 +17,7 @@ import pytest
 from builders import build_sample
 from configs import build_filter_config
 
-from gradus.config import ModelConfig
+from gradus.config import GibberishConfig, ModelConfig, RepetitionConfig, algorithms
 from gradus.config.schema.orchestrator import DEFAULT_FILTERS
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import Algorithm
@@ -85,7 +85,9 @@ def test_zero_advantage_compares_credit_with_credit_and_not_with_the_reward(
 
 
 def test_a_success_of_two_billion_trains_beside_its_failures() -> None:
-    group, grader = graded_rewards(0.0, 2e9, algorithm=GroupRelative(scale_by_std=True))
+    group, grader = graded_rewards(
+        0.0, 2e9, algorithm=GroupRelative(algorithms.GrpoConfig(scale_by_std=True))
+    )
     grader.grade(group)
     assert [sample.reward for sample in group.samples] == [0.0, 2e9]
 
@@ -113,23 +115,26 @@ def test_another_loss_component_keeps_a_sample_without_advantage() -> None:
 def test_gibberish_is_a_high_token_below_chance(
     token_id: int, logprob: float, is_kept: bool
 ) -> None:
-    assert Gibberish(vocabulary_size=V).keeps(with_token(token_id, logprob)) is is_kept
+    assert (
+        Gibberish(GibberishConfig(), vocabulary_size=V).keeps(with_token(token_id, logprob))
+        is is_kept
+    )
 
 
 @pytest.mark.parametrize(("length", "is_kept"), [(2_999, True), (3_000, False)])
 def test_repetition_is_three_thousand_certain_tokens_in_a_row(length: int, is_kept: bool) -> None:
-    assert Repetition().keeps(with_probabilities((length, 0.991))) is is_kept
+    assert Repetition(RepetitionConfig()).keeps(with_probabilities((length, 0.991))) is is_kept
 
 
 def test_one_uncertain_token_breaks_a_repetition() -> None:
     sample = with_probabilities((2_000, 0.999), (1, 0.98), (2_000, 0.999))
-    assert Repetition().keeps(sample)
+    assert Repetition(RepetitionConfig()).keeps(sample)
 
 
 def test_tokens_of_probability_one_count_and_the_prompt_does_not() -> None:
     sample = with_probabilities((4, 1.0))
-    assert Repetition(tokens=5).keeps(sample)
-    assert not Repetition(tokens=4).keeps(sample)
+    assert Repetition(RepetitionConfig(tokens=5)).keeps(sample)
+    assert not Repetition(RepetitionConfig(tokens=4)).keeps(sample)
 
 
 def test_an_enforced_filter_drops_and_another_flags() -> None:
@@ -221,7 +226,9 @@ def test_a_filter_of_the_user_sees_the_trace_its_truncation_and_the_group(
         episode = build_episode([trace])
         played = PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode, failure)
         group.played.append(played)
-    SourceGrader(GroupRelative(), filters, temperature=1.0, max_length_tokens=64).grade(group)
+    SourceGrader(
+        GroupRelative(algorithms.GrpoConfig()), filters, temperature=1.0, max_length_tokens=64
+    ).grade(group)
     assert group.dropped == {"g0.1/0/0": "cut", "g0.2": "error:TaskError"}
     assert [sample.id for sample in group.samples] == ["g0.0/0/0"]
 
@@ -298,7 +305,9 @@ def test_a_group_is_listed_once_for_all_its_samples() -> None:
     listing = Listing()
     rewards = [float(number % 2) for number in range(8)]
     chosen = ActiveFilter(listing, is_enforced=True, name="listing")
-    group, grader = graded_rewards(*rewards, algorithm=GroupRelative(), filters=[chosen])
+    group, grader = graded_rewards(
+        *rewards, algorithm=GroupRelative(algorithms.GrpoConfig()), filters=[chosen]
+    )
     grader.grade(group)
     assert len(listing.contexts) == 8
     assert len({id(context.episodes) for context in listing.contexts}) == 1

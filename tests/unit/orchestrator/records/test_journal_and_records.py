@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from verifiers.v1.episode import WireEpisode
 
+from gradus.config import algorithms
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
@@ -37,7 +38,10 @@ from gradus.testing.episodes import build_episode, build_group, build_trace
 from gradus.wire.versions import VersionSpan
 
 GRADING = SourceGrader(
-    GroupRelative(), [ActiveFilter(ZeroAdvantage(), True, "zero_advantage")], 1.0, 64
+    GroupRelative(algorithms.GrpoConfig()),
+    [ActiveFilter(ZeroAdvantage(), True, "zero_advantage")],
+    1.0,
+    64,
 )
 
 
@@ -71,7 +75,9 @@ def test_grading_compares_the_finished_and_names_the_failed() -> None:
 def test_credit_does_not_depend_on_which_episode_ended_first() -> None:
     group = group_of(*build_group([1.0, 0.0]))
     group.played.reverse()
-    SourceGrader(RoleAdvantageEstimation(momentum=0.5), [], 1.0, 64).grade(group)
+    SourceGrader(RoleAdvantageEstimation(algorithms.RaeConfig(momentum=0.5)), [], 1.0, 64).grade(
+        group
+    )
     assert [p.id for p in group.played] == ["g0.0", "g0.1"]
     assert [sample.arrays.advantages.max() for sample in group.samples] == [0.5, 0.0]
     assert group.samples[1].arrays.advantages.min() == -0.25
@@ -96,7 +102,7 @@ def test_grading_drops_equal_rewards_by_the_name_of_the_filter() -> None:
 
 def test_an_episode_cut_before_its_reply_is_counted_not_lost() -> None:
     group = group_of(*build_group([1.0, 0.0]))
-    SourceGrader(GroupRelative(), [], 1.0, max_length_tokens=3).grade(group)
+    SourceGrader(GroupRelative(algorithms.GrpoConfig()), [], 1.0, max_length_tokens=3).grade(group)
     assert group.reasons == {"no_trainable_tokens": 2}
 
 

@@ -26,7 +26,7 @@ from mishaps import MISHAPS, FailureProfile
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import CheckpointConfig
+from gradus.config import CheckpointConfig, algorithms
 from gradus.files import read_json, write_json
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
@@ -117,8 +117,8 @@ class SeededEnvironment(ScriptedEnvironment):
 class RandomJudge(GroupRelative):
     """Answers a while after a group ended, sometimes with an error; counts its verdicts."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, config: algorithms.GrpoConfig) -> None:
+        super().__init__(config)
         self.num_judged = 0
 
     async def score_group(self, episodes: Any, context: Any) -> None:
