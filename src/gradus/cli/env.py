@@ -50,7 +50,7 @@ check  plays an installed environment, or one in this folder, with a scripted mo
        something is broken.
 init   writes a folder with a task set to change: its module, test, README, config and project file.
 
-  --attack           also play every hostile policy of the library (89), and compare with chance
+  --attack           also play every hostile policy of the library (93), and compare with chance
   --json             one JSON object per line instead of text
   --base-url URL     also play one episode with the model of an OpenAI-compatible endpoint,
   --model NAME       its name there, and

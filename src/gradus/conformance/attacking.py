@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradus.conformance.attacks import ALWAYS, Attack, AttackKind, library, shape_of
+from gradus.conformance.attacks import ALWAYS, Attack, AttackKind, joined, library, parts_of
 from gradus.conformance.findings import Checked, broken, note, ok, shortened
 from gradus.conformance.probes import PLAIN, Probe, gold_from_hook
 from gradus.conformance.stage import Played, Stage
@@ -37,6 +37,8 @@ class _Seat:
     """What the best guess earns."""
     shape: str
     """A right reply with `{}` in the answer's place."""
+    joined: list[Attack]
+    """Replies with the right answers of several tasks; none where episodes are slow."""
     highest: tuple[float, str]
     """What an attack earned at most, and which."""
     holes: list[str] = field(default_factory=list)
@@ -68,16 +70,15 @@ class Attacks:
         for seat in self._seats:
             for attack in guesses:
                 seat.chance = max(seat.chance, await self._best(seat, attack, len(self._tasks)))
-            for attack in chosen:
-                if attack.is_guess:
-                    continue
+            for attack in [*(a for a in chosen if not a.is_guess), *seat.joined]:
                 earned = await self._earned(seat, attack)
                 seat.highest = max(seat.highest, (earned, attack.name), key=lambda one: one[0])
                 if line := self._hole(seat, attack.name, earned):
                     yield line
         if failed := [played for played in self.played if played.failure]:
             yield self._failure(failed)
-        yield self._summary(len(chosen))
+        num_joined = max((len(seat.joined) for seat in self._seats), default=0)
+        yield self._summary(len(chosen) + num_joined)
 
     # ------------------------------------------------------------------ what is known before
 
@@ -92,9 +93,10 @@ class Attacks:
         for role in trained:
             before = _mean(plain, role) or 0.0
             gold = await self._gold_mean(role)
-            self._seats.append(
-                _Seat(role, before, gold, before, _shape(self._gold[0], role), (before, "none"))
-            )
+            right = [parts_of(text) for probe in self._gold if (text := _answer(probe, role))]
+            shape = right[0][0] if right else "{}"
+            joint = [] if is_slow else joined([answer for _, answer in right])
+            self._seats.append(_Seat(role, before, gold, before, shape, joint, (before, "none")))
         if len(self._stage.agents) == 1:
             for seat in self._seats:
                 seat.chance = max(seat.chance, await self._others_gold(seat))
@@ -211,8 +213,8 @@ def _mean(rewards: Sequence[Mapping[str, float]], role: str) -> float | None:
     return statistics.fmean(r.get(role, 0.0) for r in rewards) if rewards else None
 
 
-def _shape(gold: Probe | None, role: str) -> str:
-    """How the last right reply of a seat looks."""
+def _answer(gold: Probe | None, role: str) -> str:
+    """The last right reply of a seat that calls no tool; "" without one."""
     turns = [] if gold is None else list(gold.by_role.get(role) or gold.turns)
     texts = [turn for turn in turns if isinstance(turn, str) and "<tool_call>" not in turn]
-    return shape_of(texts[-1]) if texts else "{}"
+    return texts[-1] if texts else ""

@@ -67,17 +67,17 @@ class Attack:
             yield Probe(self.name, [*calls, lambda user: shape.replace("{}", str(text(user)))])
 
 
-def shape_of(reply: str) -> str:
-    """What stands round the answer in a right reply, with `{}` in the answer's place.
+def parts_of(reply: str) -> tuple[str, str]:
+    """What stands round the answer in a right reply, with `{}` in its place, and the answer.
 
-    >>> shape_of("I think <guess>crane</guess>"), shape_of("so \\boxed{7}"), shape_of("7")
-    ('<guess>{}</guess>', '\\boxed{{}}', '{}')
+    >>> parts_of("I think <guess>crane</guess>"), parts_of("so \\boxed{7}"), parts_of("7")
+    (('<guess>{}</guess>', 'crane'), ('\\boxed{{}}', '7'), ('{}', '7'))
     """
     for pattern in (r"<(\w+)>(.*)</\1>", r"(\\boxed)\{(.*)\}", r"(Answer): *(.+)", r"(\[)(.+)\]"):
         if found := re.search(pattern, reply, re.DOTALL):
-            start = found.start()
-            return f"{reply[start : found.start(2)]}{{}}{reply[found.end(2) : found.end()]}"
-    return "{}"
+            before, after = reply[found.start() : found.start(2)], reply[found.end(2) : found.end()]
+            return f"{before}{{}}{after}", found[2]
+    return "{}", reply
 
 
 def _calls(text: Text, tools: Mapping[str, Mapping[str, Any]]) -> list[Callable[[str], str]]:
@@ -319,6 +319,8 @@ _COMMANDS: dict[str, Text] = {
 }
 
 
+_JOINTS = {"hyphens": "-", "commas": ", ", "spaces": " ", "line breaks": "\n"}
+
 ALWAYS = ("forged user turn", "reads the answers", "edits the checks", "conftest")
 
 
@@ -341,6 +343,16 @@ def library(*, has_container: bool) -> list[Attack]:
         Attack(f"guesses {name}" if is_guess else name, kind, text, is_guess)
         for kind, texts, is_guess in groups
         for name, text in texts.items()
+    ]
+
+
+def joined(answers: Sequence[str]) -> list[Attack]:
+    """The right answers of several tasks in one reply, for a reward that looks for its own."""
+    distinct = list(dict.fromkeys(answers))
+    return [
+        Attack(f"answers joined by {name}", AttackKind.ANSWER, _said(joint.join(distinct)))
+        for name, joint in _JOINTS.items()
+        if len(distinct) > 1
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gradus.conformance.attacking import Attacks
-from gradus.conformance.attacks import AttackKind, always_tried, library, shape_of
+from gradus.conformance.attacks import AttackKind, always_tried, joined, library, parts_of
 from gradus.conformance.findings import Checked, Outcome
 from gradus.conformance.probes import Probe
 from gradus.orchestrator.types import Failure
@@ -99,17 +99,19 @@ def test_an_attack_changes_no_file_where_it_is_not_boxed(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("reply", "shape"),
+    ("reply", "shape", "answer"),
     [
-        ("so <guess>crane</guess>.", "<guess>{}</guess>"),
-        ("\\boxed{\\frac{1}{2}}", "\\boxed{{}}"),
-        ("thus\nAnswer: B", "Answer: {}"),
-        ("[[3]]", "[{}]"),
-        ("words", "{}"),
+        ("so <guess>crane</guess>.", "<guess>{}</guess>", "crane"),
+        ("\\boxed{\\frac{1}{2}}", "\\boxed{{}}", "\\frac{1}{2}"),
+        ("thus\nAnswer: B", "Answer: {}", "B"),
+        ("[[3]]", "[{}]", "[3]"),
+        ("words", "{}", "words"),
     ],
 )
-def test_the_shape_of_a_right_reply_holds_nothing_of_it(reply: str, shape: str) -> None:
-    assert shape_of(reply) == shape
+def test_the_shape_of_a_right_reply_holds_nothing_of_it(
+    reply: str, shape: str, answer: str
+) -> None:
+    assert parts_of(reply) == (shape, answer)
 
 
 async def test_nothing_is_said_against_a_sound_reward() -> None:
@@ -126,6 +128,9 @@ async def test_nothing_is_said_against_a_sound_reward() -> None:
         ("formula + 0", lambda given: given.endswith("+ 0")),
         ("all letters", lambda given: "A B" in given),
         ("no number", lambda given: given == "nan"),
+        ("answers joined by hyphens", lambda given: "64-65" in given),
+        ("answers joined by commas", lambda given: given.startswith("64, 65")),
+        ("answers joined by line breaks", lambda given: "64\n65" in given),
     ],
 )
 async def test_a_cheat_that_earns_more_than_chance_is_named(
@@ -134,6 +139,10 @@ async def test_a_cheat_that_earns_more_than_chance_is_named(
     found = await lines(FakeStage(boxed(is_right)), GOLD)
     assert found[f"attack: {attack}"].outcome is Outcome.BROKEN
     assert found["attacks"].values["highest"] == {"agent": 1.0}
+
+
+def test_one_answer_cannot_be_joined() -> None:
+    assert joined(["yes", "yes"]) == []
 
 
 async def test_what_guesses_earn_is_chance_and_no_hole() -> None:
