@@ -68,7 +68,7 @@ def launch(
         console.lines([f"{job.work.title:<18}{lease.run_dir.root}", *job.notes])
         entry = job.work.enter(lease, plan, point)
         console.lines(entry.lines)
-        if point is not None and point.is_finished:
+        if entry.is_finished:
             return ExitCode.DONE
         if dry_run:
             console.lines([*describe(plan), "dry run: nothing was written and nothing started"])

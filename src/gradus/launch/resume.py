@@ -62,6 +62,8 @@ class Entry:
     """For a person."""
     write: Callable[[], None]
     """Clears what will be done again, and notes what this launch does."""
+    is_finished: bool = False
+    """Whether nothing is left to start."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,13 @@ class ResumePoint:
     """Where the newest published version goes when the run starts again without a checkpoint."""
     finished_steps: int | None = None
     """The steps of a run that is done; None when something is left to do."""
+    solved: str = ""
+    """Why the run ended before this max_steps. Only other settings may find more to learn."""
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing is left to do."""
-        return self.finished_steps is not None
+        return self.finished_steps is not None or bool(self.solved)
 
     @property
     def step(self) -> int | None:
@@ -87,6 +91,11 @@ class ResumePoint:
 
     def describe(self, max_steps: int) -> str:
         """One line for a person."""
+        if self.solved:
+            return (
+                f"solved: {self.solved}; to go on, raise max_steps or "
+                "orchestrator.max_empty_attempts, or change another setting"
+            )
         if self.is_finished:
             return f"finished: all {self.finished_steps} steps are done; raise max_steps to go on"
         if self.kept is not None:
@@ -102,13 +111,14 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     Refuses max_steps below the checkpoint, a finished run without a checkpoint, and, with
     CorruptStateError, checkpoints of which none verifies.
     """
-    finished_steps = _finished_steps(lease.run_dir)
-    if finished_steps is not None and finished_steps >= max_steps:
-        return ResumePoint(None, finished_steps=finished_steps)
+    ended_at, solved = _good_end(lease.run_dir)
+    is_done = ended_at is not None and ended_at >= max_steps
+    if is_done and not solved:
+        return ResumePoint(None, finished_steps=ended_at)
     checkpoint = CheckpointStore(lease.run_dir, lease.term).latest()
-    if checkpoint is None and finished_steps is not None:
+    if checkpoint is None and ended_at is not None and not is_done:
         raise ConfigError(
-            f"{lease.run_dir.root} finished its {finished_steps} steps without a checkpoint, so it "
+            f"{lease.run_dir.root} finished its {ended_at} steps without a checkpoint, so it "
             "cannot go on to more; set checkpoint.interval_minutes in a new run"
         )
     if checkpoint is not None and checkpoint.step > max_steps:
@@ -118,10 +128,12 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
         )
     if checkpoint is not None:
         _check_journal(lease.run_dir, checkpoint.folder / STATE)
+    solved = solved if is_done else ""
     published = published_models(lease.run_dir)
     if checkpoint is not None or not published:
-        return ResumePoint(checkpoint)
-    return ResumePoint(None, lease.run_dir.kept / f"version_{max(published):08d}")
+        return ResumePoint(checkpoint, solved=solved)
+    kept = lease.run_dir.kept / f"version_{max(published):08d}"
+    return ResumePoint(None, kept, solved=solved)
 
 
 def _check_journal(run_dir: RunDirectory, state: Path) -> None:
@@ -226,14 +238,16 @@ def _void_versions(run_dir: RunDirectory, point: ResumePoint, keeps_versions: bo
     return [path for path in run_dir.weights.glob("version_*") if path.name > newest]
 
 
-def _finished_steps(run_dir: RunDirectory) -> int | None:
-    """Steps of a run that ended well; None for any other."""
+def _good_end(run_dir: RunDirectory) -> tuple[int | None, str]:
+    """`max_steps` of a run that ended well, and the cause if it solved its tasks before."""
     try:
         summary = read_json(run_dir.summary)
     except FileNotFoundError:
-        return None
+        return None, ""
     try:
-        return int(summary["max_steps"]) if summary["outcome"] == "done" else None
+        if summary["outcome"] not in {"done", "solved"}:
+            return None, ""
+        return int(summary["max_steps"]), str(summary.get("cause") or "")
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(
             f"{run_dir.summary} does not say how the run ended ({error!r}); delete it, and the run "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TextIO
 
@@ -49,12 +49,15 @@ class Steps:
         if point is None:
             return Entry([], write)
         changes: list[str] = []
-        if not point.is_finished:
+        if point.finished_steps is None:
             is_fresh = point.checkpoint is None
             changes = changed_settings(lease.run_dir, plan.configs, is_fresh=is_fresh)
             refuse_other_evaluation(lease.run_dir, plan.configs)
-        goes_on = f"{'resume':<18}{point.describe(self.max_steps)}"
-        return Entry([goes_on, *(f"{'changed':<18}{change}" for change in changes)], write)
+        if changes:
+            point = replace(point, solved="")
+        lines = [f"{'resume':<18}{point.describe(self.max_steps)}"]
+        lines += [f"{'changed':<18}{change}" for change in changes]
+        return Entry(lines, write, is_finished=point.is_finished)
 
     def _write(self, lease: RunLease, point: ResumePoint | None) -> None:
         if point is not None:

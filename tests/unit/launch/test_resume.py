@@ -203,6 +203,16 @@ def test_a_finished_run_is_left_alone(lease: RunLease) -> None:
     assert "all 6 steps are done" in find_resume_point(lease, 4).describe(4)
 
 
+def test_a_solved_run_is_left_alone_until_it_is_given_more_steps(lease: RunLease) -> None:
+    write_json(lease.run_dir.summary, {"outcome": "solved", "cause": "all earn 1", "max_steps": 9})
+    assert find_resume_point(lease, 9).is_finished, "also without a checkpoint"
+    commit_checkpoint(lease, 6)
+    told = find_resume_point(lease, 9).describe(9)
+    assert told.startswith("solved: all earn 1; to go on, raise max_steps")
+    assert not find_resume_point(lease, 10).is_finished
+    assert find_resume_point(lease, 10).step == 6
+
+
 @pytest.mark.parametrize("content", [[], 5, {"max_steps": 3}, {"outcome": "done"}])
 def test_a_summary_of_another_shape_is_corrupt(lease: RunLease, content: Any) -> None:
     write_json(lease.run_dir.summary, content)
@@ -285,6 +295,28 @@ def test_other_changes_are_told_once_and_more_steps_are_none(lease: RunLease) ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_finished"),
+    [
+        (None, True),
+        ({"checkpoint": {"keep_last": 5}}, True),
+        ({"orchestrator": {"max_empty_attempts": 50}}, False),
+        ({"orchestrator": {"filters": []}}, False),
+    ],
+)
+def test_a_solved_run_goes_on_where_a_setting_may_find_more_to_learn(
+    lease: RunLease, changes: dict[str, Any] | None, is_finished: bool
+) -> None:
+    write_configs(lease.run_dir)
+    commit_checkpoint(lease, 2)
+    write_json(lease.run_dir.summary, {"outcome": "solved", "cause": "all earn 1", "max_steps": 4})
+    work = Steps("rl", 4, RL_COLUMNS)
+    point = work.resume_point(lease)
+    entry = work.enter(lease, LaunchPlan(configs(changes), ()), point)
+    assert entry.is_finished == is_finished
+    assert ("from checkpoint 2 of 4 steps" in entry.lines[0]) != is_finished
+
+
 def test_differences_name_list_members_by_their_name() -> None:
     was = {"a": [{"name": "x", "n": 1}, {"name": "y", "n": 2}], "b": [1, 2]}
     now = {"a": [{"name": "y", "n": 3}, {"name": "x", "n": 1}], "b": [1]}
@@ -355,6 +387,17 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert launch(job_in(tmp_path), stream, resume=True) == 0
     assert "finished: all 4 steps are done" in stream.getvalue()
     assert (tmp_path / "demo" / "metrics.jsonl").read_bytes() == before
+
+
+def test_resuming_a_solved_run_starts_nothing_and_says_how_to_go_on(tmp_path: Path) -> None:
+    launch(job_in(tmp_path), io.StringIO())
+    run_dir = RunDirectory(tmp_path / "demo")
+    ended = read_json(run_dir.summary) | {"outcome": "solved", "cause": "all earn 1"}
+    write_json(run_dir.summary, ended)
+    stream = io.StringIO()
+    assert launch(job_in(tmp_path), stream, resume=True) == 0
+    assert "solved: all earn 1; to go on, raise max_steps" in stream.getvalue()
+    assert read_json(run_dir.summary) == ended
 
 
 def test_a_dry_resume_says_where_it_would_go_on_and_clears_nothing(tmp_path: Path) -> None:
