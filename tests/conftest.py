@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +53,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if missing:
         terminalreporter.section(f"{len(skipped)} tests were skipped, some for want of programs")
         terminalreporter.write_line(f"scripts/test_tools installs {', '.join(missing)} on Debian")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Launches keep the outcome of their bfloat16 trial: here for this session and all its workers,
+    so that it takes its ten seconds once."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)
