@@ -5,7 +5,7 @@
 
 Every result is the output of `gradus env check ... --attack --json`, a file each. With `--only`, a
 row that has no result in the folder stays as the page has it. Speed depends on the machine; the
-page says where it was measured.
+page says where it was measured. `--keep-speeds` leaves the page's, for checks beside other work.
 """
 
 from __future__ import annotations
@@ -101,6 +101,14 @@ def row(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def with_speed_of(before: str, row: str) -> str:
+    """The row with the speed of the row before, if that has one."""
+    cells, old = row.split(" | "), before.split(" | ")
+    if len(old) == len(cells):
+        cells[-2] = old[-2]
+    return " | ".join(cells)
+
+
 def shares(by_role: Mapping[str, float]) -> str:
     """Rewards of the seats that train, without the seat's name where it is alone."""
     shown = [f"{who} {value:.2g}" for who, value in by_role.items()]
@@ -145,14 +153,17 @@ gives a plain reply ({where}; work beside it only lowers them), and the verdict.
 """
 
 
-def rows_of(results: Path, *, before: str) -> list[str]:
+def rows_of(results: Path, *, before: str, keeps_speeds: bool = False) -> list[str]:
     """A row for each task set: of its result, else of the page before, else without a result."""
     kept = {line.split("`")[1]: line for line in before.splitlines() if line.startswith("| [`")}
     rows = []
     for name in task_sets():
         file = results / f"{name}.jsonl"
         lines = load(file) if file.exists() else []
-        rows.append(row(name, lines) if lines else kept.get(name, row(name, [])))
+        made = row(name, lines)
+        if keeps_speeds and lines:
+            made = with_speed_of(kept.get(name, ""), made)
+        rows.append(made if lines else kept.get(name, made))
     return rows
 
 
@@ -162,13 +173,15 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="folder of the checks' lines")
     parser.add_argument("--only", nargs="+", help="check these alone; the page still has all")
     parser.add_argument("--again", action="store_true", help="also check what has a result")
+    parser.add_argument("--keep-speeds", action="store_true", help="keep the page's episodes/s")
     chosen = parser.parse_args()
     chosen.results.mkdir(parents=True, exist_ok=True)
     for name in chosen.only or task_sets():
         if chosen.again or not (chosen.results / f"{name}.jsonl").exists():
             check(name, chosen.results)
-    before = PAGE.read_text() if chosen.only else ""
-    PAGE.write_text(page(rows_of(chosen.results, before=before)))
+    before = PAGE.read_text() if chosen.only or chosen.keep_speeds else ""
+    rows = rows_of(chosen.results, before=before, keeps_speeds=chosen.keep_speeds)
+    PAGE.write_text(page(rows))
 
 
 if __name__ == "__main__":

@@ -55,3 +55,13 @@ def test_a_row_that_was_not_checked_now_stays_as_it_is(tmp_path: Path) -> None:
     assert "| 3 | - | - | - | - | - | 1 ok |" in wordle
     assert zebra == "| [`zebra`](b) | 2 |"
     assert all(line.endswith("no result |") for line in others)
+
+
+def test_a_check_beside_other_work_leaves_the_speeds_of_the_page(tmp_path: Path) -> None:
+    lines = '{"check": "speed", "outcome": "ok", "values": {"episodes_per_second": 4}}'
+    for name in ("wordle", "zebra"):
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    before = script().row("wordle", []).replace("- | no result |", "88 | 2 ok |")
+    *_, wordle, zebra = script().rows_of(tmp_path, before=before, keeps_speeds=True)
+    assert wordle.endswith("| 88 | 1 ok |")
+    assert zebra.endswith("| 4 | 1 ok |")
