@@ -39,7 +39,7 @@ class GpuWish:
         if isinstance(section, InferenceConfig):
             key: Key = ("inference", "gpus")
             return cls(key, section.gpus, section.num_gpus, section.num_gpus_key, False)
-        table: Key = () if isinstance(section, SftConfig) else ("trainer",)
+        table: tuple[str, ...] = () if isinstance(section, SftConfig) else ("trainer",)
         count_key = ".".join((*table, "num_processes"))
         return cls((*table, "gpus"), section.gpus, section.num_processes, count_key, True)
 
