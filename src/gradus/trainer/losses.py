@@ -124,8 +124,8 @@ class PolicyGradient:
         """[T] with the gradient weights·∇lp; its value is the weight."""
         return carry_gradient(weights, policy_logprobs)
 
-    def weights(self, log_weights: Tensor) -> Tensor:
-        """[T] factors of the gradient."""
+    def weights(self, log_weights: Tensor, log_drift: Tensor | float) -> Tensor:  # noqa: ARG002
+        """[T] factors of the gradient, before e^log_drift multiplies them."""
         return clamped_exp(log_weights)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
@@ -142,15 +142,21 @@ class PolicyGradient:
         metrics["dropped_tokens/share"] = is_dropped.float()
         if config.importance_sampling != "off":
             metrics["outside_cap_tokens/share"] = is_outside.float()
-        gain = self.gain(members.policy_logprobs, self.weights(log_weights))
+        log_drift = self._log_drift(members)
+        weights = self.weights(log_weights, 0.0 if log_drift is None else log_drift)
+        gain = self.gain(members.policy_logprobs, weights)
         per_token = -torch.where(is_dropped | is_masked, constants, members.advantages * gain)
-        if members.drift is not None:
-            weight = members.drift
-            if config.importance_sampling == "truncated":
-                log_r = log_importance(members, config.importance_level)
-                weight = log_r.clamp(max=math.log(config.importance_cap))
-            per_token = per_token * clamped_exp(weight)
+        if log_drift is not None:
+            per_token = per_token * clamped_exp(log_drift)
         return LossOutput(self._add_pulls(per_token, members, metrics), metrics)
+
+    def _log_drift(self, members: LossInputs) -> Tensor | None:
+        """[T] log of the weight of decoupled PPO, truncated where that is asked for."""
+        config = self.config
+        if members.drift is None or config.importance_sampling != "truncated":
+            return members.drift
+        log_r = log_importance(members, config.importance_level)
+        return log_r.clamp(max=math.log(config.importance_cap))
 
     def _correct(self, members: LossInputs) -> tuple[Tensor, Tensor]:
         """Log weights after truncation, and the tokens whose r lies beyond the cap."""
@@ -280,12 +286,16 @@ class Gspo(PpoClip):
 
 @dataclass(frozen=True)
 class Cispo(PolicyGradient):
-    """-sg(min(ratio, ratio_cap))·A·lp of arXiv 2506.13585: every token keeps a gradient."""
+    """-sg(min(ratio, ratio_cap))·A·lp of arXiv 2506.13585: every token keeps a gradient.
+
+    The paper's ratio is over the policy that sampled, so the cap holds for the product with the
+    weight of decoupled PPO too.
+    """
 
     config: learning.CispoConfig
 
-    def weights(self, log_weights: Tensor) -> Tensor:
-        return clamped_exp(log_weights.clamp(max=math.log(self.config.ratio_cap)))
+    def weights(self, log_weights: Tensor, log_drift: Tensor | float) -> Tensor:
+        return clamped_exp(log_weights.clamp(max=math.log(self.config.ratio_cap) - log_drift))
 
     def gain(self, policy_logprobs: Tensor, weights: Tensor) -> Tensor:
         return weights * policy_logprobs

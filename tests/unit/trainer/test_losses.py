@@ -286,6 +286,7 @@ def test_with_recomputed_logprobs_a_loss_is_decoupled_ppo(name: str, correction:
         PlainToken(policy=p, sampling=o, advantage=a)
         for p, o, a in zip(policy, proximal, advantages, strict=True)
     ]
+    # No token reaches the cap of cispo, which is of the product: the test below.
     alone = plain_loss(name, tokens, kl_coefficient=0.0)
     weights = [math.exp(it) for it in drift]
     if correction == "truncated":
@@ -298,3 +299,17 @@ def test_with_recomputed_logprobs_a_loss_is_decoupled_ppo(name: str, correction:
     slopes = [w * s + m for w, s, m in zip(weights, alone.by_logprob, moved, strict=True)]
     assert output.per_token.tolist() == pytest.approx(values, rel=1e-5)
     assert gradient_of(output, inputs).tolist() == pytest.approx(slopes, rel=1e-5)
+
+
+@pytest.mark.parametrize("correction", sorted(CORRECTIONS))
+def test_cispo_caps_what_recomputed_logprobs_weigh_by(correction: str) -> None:
+    """The weight is policy over sampled, whatever lies between the two."""
+    policy, proximal, sampled = [-1.0, -1.0, -1.0], [-1.1, -3.0, -1.2], [-9.0, -4.0, -1.1]
+    inputs = build_inputs(policy, proximal, advantages=[1.0, 1.0, 1.0])
+    drift = [new - old for new, old in zip(proximal, sampled, strict=True)]
+    inputs = replace(inputs, drift=torch.tensor(drift))
+    output = build_loss(build_loss_config("cispo", **CORRECTIONS[correction]))(inputs)
+    slopes = gradient_of(output, inputs).abs().tolist()
+    assert max(slopes) <= 5.0 * (1 + 1e-6)
+    if correction == "off":
+        assert slopes == pytest.approx([5.0, 5.0, math.exp(0.1)])

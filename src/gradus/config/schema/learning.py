@@ -110,7 +110,7 @@ class CispoConfig(PolicyGradientConfig):
     type: Literal["cispo"] = "cispo"
     implementation = "gradus.trainer.losses:Cispo"
     ratio_cap: float = Field(5.0, ge=1)
-    """Largest weight of a token, a ratio of probabilities."""
+    """Largest weight of a token: the probability under the policy over that at sampling."""
 
 
 class GspoConfig(ClipConfig):
