@@ -140,7 +140,16 @@ def test_only_the_best_rewards_of_all_episodes_are_a_solved_group() -> None:
     assert ranges.is_solved("words", [1.0, 1.0 - 1e-9], size=2)
     assert not ranges.is_solved("words", [1.5, 1.0], size=2)
     assert not ranges.is_solved("words", [1.0, 1.0], size=2), "another earned more"
-    assert ranges.is_solved("words", [1.5, 1.5], size=2)
+
+
+@pytest.mark.parametrize("earlier", [[0.0, 3.0], [-1.0, 1.0]])
+def test_rewards_on_an_unknown_scale_are_never_the_best(earlier: list[float]) -> None:
+    """A policy that is stuck at 3 of 10 would end its run as a success."""
+    ranges = RewardRanges({})
+    assert not ranges.is_solved("words", earlier, size=2)
+    best = max(earlier)
+    assert not ranges.is_solved("words", [best, best], size=2)
+    assert not ranges.is_solved("words", [1.0, 1.0], size=2)
 
 
 def test_a_declared_range_says_what_the_best_is() -> None:
@@ -148,6 +157,9 @@ def test_a_declared_range_says_what_the_best_is() -> None:
     assert not ranges.is_solved("words", [2.0, 3.0], size=2)
     assert not ranges.is_solved("words", [3.0, 3.0], size=2)
     assert ranges.is_solved("words", [10.0, 10.0], size=2)
+    ranges = RewardRanges({"words": 1.0})
+    assert not ranges.is_solved("words", [-1.0, 1.0], size=2)
+    assert ranges.is_solved("words", [1.0, 1.0], size=2), "from -1 to 1 is declared"
 
 
 async def test_the_range_that_a_curriculum_declares_counts(build_rig: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FULL_REWARD = 1.0
-"""What a solved task earns at least, where the source does not declare its range of rewards."""
+"""What a solved task earns where rewards lie between 0 and 1."""
 _TOLERANCE = 1e-6
 
 
@@ -22,8 +22,10 @@ class RewardRanges:
     """Owns the lowest and the highest reward that an episode of each source has earned.
 
     Equal rewards alone prove nothing: a policy may be stuck. A group counts as solved when each of
-    its episodes earned the full reward, none of the run ever earned more, and some earned less: a
-    reward that never differs says nothing about the policy.
+    its episodes earned the full reward and some episode of the run earned less: a reward that never
+    differs says nothing about the policy. The full reward is what the source declares; without
+    that it is 1, as long as no reward of the run was below 0 or above 1. On another scale nothing
+    says what the best is, so no group counts as solved.
 
     >>> ranges = RewardRanges({})
     >>> [ranges.is_solved("words", rewards, size=2) for rewards in ([1.0, 1.0], [0.0, 1.0])]
@@ -44,9 +46,13 @@ class RewardRanges:
         known = self._ranges.setdefault(source, _Range())
         known.lowest = min([known.lowest, *rewards])
         known.highest = max([known.highest, *rewards])
-        full = max(known.highest, self._declared.get(source, FULL_REWARD))
-        least = full - _TOLERANCE * max(abs(full), 1.0)
-        return 0 < size == len(rewards) and min(rewards) >= least > known.lowest
+        full = self._declared.get(source, FULL_REWARD)
+        tolerance = _TOLERANCE * max(abs(full), 1.0)
+        if known.highest > full + tolerance:
+            return False
+        if source not in self._declared and known.lowest < -tolerance:
+            return False
+        return size == len(rewards) and min(rewards) >= full - tolerance > known.lowest
 
     def state(self) -> dict[str, Any]:
         """The range of every source."""
