@@ -300,12 +300,13 @@ def drift_metrics(
         drift = tensors.proximal_logprobs - tensors.sampling_logprobs
         kl = clamped_exp(drift) - drift - 1.0
         ages = [staleness(version, span) for span in micro_batch.versions]
-        is_stale = torch.tensor([age > 0 for age in ages] or [False], device=world.device)
+        is_stale = torch.tensor([age > 0 for age in ages] or [False])
         is_stale = is_stale.index_select(0, tensors.sample_index)
         for name, mask in (("stale", is_stale), ("engine", ~is_stale)):
             counted = mask & tensors.members("rl")
-            sums[name] = sums[name] + torch.where(counted, kl, 0.0).sum(dtype=torch.float64)
-            sums[f"{name}_tokens"] = sums[f"{name}_tokens"] + counted.sum()
+            total = torch.where(counted, kl, 0.0).sum(dtype=torch.float64)
+            sums[name] = sums[name] + total.to(world.device)
+            sums[f"{name}_tokens"] = sums[f"{name}_tokens"] + counted.sum().to(world.device)
     totals = world.sums(sums)
     return {
         f"loss/{name}_kl/mean": totals[name] / totals[f"{name}_tokens"]

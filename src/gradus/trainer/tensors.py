@@ -140,11 +140,13 @@ class ReadyMicroBatch(MicroBatch, frozen=True, kw_only=True):
     """A micro batch whose tensors were made before its step; it never leaves the process."""
 
     tensors: TrainTensors
-    """In main memory, pinned for a GPU; on the device once the reference scored it."""
+    """In main memory, pinned for a GPU."""
 
     @classmethod
     def of(cls, micro_batch: MicroBatch, device: torch.device) -> ReadyMicroBatch:
         """For a step that computes on `device`."""
+        if isinstance(micro_batch, ReadyMicroBatch):
+            return micro_batch
         return cls(
             micro_batch.sample_ids,
             micro_batch.sequence_lengths,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from builders import build_micro_batch
+from builders import build_micro_batch, build_sample
 from configs import build_loss_config
 from msgspec import structs
 from transformers import AutoModelForCausalLM
@@ -18,6 +19,7 @@ from gradus.trainer.distributed import World
 from gradus.trainer.learner import Learner
 from gradus.trainer.losses import LossInputs, LossOutput
 from gradus.trainer.model.lora import adapted_layers
+from gradus.trainer.tensors import ReadyMicroBatch, TrainTensors
 from gradus.trainer.throughput import Stopwatch
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
@@ -241,3 +243,23 @@ def test_a_loss_of_one_s_own_asks_for_the_reference_by_saying_so(
     samples = without_references(ragged_samples([9, 17]))
     learned, _ = learner.learn(0, [[build_micro_batch(samples)]], Stopwatch())
     assert learned.metrics["loss/rl/mean"] != 0.0
+
+
+def test_scored_tensors_stay_in_main_memory(
+    tiny_model: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step moves to the device is freed there after each micro batch."""
+    learner = build_learner(tiny_model, world, "k3")
+    moved: list[torch.Tensor] = []
+
+    def on_device(tensors: TrainTensors, _: torch.device) -> TrainTensors:
+        moved.append(tensors.token_ids.clone())
+        return replace(tensors, token_ids=moved[-1])
+
+    monkeypatch.setattr(TrainTensors, "on", on_device)
+    ready = [ReadyMicroBatch.of(build_micro_batch([build_sample(9)]), world.device)]
+    [[scored_batch]] = learner._scored([ready], Stopwatch())
+    assert isinstance(scored_batch, ReadyMicroBatch)
+    assert len(moved) == 1
+    assert scored_batch.tensors.token_ids is ready[0].tensors.token_ids
+    assert scored_batch.tensors.reference_logprobs.device.type == "cpu"

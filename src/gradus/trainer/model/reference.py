@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from gradus.trainer.model.lora import adapted_layers
@@ -58,19 +59,15 @@ def scored(
     device: torch.device,
     note: Callable[[TrainTensors, Tensor], TrainTensors],
 ) -> list[ReadyMicroBatch]:
-    """The micro batches with the logprobs of their targets [T] noted; a collective."""
+    """The micro batches with the logprobs of their targets [T] noted; a collective.
 
-    def read(micro_batch: MicroBatch) -> ReadyMicroBatch:
-        tensors = TrainTensors.build(micro_batch, device)
-        return ReadyMicroBatch(
-            micro_batch.sample_ids,
-            micro_batch.sequence_lengths,
-            micro_batch.arrays,
-            micro_batch.trace_members,
-            micro_batch.versions,
-            tensors=note(tensors, policy(tensors).logprobs),
-        )
-
-    found = [read(micro_batch) for micro_batch in micro_batches]
+    Their tensors stay in main memory: a whole batch of them need not fit on the device.
+    """
+    ready = [ReadyMicroBatch.of(micro_batch, device) for micro_batch in micro_batches]
+    # Copied once all are computed, so that the device never waits for a copy.
+    found = [policy(it.tensors.on(device)).logprobs for it in ready]
     release_gathered(policy)
-    return found
+    return [
+        structs.replace(it, tensors=note(it.tensors, logprobs.cpu()))
+        for it, logprobs in zip(ready, found, strict=True)
+    ]
