@@ -121,15 +121,20 @@ def blaming(
 
 
 async def scored_within(
-    seconds: float, plugin: object, where: str, score: Callable[[], Awaitable[None] | None]
+    seconds: float,
+    kind: str,
+    scorer: object,
+    where: str,
+    score: Callable[[], Awaitable[None] | None],
 ) -> None:
-    """Let an algorithm score, and wait; EpisodeFailed for what it does wrong, or not in time.
+    """Wait for the score of a scorer, named by its kind; EpisodeFailed for what it does wrong, or
+    not in time.
 
     In the task that asks: a snapshot between the score and the group's grade would count it twice.
     """
     try:
         async with asyncio.timeout(seconds) as deadline:
-            with blaming("algorithm", plugin, where, seconds=seconds):
+            with blaming(kind, scorer, where, seconds=seconds):
                 answer = score()
                 if answer is not None:
                     await Awaited(answer)
@@ -138,8 +143,8 @@ async def scored_within(
             raise
     if deadline.expired():
         text = (
-            f"{describe('algorithm', plugin)}, {where}: no score after {seconds:g} s; make its "
-            "judge faster or raise algo.scoring_timeout_seconds"
+            f"{describe(kind, scorer)}, {where}: no score after {seconds:g} s; use a faster server "
+            "for the model that it asks, or raise algo.scoring_timeout_seconds"
         )
         raise EpisodeFailed(Failure(SCORING_TIMEOUT, text))
 

@@ -98,7 +98,9 @@ class SourceGrader:
             await self._scored(where, partial(credited, self.algorithm, [episode], context, ask))
         if self.reference is not None:
             for trace in trainable_traces([episode]):
-                await self._scored(where, partial(score_branches, trace, self.reference))
+                ask = partial(score_branches, trace, self.reference)
+                limit = self.timeout_seconds
+                await scored_within(limit, "reference model", self.reference, where, ask)
         if has_credit(episode):
             with self._blaming(where):
                 settle_credit(episode)
@@ -167,7 +169,7 @@ class SourceGrader:
         return blaming("algorithm", self.algorithm, where, seconds=self.timeout_seconds)
 
     async def _scored(self, where: str, score: Callable[[], Awaitable[None]]) -> None:
-        await scored_within(self.timeout_seconds, self.algorithm, where, score)
+        await scored_within(self.timeout_seconds, "algorithm", self.algorithm, where, score)
 
 
 @contextmanager

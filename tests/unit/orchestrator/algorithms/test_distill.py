@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -191,14 +192,36 @@ async def test_a_reward_that_reaches_the_bar_up_to_rounding_is_an_example() -> N
     assert build_samples(episode, ORIGIN)
 
 
+def played_group() -> Group:
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, "a"))
+    for number, episode in enumerate(build_group([0.0, 1.0])):
+        group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
+    return group
+
+
+async def test_a_reference_model_that_is_too_slow_is_not_blamed_on_the_algorithm() -> None:
+    class Slow(NumberedScorer):
+        async def score(self, token_ids: Sequence[int]) -> list[float]:
+            await asyncio.Event().wait()
+            raise AssertionError(token_ids)
+
+    algorithm = build_algorithm(build_algorithm_config("grpo"))
+    grader = SourceGrader(
+        *(algorithm, [], 1.0), max_length_tokens=100, reference=Slow(), timeout_seconds=0.01
+    )
+    group = played_group()
+    ((played, episode), *_) = group.finished
+    with pytest.raises(EpisodeFailed, match="reference model") as failed:
+        await grader.score_episode(episode, group, played.id)
+    assert failed.value.failure.kind == "scoring_timeout"
+
+
 @pytest.mark.parametrize("name", ["grpo", "max_rl", "echo"])
 async def test_a_served_reference_scores_what_any_algorithm_trains(name: str) -> None:
     """Beside the advantages, and in no component of its own: the loss of rl reads it."""
     algorithm, scorer = build_algorithm(build_algorithm_config(name)), NumberedScorer()
     grader = SourceGrader(algorithm, [], 1.0, max_length_tokens=100, reference=scorer)
-    group = Group("g0", TaskPointer("words", 0, 0), Task({}, "a"))
-    for number, episode in enumerate(build_group([0.0, 1.0])):
-        group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
+    group = played_group()
     for played, episode in group.finished:
         await grader.score_episode(episode, group, played.id)
     grader.grade(group)
