@@ -48,6 +48,10 @@ class PluginFailed(Exception):
         return isinstance(self.cause, PluginLate)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C inside `interruptible`, as against a KeyboardInterrupt that a plug-in makes up."""
+
+
 class PluginLate(BaseException):
     """A plug-in blocked its thread for too long. No `Exception`, which plug-ins often catch."""
 
@@ -102,7 +106,7 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
             raise asyncio.CancelledError(_OWN_TASK)
     except BaseException as error:
         call.is_over = True
-        if isinstance(error, GradusError | PluginFailed):
+        if isinstance(error, GradusError | PluginFailed | Interrupted):
             raise
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if is_cancelled and task is not None and task.cancelling() > asked_before:
@@ -111,6 +115,24 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
     finally:
         call.is_over = True
         _CALL.reset(token)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends the body even while a plug-in runs in `guarded`; main thread only.
+
+    >>> with interruptible():
+    ...     pass
+    """
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Awaited:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import pytest
 
 from gradus import gate
 from gradus.errors import ConfigError
-from gradus.gate import BlockWatch, PluginFailed, describe, guarded
+from gradus.gate import BlockWatch, PluginFailed, describe, guarded, interruptible
 
 LOOK_SECONDS = 0.05
 
@@ -34,6 +35,15 @@ def test_whatever_a_plug_in_raises_is_blamed_on_it(error: BaseException) -> None
     with pytest.raises(PluginFailed, match=said) as failed, guarded(name):
         raise error
     assert failed.value.cause is error
+
+
+def test_a_real_ctrl_c_is_not_blamed_on_the_plug_in_that_runs() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interruptible(), guarded(name):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(PluginFailed, match="KeyboardInterrupt"), interruptible(), guarded(name):
+        raise KeyboardInterrupt
 
 
 def test_errors_of_gradus_pass() -> None:

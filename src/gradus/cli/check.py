@@ -121,13 +121,14 @@ def check_loss_command(words: Sequence[str]) -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")
 
+    from gradus.gate import interruptible
     from gradus.trainer.distributed import CPU, join_world
     from gradus.trainer.loss_check import check_loss
     from gradus.trainer.losses import build_loss
 
     loss = build_loss(config)
     # Float64 is the measure, and a table in the place of a model needs no GPU.
-    with join_world(CPU) as world:
+    with join_world(CPU) as world, interruptible():
         report = check_loss(loss, world, aggregation=config.aggregation)
     print("\n".join(_loss_table(config.type, report)))
     if report.reason is not None:

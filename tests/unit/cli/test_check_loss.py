@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gradus.cli.main import main
+from gradus.cli.main import INTERRUPTED, main
 from gradus.errors import ExitCode
 
 pytestmark = pytest.mark.torch
 
 WRONG = """
+import signal
 import torch
 from gradus.trainer.losses import LossOutput
 
@@ -27,6 +28,10 @@ class Neighbours:
     def __call__(self, inputs):
         loss = torch.where(inputs.mask, -inputs.advantages * inputs.policy_logprobs, 0.0)
         return LossOutput(torch.where(inputs.mask, loss + loss.roll(self.places), 0.0))
+
+class Interrupted:
+    def __call__(self, inputs):
+        signal.raise_signal(signal.SIGINT)
 """
 
 
@@ -43,6 +48,11 @@ def test_a_registered_loss_passes_with_a_table(capsys: pytest.CaptureFixture[str
     assert shown.startswith("loss dapo: 18 samples, ")
     assert shown.count("  same\n") == 9
     assert "3 ranks" in shown
+
+
+@pytest.mark.usefixtures("wrong_losses")
+def test_ctrl_c_while_the_loss_runs_is_an_interruption() -> None:
+    assert main(["check-loss", "wrong_losses_of_a_user:Interrupted"]) == INTERRUPTED
 
 
 @pytest.mark.usefixtures("wrong_losses")
