@@ -18,11 +18,13 @@ from gradus.cli.main import COMMANDS, ROLES, main
 from gradus.config import (
     EvalConfig,
     ReplayConfig,
+    RunConfig,
     StrictConfig,
     resolve,
 )
 from gradus.errors import ExitCode
 from gradus.plan.processes import KINDS, Machine
+from gradus.processes.hardware import Hardware
 
 EVAL_TOML = """
 [model]
@@ -114,6 +116,24 @@ def test_a_dry_run_loads_each_part_and_ends_where_one_is_refused(
     assert asked == ["model", "environment gradus-reverse-text", "plug-ins", "trainer", "engine"]
     assert f"engine           {verdict}" in capsys.readouterr().out
     assert [keywords["dry_run"] for _, keywords in launch.calls] == [True] * (verdict == "ok")
+
+
+def test_a_dry_run_loads_its_parts_in_the_dtype_that_the_run_would_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where bfloat16 failed its trial that is float32, which also holds for a dry run."""
+    failed = Hardware(frozenset({"avx512_bf16"}), bfloat16_fault="the engine was killed")
+    seen: list[RunConfig] = []
+
+    def parts_of(config: RunConfig, machine: Machine) -> list[Part]:
+        seen.append(config)
+        return []
+
+    put(monkeypatch, "gradus.launch.launch", launch=Recorder(result=0))
+    monkeypatch.setattr("gradus.launch.job.tried", lambda *_: failed)
+    monkeypatch.setattr("gradus.cli.look.parts.parts_of", parts_of)
+    assert main(["rl", "@", "run.toml", "--dry-run"]) == ExitCode.DONE
+    assert [(it.trainer.compute_dtype, it.inference.dtype) for it in seen] == [("float32",) * 2]
 
 
 @pytest.mark.parametrize("words", [["run.toml"], ["--max-steps", "3", "./run.toml"]])
