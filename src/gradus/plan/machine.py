@@ -31,10 +31,12 @@ from gradus.installed import (
     PLAYED,
     has_module,
     has_plugin,
+    is_module_name,
     known_ids,
     plugin_module,
 )
 from gradus.plan.gpus import FoundGpus, find_gpus
+from gradus.plan.hardware import has_cpu_engine
 from gradus.plan.memory.sharing import memory_problems, trainer_footprint
 from gradus.plan.placement import GpuWish, Placement, place
 
@@ -309,8 +311,11 @@ def _port_problems(config: InferenceConfig) -> Iterator[Problem]:
 
 
 def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Problem]:
-    """A cache or parts of the model that an engine on the processors has no place for."""
-    if gpus.gpus or has_own_binding({**os.environ, **config.env_vars}):
+    """A cache or parts of the model that an engine on the processors has no place for.
+
+    Only vLLM's build for processors runs there; others may have accelerators that are not asked.
+    """
+    if gpus.gpus or not has_cpu_engine() or has_own_binding({**os.environ, **config.env_vars}):
         return
     nodes, size = len(list(_NODES.glob("node[0-9]*"))) or 1, config.num_gpus
     if size > nodes:
@@ -390,8 +395,8 @@ def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem
 def _not_installed(kind: str, plugin_id: str, kinds: Sequence[str]) -> str:
     """Says which module was looked for, and what is installed."""
     module = plugin_module(plugin_id)
-    if not module.isidentifier():
-        return f"{plugin_id!r} cannot name a module; the id of a {kind} has no dots or spaces"
+    if not is_module_name(module):
+        return f"{plugin_id!r} cannot name a module; write the id of a {kind} without spaces"
     looked = f"looked for modules {module!r} and 'gradus_{module}', also in {Path.cwd()}"
     known = known_ids(kinds)
     near = nearest(module.replace("_", "-").removeprefix("gradus-"), known)

@@ -24,7 +24,7 @@ from gradus.config import (
 )
 from gradus.errors import ExitCode
 from gradus.plan.processes import KINDS, Machine
-from gradus.processes.hardware import Hardware
+from gradus.plan.hardware import Hardware
 
 EVAL_TOML = """
 [model]
