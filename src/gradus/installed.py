@@ -22,6 +22,8 @@ _HUB_OWNER = "primeintellect/"
 """Whose task sets on the hub ours are named after."""
 _OURS = "gradus_"
 """What the modules of our own plug-ins begin with, and their short ids leave out."""
+_FORMER_BASH = "default"
+"""What verifiers called its harness `bash` before."""
 _MAX_MODULE_BYTES = 200_000
 
 
@@ -54,24 +56,32 @@ def has_plugin(plugin_id: str, kinds: Sequence[str]) -> bool:
     module = plugin_module(installed_id(plugin_id, kinds))
     if any(module in builtin_plugins(kind) for kind in kinds):
         return True
-    return module.isidentifier() and has_module(module)
+    return is_module_name(module) and has_module(module)
+
+
+def is_module_name(name: str) -> bool:
+    """Whether a module may have this name; dots lead into packages."""
+    return all(part.isidentifier() for part in name.split("."))
 
 
 def installed_id(plugin_id: str, kinds: Sequence[str] = PLAYED) -> str:
     """The id that verifiers understands: ours may be written without `gradus-`.
 
     What ships with verifiers goes before, and so does a module of that name that uses verifiers: a
-    game package or a module of Python may have the same name as one of our task sets.
+    game package or a module of Python may have the same name as one of our task sets. The version
+    after `@` chooses nothing: what is installed is used, as in verifiers.
 
     >>> installed_id("primeintellect/reverse-text-v1"), installed_id("null", [BUILTIN_HARNESSES])
     ('gradus-reverse-text', 'null')
     """
     module = plugin_module(plugin_id)
-    is_owned = "/" in plugin_id.removeprefix(_HUB_OWNER) or "@" in plugin_id
+    is_owned = "/" in plugin_id.removeprefix(_HUB_OWNER)
     if is_owned or not module.isidentifier():
         return plugin_id
     if any(module in builtin_plugins(kind) for kind in kinds):
         return plugin_id
+    if module == _FORMER_BASH and BUILTIN_HARNESSES in kinds and not has_module(module):
+        return "bash"
     if not has_module(_OURS + module):
         # Other systems end the id of a task set with the version of verifiers.
         plain = module.removesuffix("_v1")
@@ -105,7 +115,9 @@ def _spec_of(name: str) -> ModuleSpec | None:
     spec: ModuleSpec | None = None
     for part in name.split("."):
         walked.append(part)
-        spec = PathFinder.find_spec(".".join(walked), path) or _other_finder(walked)
+        # By the last part alone: under its whole name, a folder without __init__.py needs its
+        # parent to be imported.
+        spec = PathFinder.find_spec(part, path) or _other_finder(walked)
         if spec is None:
             return None
         path = list(spec.submodule_search_locations or [])

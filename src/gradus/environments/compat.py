@@ -19,6 +19,7 @@ starting. More of the first kind are in `patches.shortcuts`.
 | `survive_exits` | `exit()` in a reward ends the worker | verifiers catches `SystemExit` |
 | `bound_tool_servers` | dead servers are waited for, none is counted | verifiers looks at them |
 | `end_servers_with_worker` | a server imports less than its worker and outlives it | it does not |
+| `import_nested_plugins` | an id cannot name a module inside a package | verifiers imports it |
 | `send_task_headers` | all requests of a client have the same headers | a task can name some |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 | `move_episode_folders` | a killed worker leaves folders in the home | verifiers takes a folder |
@@ -72,6 +73,7 @@ from gradus.environments.harness.tool_servers import (
     start_in_time,
 )
 from gradus.environments.patches.known import Patch, install_known, refuse_changed
+from gradus.environments.patches.nested_plugins import import_nested_plugins
 from gradus.environments.patches.plain_content import keep_content_plain
 from gradus.environments.patches.shortcuts import SHORTCUTS
 from gradus.environments.patches.task_headers import send_task_headers
@@ -190,6 +192,11 @@ def _process_patches(limits: ToolServerLimits) -> tuple[Patch, ...]:
             end_servers_with_worker,
             {f"{_RUNTIME}run_background": "5226d2792ce8474e"},
             "tool servers would not find your modules, and would outlive a killed worker",
+        ),
+        Patch(
+            import_nested_plugins,
+            {"verifiers.v1.utils.loaders:_import_plugin": "cecd073e13ed4cf2"},
+            "a harness inside a package would not be found",
         ),
         Patch(
             partial(move_episode_folders, Path(tempfile.gettempdir())),

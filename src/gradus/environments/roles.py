@@ -17,6 +17,7 @@ from verifiers.v1.utils.loaders import default_harness_id, harness_class, taskse
 from gradus.config import EVERY_ROLE
 from gradus.environments.containers import answering_engine
 from gradus.environments.load_errors import declared_roles, explained, hint, source_name
+from gradus.environments.patches.nested_plugins import import_nested_plugins
 from gradus.errors import ConfigError
 from gradus.installed import CHAT_HARNESS_MODULE
 from gradus.log import get_logger
@@ -40,6 +41,7 @@ def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str
     given = verifiers_config.get(EVERY_ROLE)
     if given is None:
         return result
+    import_nested_plugins()
     name = source_name(source, verifiers_config)
     taskset_id = str(verifiers_config["taskset"].get("id") or "")
     with explained(name, verifiers_config):

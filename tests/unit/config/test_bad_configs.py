@@ -222,7 +222,7 @@ NOT_HERE = [
     bad(
         "environment", env("").replace("reverse", "revers"), "env.0.id", "'revers-text' is not inst"
     ),
-    bad("dotted id", env("name = 'x'").replace("reverse-text", "a.b"), "cannot name a module"),
+    bad("dotted id", env("name = 'x'").replace("reverse-text", "a.b"), "is not installed"),
     bad("taskset", env("taskset = {id = 'nope'}"), "taskset 'nope' is not installed"),
     bad("harness", env("harness = {id = 'chatt'}"), "harness 'chatt' is not installed", "chat, "),
     bad("harness of a role", env("agents = {a = {harness = {id = 'x9'}}}"), "agents.a.harness.id"),

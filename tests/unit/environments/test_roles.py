@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+from verifiers.v1.utils.loaders import harness_class
 
 from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
@@ -61,6 +62,25 @@ def test_a_plain_chat_is_played_by_ours_with_the_other_keys_of_the_pin() -> None
 )
 def test_a_config_that_asks_for_the_plain_chat_gets_it(source: dict[str, Any]) -> None:
     assert environment(id=ROLES, **source).critic.harness.id == "null"
+
+
+def test_a_harness_may_lie_inside_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "my_agents" / "play"
+    package.mkdir(parents=True)
+    (package / "shell.py").write_text(
+        "from verifiers.v1.harnesses.null import NullHarness\n"
+        "class Shell(NullHarness): pass\n"
+        "__all__ = ['Shell']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nested = {"id": "my_agents.play.shell"}
+    first = environment(id="gradus-kuhn-poker", harness=nested).first
+    assert first.harness.id == "my_agents.play.shell"
+    assert harness_class("my_agents.play.shell@1.0").__name__ == "Shell"
+    with pytest.raises(ConfigError, match="no Python module"):
+        environment(id="gradus-kuhn-poker", harness={"id": "my_agents.play.none"})
 
 
 def test_a_key_of_the_source_that_reaches_no_role_is_refused() -> None:

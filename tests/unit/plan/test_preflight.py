@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,11 @@ def test_an_id_of_the_hub_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["primeintellect/reverse-text", "reverse-text-v1", "primeintellect/reverse_text-v1"]
+    "written",
+    [
+        *("primeintellect/reverse-text", "reverse-text-v1", "primeintellect/reverse_text-v1"),
+        *("reverse-text@1", "primeintellect/reverse-text@0.1.4"),
+    ],
 )
 def test_an_id_as_other_systems_write_it_finds_our_task_set(written: str) -> None:
     assert installed_id(written) == "gradus-reverse-text"
@@ -212,9 +217,26 @@ def test_an_id_as_other_systems_write_it_finds_our_task_set(written: str) -> Non
     assert installed_id("primeintellect/not-there-v1") == "primeintellect/not-there-v1"
 
 
+def test_a_harness_as_other_systems_write_it_is_found(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name that verifiers gave `bash` before, with a version, inside a package."""
+    kinds = (BUILTIN_HARNESSES,)
+    assert installed_id("default", kinds) == installed_id("default@1.0", kinds) == "bash"
+    assert installed_id("default") == "default", "only a harness was ever called so"
+    package = working_directory / "my_agents" / "play"
+    package.mkdir(parents=True)
+    (package / "shell.py").touch()
+    monkeypatch.syspath_prepend(str(working_directory))
+    for written in ("default", "bash@1.0", "my_agents.play.shell", "verifiers.v1.harnesses.bash"):
+        assert problems(with_env(harness={"id": written})) == []
+    assert "without spaces" in problems(with_env(harness={"id": "my agents.play"}))[0]
+    assert "my_agents.play.none" in problems(with_env(harness={"id": "my_agents.play.none"}))[0]
+
+
 def test_our_task_sets_have_short_ids() -> None:
     assert installed_id("reverse-text") == installed_id("Reverse_Text") == "gradus-reverse-text"
-    for as_written in ("gradus-reverse-text", "someone/reverse-text", "reverse-text@1", "no-such"):
+    for as_written in ("gradus-reverse-text", "someone/reverse-text", "no-such"):
         assert installed_id(as_written) == as_written
 
 
@@ -355,6 +377,20 @@ def test_an_engine_that_this_machine_has_no_room_for_is_refused(
 ) -> None:
     (found,) = problems({"inference": inference})
     assert found.startswith(words)
+
+
+def test_an_engine_for_another_accelerator_is_not_counted_in_numa_nodes(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds its devices itself; only the build for processors has a NUMA node for each part."""
+
+    def version(name: str) -> str:
+        if name == "vllm":
+            return "0.31.0+rocm"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert problems({"inference": {"tensor_parallel_size": 512}}) == []
 
 
 def test_processors_that_the_user_gives_to_the_parts_are_left_to_the_engine(
