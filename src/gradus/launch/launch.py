@@ -23,7 +23,7 @@ from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
-from gradus.run.lease import RunLease, choose_opening, run_path
+from gradus.run.lease import RunLease, choose_opener, run_path
 from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import code_version, installed_libraries
@@ -56,12 +56,12 @@ def launch(
     become_subreaper()
     out = stream or sys.stdout
     console = ConsoleProgress(out)
-    opening = choose_opening(resume=resume, clean=clean, dry_run=dry_run)
+    open_run = choose_opener(resume=resume, clean=clean, dry_run=dry_run)
     if not dry_run:
         job.check()
     # What cannot be planned must neither cost the old run nor leave a new folder.
     job.plan(RunDirectory(run_path(job.output_dir, job.name)), 0, None)
-    lease = opening(job.output_dir, job.name, kind=job.kind)
+    lease = open_run(job.output_dir, job.name, kind=job.kind)
     try:
         point = job.work.resume_point(lease) if resume else None
         plan = job.plan(lease.run_dir, lease.term, point.step if point else None)

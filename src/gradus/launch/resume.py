@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from gradus.config import (
@@ -140,17 +141,18 @@ def _check_journal(run_dir: RunDirectory, state: Path) -> None:
     """CorruptStateError when the journal does not hold what a checkpoint continues."""
     if not state.is_file():
         return
+    wanted = read_json(state)["journal_lines"]
     try:
-        lines = run_dir.journal.read_text(encoding="utf-8").splitlines()
+        with run_dir.journal.open(encoding="utf-8", newline="\n") as file:
+            found = sum(1 for _ in islice(file, wanted))
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise CorruptStateError(
             f"{run_dir.journal} is missing or no journal ({error}); the run continues it: restore "
             "it, or start a run under another name"
         ) from error
-    wanted = read_json(state)["journal_lines"]
-    if len(lines) < wanted:
+    if found < wanted:
         raise CorruptStateError(
-            f"{run_dir.journal} has {len(lines)} lines and {state} continues {wanted}; restore the "
+            f"{run_dir.journal} has {found} lines and {state} continues {wanted}; restore the "
             "journal, or start a run under another name"
         )
 

@@ -69,7 +69,7 @@ class Owner:
         return self.host == socket.gethostname() and is_alive(self.pid, self.start_time)
 
 
-class Opening(Protocol):
+class RunOpener(Protocol):
     """`open_run`, `reopen_run` or `preview_run`, with its options chosen."""
 
     def __call__(self, output_dir: Path, name: str, *, kind: RunKind) -> RunLease:
@@ -221,10 +221,10 @@ def preview_run(output_dir: Path, name: str, *, kind: RunKind, resume: bool = Fa
     return RunLease(run_dir, read_term(run_dir) + 1, lock=-1)
 
 
-def choose_opening(*, resume: bool, clean: bool, dry_run: bool) -> Opening:
+def choose_opener(*, resume: bool, clean: bool, dry_run: bool) -> RunOpener:
     """What opens the run directory for the options of a command line.
 
-    >>> choose_opening(resume=False, clean=False, dry_run=False) is open_run
+    >>> choose_opener(resume=False, clean=False, dry_run=False) is open_run
     True
     """
     if resume and clean:
@@ -299,18 +299,20 @@ def _refuse_to_resume(run_dir: RunDirectory, kind: RunKind) -> None:
         )
     if marker.kind != kind:
         raise _of_another_kind(run_dir, marker, kind)
-    _refuse_links(run_dir)
+    # First: files of a run that goes on come and go.
     _refuse_in_use(run_dir)
+    _refuse_links(run_dir)
 
 
 def _refuse_links(run_dir: RunDirectory) -> None:
     """The owner may move a folder of the run to another disk; nothing is written through a link
-    to a file, which may lie anywhere."""
-    within = [run_dir.logs, run_dir.ready, run_dir.secrets, run_dir.save_request.parent]
-    found = [*run_dir.root.iterdir(), *(path for folder in within for path in folder.rglob("*"))]
-    for path in found:
+    to a file, which may lie anywhere. What the owner keeps beside the run's own files is theirs."""
+    control = run_dir.save_request.parent
+    own = (*run_dir.directly_below(), control, run_dir.root / _LOCK_NAME)
+    within = (run_dir.logs, run_dir.ready, run_dir.secrets, control)
+    for path in (*own, *(path for folder in within for path in folder.rglob("*"))):
         if not path.is_symlink():
-            if not path.is_dir() and not path.is_file():
+            if path.exists() and not path.is_dir() and not path.is_file():
                 raise RunDirectoryError(f"{path} is neither file nor folder; move it away")
             continue
         if not path.is_dir() or path.lstat().st_uid != os.geteuid():

@@ -16,6 +16,16 @@ class RunDirectory:
 
     root: Path
 
+    def directly_below(self) -> list[Path]:
+        """Every file and folder that gradus puts into the root."""
+        properties = [name for name, it in vars(type(self)).items() if isinstance(it, property)]
+        found: dict[Path, None] = dict.fromkeys(getattr(self, name) for name in properties)
+        names = ("evaluation.json", "results.json", "progress.json")
+        return [
+            *(path for path in found if path.parent == self.root),
+            *map(self.root.joinpath, names),
+        ]
+
     @property
     def config(self) -> Path:
         """Resolved per-process configs."""

@@ -117,7 +117,10 @@ def test_folders_of_a_run_that_lie_on_another_disk_are_emptied_there(
         assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["journal.jsonl", "notices.log", "logs/trainer.log"])
+LINKED = ["journal.jsonl", "notices.log", "evaluation.json", "lease.lock", "logs/trainer.log"]
+
+
+@pytest.mark.parametrize("name", LINKED)
 @pytest.mark.parametrize("opening", [reopen_run, partial(preview_run, resume=True)])
 def test_a_file_of_a_run_that_is_a_link_is_refused_by_name(
     lease: RunLease, tmp_path: Path, name: str, opening: Any
@@ -126,6 +129,7 @@ def test_a_file_of_a_run_that_is_a_link_is_refused_by_name(
     mine, path = tmp_path / "mine.txt", lease.run_dir.root / name
     mine.write_text("precious")
     path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
     path.symlink_to(mine)
     output_dir, run = lease.run_dir.root.parent, lease.run_dir.root.name
     with pytest.raises(RunDirectoryError, match=f"{name} is a link to .*mine.txt"):
@@ -133,15 +137,33 @@ def test_a_file_of_a_run_that_is_a_link_is_refused_by_name(
     assert mine.read_text() == "precious"
 
 
-def test_a_folder_of_a_run_may_be_a_link(lease: RunLease, tmp_path: Path) -> None:
+def test_a_folder_of_a_run_may_be_a_link_and_so_may_what_its_owner_keeps_there(
+    lease: RunLease, tmp_path: Path
+) -> None:
     lease.release()
     (tmp_path / "large").mkdir()
     (lease.run_dir.root / "checkpoints").symlink_to(tmp_path / "large")
+    (lease.run_dir.root / "notes.md").symlink_to(tmp_path / "notes.md")
     output_dir, run = lease.run_dir.root.parent, lease.run_dir.root.name
     reopen_run(output_dir, run, kind="rl").release()
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00", b'{"event": "run_started"}\n'])
+def test_a_run_in_use_is_told_before_a_link_in_it(lease: RunLease, tmp_path: Path) -> None:
+    (lease.run_dir.root / "notices.log").symlink_to(tmp_path)
+    with pytest.raises(RunDirectoryError, match="in use"):
+        reopen_run(lease.run_dir.root.parent, lease.run_dir.root.name, kind="rl")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"\xff\xfe\x00",
+        b'{"event": "run_started"}\n',
+        # A line separator of Unicode, which JSON leaves as it is, ends no line.
+        '{"task": "one\u2028two"}\n'.encode() * 6,
+    ],
+)
 def test_a_journal_that_a_checkpoint_does_not_continue_is_refused(
     lease: RunLease, content: bytes | None
 ) -> None:
