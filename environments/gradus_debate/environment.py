@@ -45,7 +45,7 @@ class MemberStopped(EnvError):
 
 
 class UndecidedDebate(EnvError):
-    """The judge's last turn decides nothing, so that nobody has a reward."""
+    """The last turn of a judge that does not train decides nothing, so nobody has a reward."""
 
 
 class SeatingError(EnvError):
@@ -215,7 +215,8 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
     async def finalize(self, task: DebateTask, episode: vf.Episode) -> None:
         """Reward the members of a finished episode, and nobody of another one.
 
-        Raises MemberStopped for a member that a limit stopped, and UndecidedDebate.
+        Raises MemberStopped for a member that a limit stopped, and UndecidedDebate for a judge that
+        does not train. One that trains pays for its undecided verdict: it alone has a reward, 0.
         """
         episode.traces[:] = without_second(episode.traces)
         if not all(trace.ok for trace in episode.traces):
@@ -229,15 +230,18 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
             raise MemberStopped("the schedule was not finished")
         scores = msgspec.convert(home.info[SCORES], EpisodeScores)
         if scores.undecided is not None:
-            raise UndecidedDebate(scores.undecided)
-        scores = await compare_answers(
-            *(self._rules, self.config, scores), case_of(task.data), truth_of(task.data), home
-        )
+            blame_judge(episode.traces, scores.undecided)
+        else:
+            scores = await compare_answers(
+                *(self._rules, self.config, scores), case_of(task.data), truth_of(task.data), home
+            )
         for trace in episode.traces:
             member = trace.info[SEAT]
-            is_trained_judge = member == JUDGE and trace.agent.trainable
-            reward = scores.judge_reward if is_trained_judge else scores.rewards[member]
-            trace.record_reward("debate", reward)
+            if member == JUDGE and trace.agent.trainable:
+                trace.record_reward("debate", scores.judge_reward)
+                trace.record_metric("episode/undecided", float(scores.undecided is not None))
+            elif scores.undecided is None:
+                trace.record_reward("debate", scores.rewards[member])
             own = scores.members[member]
             if self.config.quarantine == "train" and own.parse_errors:
                 share = own.parse_errors / own.turns
@@ -248,6 +252,20 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
         if (flipped := home.info.get(AGAIN, {}).get("flipped")) is not None:
             home.record_metric("episode/judge_flipped", float(flipped))
         home.info[SCORES] = scores.categories()
+
+
+def blame_judge(traces: Iterable[vf.Trace], undecided: str) -> None:
+    """Let a judge that trains learn from its whole verdict, unreadable or not, and no one else.
+
+    Played again, it would escape; so only UndecidedDebate of one that does not train is raised.
+    """
+    by_member = {trace.info[SEAT]: trace for trace in traces}
+    judge = by_member.get(JUDGE)
+    if judge is None or not judge.agent.trainable:
+        raise UndecidedDebate(undecided)
+    judge.info.pop(QUARANTINED, None)
+    for trace in by_member.values():
+        trace.agent.trainable = trace is judge
 
 
 async def all_or_none(asked: Mapping[str, Coroutine[Any, Any, Reply | None]]) -> Any:

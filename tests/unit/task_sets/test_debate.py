@@ -171,6 +171,29 @@ async def test_a_judge_that_decides_nothing_fails_the_episode(room: Room, decisi
     assert "names no winner" in message
 
 
+@pytest.mark.parametrize("verdict", ["I cannot say", "<thinking>never closed"])
+@pytest.mark.parametrize("quarantine", ["mask", "train"])
+async def test_a_judge_that_trains_pays_for_a_verdict_that_decides_nothing(
+    room: Room, verdict: str, quarantine: str
+) -> None:
+    """It earns 0 and all its tokens train; the sides have no reward and train nothing."""
+    config = {"drop_judge": False, "quarantine": quarantine}
+    async with room.open({"judge": [verdict]}, config=config) as debates:
+        episode = await debates.play()
+    assert episode.ok
+    judge = trace_of(episode, "judge")
+    assert judge.agent.trainable
+    assert judge.rewards["debate"].score == 0.0
+    assert judge.metrics["episode/undecided"] == 1.0
+    assert "quarantined_turns" not in judge.info
+    for member in ("debater_a", "debater_b"):
+        trace = trace_of(episode, member)
+        assert not trace.agent.trainable
+        assert "debate" not in trace.rewards
+    wire = WireEpisode.model_validate(episode.model_dump(mode="json", serialize_as_any=True))
+    assert find_failure(wire) is None
+
+
 async def test_a_member_that_errs_inside_a_barrier_ends_the_episode_under_its_own_error(
     room: Room,
 ) -> None:
