@@ -16,6 +16,11 @@ _OPERATION = re.compile(
     r"[\w)\]}][-+*/^!|]|\\(?:times|cdot|div|frac|sqrt|d?binom|log|ln|sin|cos|tan|lfloor|lceil)"
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}")
+_UNIT_FRACTION = r"(?:\\frac(?:\{1\}|1)(?:\{\d+\}|\d)|\(1/\d+\))"
+_TIMES = r"(?:\\times|\\cdot|\*)?"
+_DIVIDED_BEFORE = re.compile(rf"{_UNIT_FRACTION}{_TIMES}(?=[\\({{\w])")
+_DIVIDED_AFTER = re.compile(rf"(?<=[\w)\]}}]){_TIMES}{_UNIT_FRACTION}")
+"""A half of something is the same as that over 2, one operation."""
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\*?\}")
 _SIGNS = str.maketrans(
     {
@@ -147,8 +152,11 @@ def operations(answer: str) -> int:
 
     >>> operations(r"2\sqrt{3}"), operations(r"\sqrt{3}\cdot 2"), operations("-7")
     (2, 2, 0)
+    >>> operations(r"\frac{1}{2}\sqrt{3}"), operations(r"\frac{\sqrt{3}}{2}")
+    (2, 2)
     """
     text = _ENVIRONMENT.sub("", _TEXT.sub("", plain(answer).rpartition("=")[2]))
+    text = _DIVIDED_BEFORE.sub(r"\\frac", _DIVIDED_AFTER.sub("/2", text))
     functions = len(_FUNCTION.findall(text))
     text = _COMMAND.sub("p", _SIGN.sub("*", _FUNCTION.sub("(", text)))
     return functions + len(_BINARY.findall(text)) + len(_PRODUCT.findall(text))
