@@ -15,13 +15,14 @@ from gradus.errors import EnvironmentFailure
 
 _NAMES, _ARCHIVE = "/tmp/gradus-names", "/tmp/gradus-changes.tar"
 _MAX_BYTES = 64 << 20
-_TESTS = (
-    *("conftest.py", "test_*.py", "*_test.py", "*_tests.py", "tests.py", "run_tests*"),
-    *("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml", "noxfile.py"),
-    *(".coveragerc", "Makefile", "sitecustomize.py", "usercustomize.py", "*.pth"),
+_HOW_TESTS_RUN = (
+    *("conftest.py", "run_tests*", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "noxfile.py", ".coveragerc", "Makefile"),
+    *("sitecustomize.py", "usercustomize.py", "*.pth"),
 )
-"""Names of tests, and of files that say how tests run."""
-_TEST_FOLDERS = {"test", "tests", "r2e_tests", ".git"}
+_NEVER_JUDGED = {"r2e_tests", ".git"}
+"""Folders: the tests of R2E-Gym, whose rows name no files, and the history."""
+_TEST_FOLDERS = {"test", "tests"}
 _RUNNERS = {
     "pytest",
     "_pytest",
@@ -46,14 +47,15 @@ class Origin:
     async def of(cls, runtime: Any, folder: str) -> Origin:
         """Read it in a container that no agent used."""
         git = f"git -c safe.directory='*' -C {folder}"
-        script = f"{git} rev-parse HEAD && {git} ls-files"
+        # With -z git quotes no name.
+        script = f"{git} rev-parse HEAD && {git} ls-files -z"
         done = await runtime.run(["sh", "-c", script], {})
         if done.exit_code != 0:
             raise EnvironmentFailure(
                 f"the image has no git repository in {folder}: {done.stderr.strip()[:300]}"
             )
-        commit, *tracked = done.stdout.splitlines()
-        return cls(commit, frozenset(tracked))
+        commit, _, tracked = done.stdout.partition("\n")
+        return cls(commit, frozenset(tracked.split("\0")) - {""})
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Changes:
     @classmethod
     async def of(cls, runtime: Any, folder: str, origin: Origin, tests: Collection[str]) -> Changes:
         """Read them in the agent's container; what it says there can only be of its own work."""
-        git = f"git -c safe.directory='*' -c core.quotePath=false -C {folder}"
+        git = f"git -c safe.directory='*' -C {folder}"
         script = (
             f"{{ {git} diff --name-only --no-renames -z {origin.commit}; "
             f"{git} ls-files --others --exclude-standard -z; }} > {_NAMES}; "
@@ -109,20 +111,33 @@ class Changes:
 
 
 def is_judged(path: str, tracked: Collection[str], tests: Collection[str]) -> bool:
-    """Whether a changed file is the agent's work, and neither a test nor what says how tests run.
+    """Whether a changed file is the agent's work, and neither one of the tests, or beside them, nor
+    what says how tests run.
 
-    >>> is_judged("src/a.py", {"src/a.py"}, ()), is_judged("src/conftest.py", set(), ())
-    (True, False)
+    >>> tests = ["tests/client/test_get.py"]
+    >>> [is_judged(path, {"web/a.py"}, tests) for path in ("web/test/client.py", "tests/case.py")]
+    [True, False]
     """
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or path in tests:
         return False
-    if _TEST_FOLDERS & {part.lower() for part in parts[:-1]}:
+    if any(path.startswith(folder) for folder in map(_test_folder, tests) if folder):
         return False
-    if any(fnmatch(parts[-1].lower(), pattern.lower()) for pattern in _TESTS):
+    if _NEVER_JUDGED & {part.lower() for part in parts[:-1]}:
+        return False
+    if any(fnmatch(parts[-1].lower(), pattern.lower()) for pattern in _HOW_TESTS_RUN):
         return False
     if path in tracked:
         return True
     module = parts[0].partition(".")[0]
     is_known = any(name.split("/")[0] == parts[0] for name in tracked)
     return is_known or module not in _RUNNERS | sys.stdlib_module_names
+
+
+def _test_folder(test: str) -> str:
+    """The outermost folder of tests that a test lies in, with what it may import; "" without."""
+    *folders, _ = PurePosixPath(test).parts or ("",)
+    for number, name in enumerate(folders, start=1):
+        if name.lower() in _TEST_FOLDERS:
+            return "/".join(folders[:number]) + "/"
+    return ""

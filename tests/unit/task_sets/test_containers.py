@@ -24,7 +24,7 @@ from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_general_agent.jobs import jobs
 from gradus_general_agent.taskset import ANSWER, GeneralAgentConfig, GeneralAgentTaskset
 from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
-from gradus_swe_sandbox.changes import is_judged
+from gradus_swe_sandbox.changes import Origin, is_judged
 from gradus_swe_sandbox.rows import r2e_repair, read_statuses, swe_repair
 from gradus_swe_sandbox.shell import RUINED, Shell, ShellHarnessConfig
 from gradus_swe_sandbox.taskset import (
@@ -306,8 +306,12 @@ async def test_rows_are_judged_where_the_agent_never_was(swe_image: str) -> None
         ("docs/new.md", True),
         ("src/conftest.py", False),
         ("tests/helper.py", False),
-        ("src/Tests/x.py", False),
-        ("src/test_a.py", False),
+        ("src/tests/deep/case.py", False),
+        ("src/Tests/x.py", True),
+        ("src/test/client.py", True),
+        ("src/test_a.py", True),
+        ("tests.py", True),
+        ("r2e_tests/test_1.py", False),
         ("setup.cfg", False),
         ("run_tests.sh", False),
         ("named.py", False),
@@ -321,7 +325,26 @@ async def test_rows_are_judged_where_the_agent_never_was(swe_image: str) -> None
     ],
 )
 def test_tests_and_what_configures_them_are_no_part_of_a_repair(path: str, judged: bool) -> None:
-    assert is_judged(path, {"src/a.py", "json/encoder.py"}, {"named.py"}) is judged
+    tests = {"named.py", "tests/web/test_get.py", "src/tests/test_a.py", "TestAdd.test_one", ""}
+    assert is_judged(path, {"src/a.py", "json/encoder.py"}, tests) is judged
+
+
+async def test_the_files_of_an_image_are_known_by_their_own_names(tmp_path: Path) -> None:
+    """Git writes an umlaut as escapes in quotes, unless it separates names by a zero byte."""
+    name = "gr\u00fc\u00dfe und\ttab.py"
+    (tmp_path / name).write_text("x = 1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+
+    class Here:
+        async def run(self, argv: list[str], _: dict[str, str]) -> ProgramResult:
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            return ProgramResult(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    origin = await Origin.of(Here(), str(tmp_path))
+    assert origin.tracked == {name}
+    assert len(origin.commit) == 40
 
 
 class LostRuntime:
