@@ -72,7 +72,7 @@ class Upgrade:
     """Makes what serves the connection from then on."""
 
 
-class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol that closes a connection whose request does not arrive.
 
     uvicorn itself waits forever for the end of a head or a body, so a client that sends only half
@@ -155,7 +155,7 @@ class HttpServer(uvicorn.Server):
 
 def build_http_server(app: Any, upgrade: Upgrade | None = None) -> HttpServer:
     """A server for the ASGI application `app`, silent, with keep-alive longer than clients'."""
-    protocol: Any = functools.partial(ImpatientProtocol, upgrade=upgrade)
+    protocol: Any = functools.partial(DeadlineProtocol, upgrade=upgrade)
     config = uvicorn.Config(
         app,
         http=protocol,

@@ -15,7 +15,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from gradus.inference.weights_check import ADAPTER_CONFIG
 from gradus.log import note_step
-from gradus.weights.meeting import Backend
+from gradus.weights.rendezvous import Backend
 from gradus.wire.inference import EngineStatus
 
 TOKENS_ONLY_PREFIX = "generate-tokens-"

@@ -15,8 +15,8 @@ import torch
 
 from gradus.errors import ExitCode
 from gradus.inference.weights_check import iterate_tensors
-from gradus.weights.meeting import Backend
 from gradus.weights.receiver import StreamReceiver
+from gradus.weights.rendezvous import Backend
 from gradus.weights.stream import is_stream
 
 _CPU_EXPERTS = "CPUUnquantizedExperts"

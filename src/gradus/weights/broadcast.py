@@ -7,7 +7,7 @@ manifest and a digest like any other, so publishing, refusing and applying need 
 
     trainer, rank 0     publish v: copy the tensors into buckets, write stream.json, train on
     orchestrator        POST /gradus/apply with the directory and the digest
-    inference workers   say at the meeting that they are ready for v, then receive, check, load
+    inference workers   post that they are ready for v, then receive, check, load
     sender thread       waits for all of them, then broadcasts v and forgets the copy
 
 A version can be received once. The group is rank 0 = sender, then the workers by their rank. Where
@@ -42,18 +42,18 @@ from gradus.weights.buckets import (
     pack,
 )
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.weights.meeting import (
+from gradus.weights.published import Published
+from gradus.weights.rendezvous import (
     SENDER,
     Backend,
     GroupError,
     GroupPlace,
-    Meeting,
     Member,
+    Rendezvous,
     WeightGroup,
     form_group,
     group_obstacle,
 )
-from gradus.weights.published import Published
 from gradus.weights.stream import (
     STREAM_NAME,
     TIMEOUT_SECONDS,
@@ -144,8 +144,8 @@ class BroadcastWeights:
             keep_published=keep_published,
             write=self._write,
         )
-        self._meeting = (run_dir.weights / f".meeting-{term}").absolute()
-        self._forget_meeting()
+        self._rendezvous = (run_dir.weights / f".rendezvous-{term}").absolute()
+        self._remove_rendezvous()
         self._version = 0
         self._thread: threading.Thread | None = None
 
@@ -162,7 +162,7 @@ class BroadcastWeights:
         self.wait_for_room()
         self._version = version
         # Before a worker can hear of a version, so that it knows whose end to look for.
-        meeting = self._begin() if self._thread is None else None
+        rendezvous = self._begin() if self._thread is None else None
         try:
             published = self._files.publish_version(version, tensors)
         finally:
@@ -172,9 +172,9 @@ class BroadcastWeights:
         with self._changed:
             self._copies[version] = copy
             self._changed.notify_all()
-        if meeting is not None:
+        if rendezvous is not None:
             self._thread = threading.Thread(
-                target=self._send_all, args=(meeting,), name="gradus-weights", daemon=True
+                target=self._send_all, args=(rendezvous,), name="gradus-weights", daemon=True
             )
             # A thread that is inside torch while Python takes itself apart aborts the process.
             atexit.register(self.close)
@@ -194,10 +194,10 @@ class BroadcastWeights:
         if self._thread is not None:
             self._thread.join(timeout=5.0)
             atexit.unregister(self.close)
-        self._forget_meeting()
+        self._remove_rendezvous()
 
-    def _forget_meeting(self) -> None:
-        for path in (self._meeting, group_path(self._meeting)):
+    def _remove_rendezvous(self) -> None:
+        for path in (self._rendezvous, group_path(self._rendezvous)):
             path.unlink(missing_ok=True)
 
     def _write(
@@ -214,7 +214,7 @@ class BroadcastWeights:
         stream = WeightStream(
             self._version,
             settings.num_receivers,
-            str(self._meeting),
+            str(self._rendezvous),
             settings.bucket_bytes,
             self._written.entries,
         )
@@ -237,20 +237,20 @@ class BroadcastWeights:
                 f"inference did not {what} in {seconds:g} s; see logs/inference.log"
             )
 
-    def _begin(self) -> Meeting:
+    def _begin(self) -> Rendezvous:
         settings = self._settings
-        meeting = Meeting(
-            self._meeting, settings.num_receivers, timeout_seconds=settings.timeout_seconds
+        rendezvous = Rendezvous(
+            self._rendezvous, settings.num_receivers, timeout_seconds=settings.timeout_seconds
         )
-        meeting.introduce(SENDER, Member.current(settings.device, settings.backend))
-        return meeting
+        rendezvous.register(SENDER, Member.current(settings.device, settings.backend))
+        return rendezvous
 
-    def _send_all(self, meeting: Meeting) -> None:
+    def _send_all(self, rendezvous: Rendezvous) -> None:
         """The sender thread: versions in their order, each when every worker asks for it."""
         try:
             with _own_stream(self._settings.group_device):
-                while (version := self._next_asked(meeting)) is not None:
-                    self._send(meeting, version)
+                while (version := self._next_asked(rendezvous)) is not None:
+                    self._send(rendezvous, version)
                     self._forget(version)
         except BaseException as error:
             logger.exception("the broadcast of weights failed")
@@ -258,9 +258,9 @@ class BroadcastWeights:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-            meeting.end(f"the sender of weights gave up: {error}")
+            rendezvous.end(f"the sender of weights gave up: {error}")
 
-    def _next_asked(self, meeting: Meeting) -> int | None:
+    def _next_asked(self, rendezvous: Rendezvous) -> int | None:
         """The oldest copy, once all workers are ready for it; None when closed.
 
         ProcessError when a worker ended during the wait.
@@ -273,54 +273,54 @@ class BroadcastWeights:
                 # A version that inference never asked for is overtaken by a newer one.
                 waiting = sorted(self._copies)
             for version in waiting:
-                if meeting.have_all_said(ready_key(version)):
+                if rendezvous.have_all_posted(ready_key(version)):
                     return version
-            meeting.look(needs_group=False)
+            rendezvous.look(needs_group=False)
             time.sleep(_LOOK_SECONDS)
 
-    def _send(self, meeting: Meeting, version: int) -> None:
+    def _send(self, rendezvous: Rendezvous, version: int) -> None:
         copy = self._copies.get(version)
         if copy is None:
             return
         if self._reason is None:
             try:
                 if self._group is None:
-                    self._group = self._form_group(meeting, version)
+                    self._group = self._form_group(rendezvous, version)
                 else:
-                    meeting.say(go_key(version))
-                send_buckets(meeting, self._group, copy.packed.buckets)
+                    rendezvous.post(go_key(version))
+                send_buckets(rendezvous, self._group, copy.packed.buckets)
                 return
             except GroupError as error:
-                self._fall_back(meeting, str(error))
-        self._hand_over(meeting, version, copy)
+                self._fall_back(rendezvous, str(error))
+        self._hand_over(rendezvous, version, copy)
 
-    def _form_group(self, meeting: Meeting, version: int) -> WeightGroup:
+    def _form_group(self, rendezvous: Rendezvous, version: int) -> WeightGroup:
         settings = self._settings
         member = Member.current(settings.device, settings.backend)
-        if obstacle := group_obstacle(member, meeting.workers()):
+        if obstacle := group_obstacle(member, rendezvous.workers()):
             raise GroupError(obstacle)
-        meeting.say(go_key(version))
-        place = GroupPlace(group_path(self._meeting), 0, settings.num_receivers + 1)
-        return form_group(meeting, place, settings.backend, settings.group_device)
+        rendezvous.post(go_key(version))
+        place = GroupPlace(group_path(self._rendezvous), 0, settings.num_receivers + 1)
+        return form_group(rendezvous, place, settings.backend, settings.group_device)
 
-    def _fall_back(self, meeting: Meeting, reason: str) -> None:
+    def _fall_back(self, rendezvous: Rendezvous, reason: str) -> None:
         logger.warning("weights go through files from now on, no group of processes: %s", reason)
         self._reason = reason
-        meeting.give_up_group(reason)
+        rendezvous.give_up_group(reason)
         if self._group is not None:
             self._left.append(leave(self._group))
             self._group = None
         self._on_fallback(reason)
 
-    def _hand_over(self, meeting: Meeting, version: int, copy: _Copy) -> None:
+    def _hand_over(self, rendezvous: Rendezvous, version: int, copy: _Copy) -> None:
         """Give the workers a version as files in a folder that nobody else reads."""
         files = PatientFiles()
         with stage(self._run_dir.weights / f"sent_{version:08d}", files, term=self._term) as folder:
             try:
                 write_tensors(folder, _on_cpu(copy.packed), files)
-                meeting.say(files_key(version), str(folder.absolute()))
-                meeting.wait_until(
-                    lambda: self._is_closed or meeting.have_all_said(done_key(version)),
+                rendezvous.post(files_key(version), str(folder.absolute()))
+                rendezvous.wait_until(
+                    lambda: self._is_closed or rendezvous.have_all_posted(done_key(version)),
                     f"the reading of version {version} by inference",
                     needs_group=False,
                 )

@@ -12,12 +12,12 @@ from torch import Tensor
 from gradus.errors import CorruptStateError
 from gradus.log import get_logger
 from gradus.weights.buckets import StreamedTensor, bucket_sizes, checksum, unpack
-from gradus.weights.meeting import (
+from gradus.weights.rendezvous import (
     Backend,
     GroupError,
     GroupPlace,
-    Meeting,
     Member,
+    Rendezvous,
     WeightGroup,
     form_group,
 )
@@ -59,7 +59,7 @@ class StreamReceiver:
         self._seconds = timeout_seconds
         self._group: WeightGroup | None = None
         self._left: list[WeightGroup] = []
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._last_version = -1
 
     def receive(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
@@ -75,51 +75,53 @@ class StreamReceiver:
                 'loaded again need trainer.weight_transfer = "filesystem"'
             )
         self._last_version = stream.version
-        meeting = self._meeting = self._meeting or self._join(stream)
-        meeting.say(f"{ready_key(stream.version)}/{self._rank}")
+        rendezvous = self._rendezvous = self._rendezvous or self._join(stream)
+        rendezvous.post(f"{ready_key(stream.version)}/{self._rank}")
         num_received = 0
         try:
-            arriving = zip(stream.tensors, self._over_group(meeting, stream), strict=True)
+            arriving = zip(stream.tensors, self._over_group(rendezvous, stream), strict=True)
             for entry, tensor in arriving:
                 yield entry.name, self._checked(stream.version, entry, tensor)
                 num_received += 1
         except GroupError as error:
             logger.warning("version %d comes through files: %s", stream.version, error)
-            meeting.give_up_group(str(error))
+            rendezvous.give_up_group(str(error))
             if self._group is not None:
                 self._left.append(leave(self._group))
                 self._group = None
-            yield from self._from_files(meeting, stream, num_received)
+            yield from self._from_files(rendezvous, stream, num_received)
 
-    def _join(self, stream: WeightStream) -> Meeting:
-        meeting = Meeting(Path(stream.meeting), stream.num_receivers, timeout_seconds=self._seconds)
-        meeting.introduce(str(self._rank), Member.current(self._device, self._backend))
-        return meeting
+    def _join(self, stream: WeightStream) -> Rendezvous:
+        rendezvous = Rendezvous(
+            Path(stream.rendezvous), stream.num_receivers, timeout_seconds=self._seconds
+        )
+        rendezvous.register(str(self._rank), Member.current(self._device, self._backend))
+        return rendezvous
 
-    def _over_group(self, meeting: Meeting, stream: WeightStream) -> Iterator[Tensor]:
+    def _over_group(self, rendezvous: Rendezvous, stream: WeightStream) -> Iterator[Tensor]:
         go = go_key(stream.version)
-        meeting.wait_until(
-            lambda: meeting.heard(go) is not None,
+        rendezvous.wait_until(
+            lambda: rendezvous.read(go) is not None,
             f"the sending of version {stream.version}, for which the trainer and every inference "
             "worker must be ready,",
         )
         device = self._device if self._backend == "nccl" else torch.device("cpu")
         if self._group is None:
-            path = group_path(Path(stream.meeting))
+            path = group_path(Path(stream.rendezvous))
             place = GroupPlace(path, self._rank + 1, stream.num_receivers + 1)
-            self._group = form_group(meeting, place, self._backend, device)
+            self._group = form_group(rendezvous, place, self._backend, device)
         sizes = bucket_sizes(stream.tensors, stream.bucket_bytes)
-        buckets = receive_buckets(meeting, self._group, sizes, device)
+        buckets = receive_buckets(rendezvous, self._group, sizes, device)
         yield from unpack(stream.tensors, buckets, stream.bucket_bytes)
 
     def _from_files(
-        self, meeting: Meeting, stream: WeightStream, first: int
+        self, rendezvous: Rendezvous, stream: WeightStream, first: int
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors from the number `first` on, from the folder that the sender names."""
         key = files_key(stream.version)
         what = f"the writing of version {stream.version} into files"
-        meeting.wait_until(lambda: meeting.heard(key) is not None, what, needs_group=False)
-        folder = Path(meeting.heard(key) or "")
+        rendezvous.wait_until(lambda: rendezvous.read(key) is not None, what, needs_group=False)
+        folder = Path(rendezvous.read(key) or "")
         places: dict[str, Path] = {}
         for path in folder.glob("*.safetensors"):
             with safe_open(path, framework="pt") as file:
@@ -128,12 +130,12 @@ class StreamReceiver:
             with safe_open(places[entry.name], framework="pt") as file:
                 tensor = file.get_tensor(entry.name)
             yield entry.name, self._checked(stream.version, entry, tensor)
-        meeting.say(f"{done_key(stream.version)}/{self._rank}")
+        rendezvous.post(f"{done_key(stream.version)}/{self._rank}")
 
     def _checked(self, version: int, entry: StreamedTensor, tensor: Tensor) -> Tensor:
         if checksum(tensor) != entry.checksum:
             text = f"{entry.name} of version {version} arrived with another checksum"
-            if self._meeting is not None:
-                self._meeting.end(f"inference worker {self._rank}: {text}")
+            if self._rendezvous is not None:
+                self._rendezvous.end(f"inference worker {self._rank}: {text}")
             raise CorruptStateError(text)
         return tensor.to(self._device)

@@ -1,7 +1,7 @@
-"""Where the sender and the receivers of weights meet: who they are, who is ready, what went wrong.
+"""The rendezvous of sender and receivers of weights: who is there, who is ready, what failed.
 
-A file that all of them read and write (torch's FileStore). Whoever waits looks after the others, so
-that the end of a process or an error anywhere ends every wait at once, with its name.
+A file that all of them read and write (torch's FileStore). Whoever waits also watches the others:
+when a process ends or fails, every wait ends at once with an error that names it.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ def group_obstacle(sender: Member, workers: Sequence[Member]) -> str | None:
     return None
 
 
-class Meeting:
+class Rendezvous:
     """Owns one end's view of the file; every wait has a deadline and ends with the others.
 
-    >>> meeting = Meeting(path, num_receivers=1, timeout_seconds=60.0)  # doctest: +SKIP
+    >>> rendezvous = Rendezvous(path, num_receivers=1, timeout_seconds=60.0)  # doctest: +SKIP
     """
 
     def __init__(self, path: Path, num_receivers: int, *, timeout_seconds: float) -> None:
@@ -121,9 +121,9 @@ class Meeting:
         self.seconds = timeout_seconds
         self._looked_at = 0.0
 
-    def introduce(self, name: str, member: Member) -> None:
-        """Tell who this is: SENDER, or the rank of a worker."""
-        self.say(f"member/{name}", msgspec.json.encode(member).decode())
+    def register(self, name: str, member: Member) -> None:
+        """Post who this is: SENDER, or the rank of a worker."""
+        self.post(f"member/{name}", msgspec.json.encode(member).decode())
 
     def workers(self) -> list[Member]:
         """All workers, once they are ready."""
@@ -132,32 +132,32 @@ class Meeting:
         return [member for member in found if member is not None]
 
     def member(self, name: str) -> Member | None:
-        """Who came under that name."""
-        text = self.heard(f"member/{name}")
+        """Who registered under that name; None while nobody has."""
+        text = self.read(f"member/{name}")
         return None if text is None else msgspec.json.decode(text, type=Member)
 
-    def say(self, key: str, value: str = "yes") -> None:
-        """For all to hear."""
+    def post(self, key: str, value: str = "yes") -> None:
+        """Write a value that every member can read."""
         self._store.set(key, value)
 
-    def heard(self, key: str) -> str | None:
-        """What was said under that key; None as long as nothing was."""
+    def read(self, key: str) -> str | None:
+        """The value that was posted under that key; None while there is none."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def have_all_said(self, key: str) -> bool:
-        """Whether every worker said `<key>/<rank>`."""
+    def have_all_posted(self, key: str) -> bool:
+        """Whether every worker posted `<key>/<rank>`."""
         keys = [f"{key}/{rank}" for rank in range(self._num_receivers)]
         return bool(self._store.check(keys))
 
     def give_up_group(self, reason: str) -> None:
-        """No collective begins from now on, and those under way are left."""
-        if self.heard(_BROKEN) is None:
-            self.say(_BROKEN, reason)
+        """Begin no collective from now on, and abandon those under way; the first reason stays."""
+        if self.read(_BROKEN) is None:
+            self.post(_BROKEN, reason)
 
     def end(self, reason: str) -> None:
-        """Nothing is sent any more, in no way; the first reason stays."""
-        if self.heard(_ENDED) is None:
-            self.say(_ENDED, reason)
+        """Send nothing any more, neither by a group nor by files; the first reason stays."""
+        if self.read(_ENDED) is None:
+            self.post(_ENDED, reason)
 
     def wait_until(
         self,
@@ -182,16 +182,16 @@ class Meeting:
 
     def look(self, *, needs_group: bool = True) -> None:
         """Raise what ends a wait; see `wait_until`. Asks the system once a second."""
-        if (ended := self.heard(_ENDED)) is not None:
+        if (ended := self.read(_ENDED)) is not None:
             raise ProcessError(ended)
-        if needs_group and (broken := self.heard(_BROKEN)) is not None:
+        if needs_group and (broken := self.read(_BROKEN)) is not None:
             raise GroupError(broken)
         if time.monotonic() - self._looked_at > _LIVENESS_SECONDS:
             self.refuse_dead()
             self._looked_at = time.monotonic()
 
     def refuse_dead(self) -> None:
-        """ProcessError when a member of this host that joined the meeting has ended."""
+        """ProcessError when a member of this host that joined the rendezvous has ended."""
         host = socket.gethostname()
         for name in (SENDER, *map(str, range(self._num_receivers))):
             member = self.member(name)
@@ -229,7 +229,7 @@ class GroupPlace:
 
 
 def form_group(
-    meeting: Meeting, place: GroupPlace, backend: Backend, device: torch.device
+    rendezvous: Rendezvous, place: GroupPlace, backend: Backend, device: torch.device
 ) -> WeightGroup:
     """A group apart from torch's default one, after one byte went from rank 0 to all.
 
@@ -242,7 +242,7 @@ def form_group(
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            group = _build(place, backend, meeting.seconds)
+            group = _build(place, backend, rendezvous.seconds)
             group.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), 0).wait()
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
@@ -253,7 +253,7 @@ def form_group(
     threading.Thread(target=form, name="gradus-group", daemon=True).start()
     try:
         what = f"a {backend} group of {place.size} processes"
-        meeting.wait_until(formed.done, what, seconds=GROUP_SECONDS)
+        rendezvous.wait_until(formed.done, what, seconds=GROUP_SECONDS)
     except DeadlineError as error:
         raise GroupError(str(error)) from error
     try:
@@ -272,11 +272,11 @@ def begin(group: WeightGroup, bucket: Tensor) -> Any:
         raise GroupError(f"a transfer failed: {_first_line(error)}") from error
 
 
-def finish(meeting: Meeting, transfer: Any) -> None:
+def finish(rendezvous: Rendezvous, transfer: Any) -> None:
     """Return once a transfer is over; GroupError when it failed or another member failed."""
     try:
         what = "the transfer of a bucket of weights"
-        meeting.wait_until(transfer.is_completed, what, seconds=GROUP_SECONDS)
+        rendezvous.wait_until(transfer.is_completed, what, seconds=GROUP_SECONDS)
         transfer.wait()
     except DeadlineError as error:
         raise GroupError(str(error)) from error

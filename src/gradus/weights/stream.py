@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradus.errors import CorruptStateError
 from gradus.weights.buckets import BUCKETS_IN_FLIGHT, StreamedTensor
-from gradus.weights.meeting import Meeting, WeightGroup, begin, finish
+from gradus.weights.rendezvous import Rendezvous, WeightGroup, begin, finish
 
 STREAM_NAME = "stream.json"
 TIMEOUT_SECONDS = 600.0
@@ -26,7 +26,7 @@ class WeightStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     num_receivers: int
-    meeting: str
+    rendezvous: str
     """Absolute path of the file through which sender and workers find each other."""
     bucket_bytes: int
     tensors: list[StreamedTensor]
@@ -46,33 +46,35 @@ def read_stream(directory: Path) -> WeightStream:
         raise CorruptStateError(f"{path}: {error}") from error
 
 
-def send_buckets(meeting: Meeting, group: WeightGroup, buckets: Sequence[Tensor]) -> None:
+def send_buckets(rendezvous: Rendezvous, group: WeightGroup, buckets: Sequence[Tensor]) -> None:
     """Broadcast buckets in their order, a few at once; GroupError when one cannot be sent."""
-    deque(_passed(meeting, group, buckets), maxlen=0)
+    deque(_passed(rendezvous, group, buckets), maxlen=0)
 
 
 def receive_buckets(
-    meeting: Meeting, group: WeightGroup, sizes: Sequence[int], device: torch.device
+    rendezvous: Rendezvous, group: WeightGroup, sizes: Sequence[int], device: torch.device
 ) -> Iterator[Tensor]:
     """The buckets of those sizes in their order; a few are asked for before they are needed."""
     empty = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
-    return _passed(meeting, group, empty)
+    return _passed(rendezvous, group, empty)
 
 
-def _passed(meeting: Meeting, group: WeightGroup, buckets: Iterable[Tensor]) -> Iterator[Tensor]:
+def _passed(
+    rendezvous: Rendezvous, group: WeightGroup, buckets: Iterable[Tensor]
+) -> Iterator[Tensor]:
     """Each bucket once it went through the group from rank 0 to all."""
     under_way: deque[tuple[Tensor, Any]] = deque()
     for bucket in buckets:
         under_way.append((bucket, begin(group, bucket)))
         if len(under_way) == BUCKETS_IN_FLIGHT:
-            yield _arrived(meeting, under_way)
+            yield _arrived(rendezvous, under_way)
     while under_way:
-        yield _arrived(meeting, under_way)
+        yield _arrived(rendezvous, under_way)
 
 
-def _arrived(meeting: Meeting, under_way: deque[tuple[Tensor, Any]]) -> Tensor:
+def _arrived(rendezvous: Rendezvous, under_way: deque[tuple[Tensor, Any]]) -> Tensor:
     bucket, transfer = under_way[0]
-    finish(meeting, transfer)
+    finish(rendezvous, transfer)
     under_way.popleft()
     return bucket
 
@@ -87,8 +89,8 @@ def leave(group: WeightGroup) -> WeightGroup:
     return group
 
 
-def group_path(meeting: Path) -> Path:
-    return meeting.with_name(f"{meeting.name}-group")
+def group_path(rendezvous: Path) -> Path:
+    return rendezvous.with_name(f"{rendezvous.name}-group")
 
 
 def ready_key(version: int) -> str:

@@ -33,9 +33,9 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.entry.rl import run
 from gradus.transport import SpoolSender
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.weights.meeting import Backend
 from gradus.weights.published import BASE_FILE, verify_version
 from gradus.weights.receiver import StreamReceiver
+from gradus.weights.rendezvous import Backend
 from gradus.weights.stream import is_stream
 from gradus.wire.events import (
     BatchReceived,

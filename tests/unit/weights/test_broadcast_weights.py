@@ -20,9 +20,9 @@ from gradus.run.paths import RunDirectory
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.buckets import BUCKETS_IN_FLIGHT, checksum
 from gradus.weights.filesystem import FilesystemWeights
-from gradus.weights.meeting import Meeting, Member, WeightGroup
 from gradus.weights.published import Published, verify_version
 from gradus.weights.receiver import StreamReceiver
+from gradus.weights.rendezvous import Member, Rendezvous, WeightGroup
 from gradus.weights.stream import STREAM_NAME, is_stream, read_stream
 
 pytestmark = pytest.mark.torch
@@ -179,9 +179,9 @@ def test_a_publish_waits_for_a_slow_receiver_and_then_says_so(build: Build) -> N
 def test_a_receiver_that_never_comes_to_the_group_is_an_error_of_the_sender(build: Build) -> None:
     weights = build(timeout_seconds=0.5)
     stream = read_stream(weights.publish_version(1, tensors(1).items()).directory)
-    meeting = Meeting(Path(stream.meeting), 1, timeout_seconds=0.5)
-    meeting.introduce("0", Member.current(CPU, "gloo"))
-    meeting.say("ready/1/0")
+    rendezvous = Rendezvous(Path(stream.rendezvous), 1, timeout_seconds=0.5)
+    rendezvous.register("0", Member.current(CPU, "gloo"))
+    rendezvous.post("ready/1/0")
     assert weights._thread is not None
     weights._thread.join(20)
     with pytest.raises(ProcessError, match=r"the reading of version 1 by inference did not happen"):
@@ -209,7 +209,7 @@ import torch
 from gradus.run.paths import RunDirectory
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 
-def say() -> None:
+def post() -> None:
     print("sender" if any(t.name == "gradus-weights" for t in threading.enumerate()) else "none")
 
 run_dir = RunDirectory(Path(sys.argv[1]))
@@ -296,7 +296,7 @@ def test_a_worker_that_waits_for_the_group_hears_that_another_ended(
         check=True,
     )
     dead = msgspec.structs.replace(Member.current(CPU, "gloo"), pid=int(ended.stdout))
-    Meeting(Path(stream.meeting), 2, timeout_seconds=20.0).introduce("1", dead)
+    Rendezvous(Path(stream.rendezvous), 2, timeout_seconds=20.0).register("1", dead)
     waiting = receive(threads, receiver(0), published)
     with pytest.raises(ProcessError, match=r"inference worker 1 \(pid \d+\) ended before"):
         waiting.result(timeout=15)

@@ -1,4 +1,4 @@
-"""Who may form a group, and what ends a wait of those who meet."""
+"""Who may form a group, and what ends a wait at the rendezvous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradus.errors import ConfigError, DeadlineError, ProcessError
-from gradus.weights.meeting import GroupError, Meeting, Member, finish, group_obstacle
+from gradus.weights.rendezvous import GroupError, Member, Rendezvous, finish, group_obstacle
 
 pytestmark = pytest.mark.torch
 
@@ -49,16 +49,16 @@ def test_ends_that_were_told_different_backends_are_refused() -> None:
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> list[Meeting]:
-    return [Meeting(tmp_path / "meeting", 1, timeout_seconds=5.0) for _ in range(2)]
+def ends(tmp_path: Path) -> list[Rendezvous]:
+    return [Rendezvous(tmp_path / "rendezvous", 1, timeout_seconds=5.0) for _ in range(2)]
 
 
-def wait(meeting: Meeting, **options: Any) -> None:
-    meeting.wait_until(lambda: False, "the wonder", **options)
+def wait(rendezvous: Rendezvous, **options: Any) -> None:
+    rendezvous.wait_until(lambda: False, "the wonder", **options)
 
 
 def test_a_group_that_one_end_gives_up_is_no_reason_to_stop_waiting_for_files(
-    ends: list[Meeting],
+    ends: list[Rendezvous],
 ) -> None:
     ends[0].give_up_group("no route")
     ends[0].give_up_group("a later reason")
@@ -68,13 +68,13 @@ def test_a_group_that_one_end_gives_up_is_no_reason_to_stop_waiting_for_files(
         wait(ends[1], needs_group=False, seconds=0.1)
 
 
-def test_the_end_of_the_sender_ends_every_wait(ends: list[Meeting]) -> None:
+def test_the_end_of_the_sender_ends_every_wait(ends: list[Rendezvous]) -> None:
     ends[0].end("the disk is full")
     with pytest.raises(ProcessError, match="the disk is full"):
         wait(ends[1], needs_group=False)
 
 
-def test_a_transfer_that_fails_breaks_the_group(ends: list[Meeting]) -> None:
+def test_a_transfer_that_fails_breaks_the_group(ends: list[Rendezvous]) -> None:
     class Failed:
         def is_completed(self) -> bool:
             return True
