@@ -48,8 +48,8 @@ class PluginFailed(Exception):
         return isinstance(self.cause, PluginLate)
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C inside `interruptible`, as against a KeyboardInterrupt that a plug-in makes up."""
+class CtrlC(KeyboardInterrupt):
+    """The real one, inside `interruptible`, as against a KeyboardInterrupt that a plug-in makes up."""
 
 
 class PluginLate(BaseException):
@@ -106,7 +106,7 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
             raise asyncio.CancelledError(_OWN_TASK)
     except BaseException as error:
         call.is_over = True
-        if isinstance(error, GradusError | PluginFailed | Interrupted):
+        if isinstance(error, GradusError | PluginFailed | CtrlC):
             raise
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if is_cancelled and task is not None and task.cancelling() > asked_before:
@@ -126,7 +126,7 @@ def interruptible() -> Iterator[None]:
     """
 
     def interrupt(*_: object) -> None:
-        raise Interrupted
+        raise CtrlC
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:

@@ -132,6 +132,8 @@ def test_a_dry_run_loads_its_parts_in_the_dtype_that_the_run_would_have(
     put(monkeypatch, "gradus.launch.launch", launch=Recorder(result=0))
     monkeypatch.setattr("gradus.launch.job.tried", lambda *_: failed)
     monkeypatch.setattr("gradus.cli.look.parts.parts_of", parts_of)
+    found = [Finding("engine", "ok", "seen")]
+    monkeypatch.setattr("gradus.cli.look.parts.look_at", lambda *_: found)
     assert main(["rl", "@", "run.toml", "--dry-run"]) == ExitCode.DONE
     assert [(it.trainer.compute_dtype, it.inference.dtype) for it in seen] == [("float32",) * 2]
 
