@@ -49,7 +49,7 @@ class PluginFailed(Exception):
 
 
 class CtrlC(KeyboardInterrupt):
-    """The real one, inside `interruptible`, as against a KeyboardInterrupt that a plug-in makes up."""
+    """The real one inside `interruptible`; a plug-in may raise a KeyboardInterrupt itself."""
 
 
 class PluginLate(BaseException):

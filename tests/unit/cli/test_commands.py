@@ -23,8 +23,8 @@ from gradus.config import (
     resolve,
 )
 from gradus.errors import ExitCode
-from gradus.plan.processes import KINDS, Machine
 from gradus.plan.hardware import Hardware
+from gradus.plan.processes import KINDS, Machine
 
 EVAL_TOML = """
 [model]

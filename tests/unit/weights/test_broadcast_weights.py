@@ -209,7 +209,7 @@ import torch
 from gradus.run.paths import RunDirectory
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 
-def post() -> None:
+def say() -> None:
     print("sender" if any(t.name == "gradus-weights" for t in threading.enumerate()) else "none")
 
 run_dir = RunDirectory(Path(sys.argv[1]))
