@@ -26,9 +26,9 @@ def a_run(
     root.mkdir(parents=True, exist_ok=True)
     write_json(root / ".gradus-run", {"run_id": root.name, "kind": "rl", "format": 3})
     write_json(root / "lease.json", {"term": 1, "owner": None})
-    (root / "replay" / "term_00000001").mkdir(parents=True, exist_ok=True)
-    recorded = {"gradus": "0.1.0", "libraries": {"torch": "2.13.0"}, "config": dumped}
-    write_json(root / "replay" / "term_00000001" / "run.json", recorded)
+    (root / "config").mkdir(exist_ok=True)
+    launched = {"kind": "rl", "code_version": "gradus 0.1.0", "packages": {"torch": "2.13.0"}}
+    write_json(root / "config" / "launched.json", launched | {"config": dumped})
     monitor = JsonlMonitor(root / "metrics.jsonl")
     for step, values in enumerate(metrics):
         monitor.record(values, step=step)

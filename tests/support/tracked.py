@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gradus.tracking.base import EpisodeRow, TrackedRecord, TrackedRun
+from gradus.run.records import Record
+from gradus.tracking.base import EpisodeRow, TrackedRun
 
 TIME = 1_767_225_600.125
 """When the first step was recorded."""
@@ -31,9 +32,9 @@ def tracked_run(folder: Path, **changes: Any) -> TrackedRun:
 
 def tracked_record(
     step: int, metrics: Mapping[str, float], *, non_finite: tuple[str, ...] = ()
-) -> TrackedRecord:
+) -> Record:
     """The record of a step; steps are ten seconds apart."""
-    return TrackedRecord(step, TIME + 10 * step, metrics, non_finite)
+    return Record(step, TIME + 10 * step, metrics, non_finite)
 
 
 def episode_row(**changes: Any) -> EpisodeRow:

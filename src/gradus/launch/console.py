@@ -10,9 +10,11 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from gradus.launch.records import LineTail, PhaseSeconds, Record
+from gradus.launch.summary import PhaseSeconds
 from gradus.monitor import RL_COLUMNS, Column, format_seconds, format_step
+from gradus.run.json_lines import LineTail
 from gradus.run.paths import RunDirectory
+from gradus.run.records import Record
 
 _REDRAW_SECONDS = 0.2
 _PACE_STEPS = 20
@@ -167,7 +169,7 @@ class View(ABC):
 
     def show(self) -> None:
         """What is new since the last call."""
-        self.lines([line.decode(errors="replace") for line in self._notices.read()])
+        self.lines(self._notices.read())
 
     def end(self) -> None:
         """Show what came last, and take away what moves."""

@@ -17,10 +17,10 @@ from gradus.config import EvaluatorProcessConfig, continued_identity
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.records import PhaseSeconds
 from gradus.launch.resume import IDENTITY_NAME, Entry, ResumePoint
-from gradus.monitor import read_objects
+from gradus.launch.summary import PhaseSeconds
 from gradus.plan.processes import LaunchPlan
+from gradus.run.episodes import read_episodes
 from gradus.run.lease import RunLease
 from gradus.run.model_files import MODEL_FILES, digest_files, model_folder
 from gradus.run.paths import RunDirectory
@@ -205,7 +205,7 @@ def progress_line(progress: Mapping[str, Any]) -> str:
 def lowest_replies(episodes: Path, num: int) -> list[str]:
     """Two lines for each of the `num` replies with the least reward, at most one of a task.
 
-    The last sampled text of the first trace counts; an episode that failed has none.
+    The last sampled text of the shown trace counts; an episode that failed has none.
     """
     order = itertools.count()
     rated = ((reward, next(order), key, text) for reward, key, text in _replies(episodes))
@@ -222,23 +222,10 @@ def lowest_replies(episodes: Path, num: int) -> list[str]:
 
 
 def _replies(episodes: Path) -> Iterator[tuple[float, str, str]]:
-    if not episodes.is_file():
-        return
-    for record in read_objects(episodes):
-        traces = record.get("traces") or []
-        if record.get("ok") and traces:
-            yield _reward(traces[0]), str(record["task"].get("key")), _last_reply(traces[0])
-
-
-def _reward(trace: Mapping[str, Any]) -> float:
-    parts = (trace.get("rewards") or {}).values()
-    return sum(float(part["score"] or 0.0) * float(part.get("weight", 1.0)) for part in parts)
-
-
-def _last_reply(trace: Mapping[str, Any]) -> str:
-    sampled = [node["message"] for node in trace.get("nodes") or [] if node.get("sampled")]
-    content = sampled[-1].get("content") if sampled else None
-    return content if isinstance(content, str) else ""
+    for episode in read_episodes(episodes):
+        if episode.reward is not None and episode.shown is not None:
+            sampled = [it.text for it in episode.shown.messages if it.is_sampled]
+            yield episode.reward, episode.task, sampled[-1] if sampled else ""
 
 
 def _end_of(text: str) -> str:

@@ -83,7 +83,7 @@ class Job:
     evaluation_seconds: float = 0.0
     """Time that evaluations at the end may take."""
     written: StrictConfig | None = None
-    """What the user wrote, with the dtypes that were chosen. None where no process records it."""
+    """What the user wrote, with the dtypes that were chosen; trackers and reports tell it."""
     notes: tuple[str, ...] = ()
     """What a person must know before it starts."""
     logs: LogSettings = field(default_factory=LogSettings)
@@ -155,6 +155,7 @@ def bench_job(config: RunConfig) -> Job:
         output_dir=Path(config.output_dir),
         kind="bench",
         launch=config.launch,
+        written=config,
         logs=config.log.settings(),
         plan=planned,
         work=Steps("bench", num_steps, BENCH_COLUMNS),

@@ -16,7 +16,7 @@ from gradus.errors import DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
-from gradus.launch.records import PhaseSeconds
+from gradus.launch.summary import PhaseSeconds
 from gradus.plan.processes import LaunchPlan, config_file, describe
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
@@ -26,7 +26,7 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, choose_opener, run_path
 from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
-from gradus.run.recording import code_version, installed_libraries
+from gradus.run.recording import note_launched
 
 FINISH_SECONDS = 600.0
 """Deadline for the last process to finish after the first one did."""
@@ -77,7 +77,8 @@ def launch(
             lease.claim()
         entry.write()
         _prepare(lease.run_dir, plan)
-        _note_launched(lease.run_dir, job)
+        if job.written is not None:
+            note_launched(lease.run_dir, job.kind, without_secrets(job.written))
         view = job.work.view(out, lease)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, view, interrupts).run()
@@ -98,19 +99,6 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     run_dir.secrets.mkdir(mode=0o700, exist_ok=True)
     for token in (run_dir.admin_token, run_dir.inference_token):
         write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
-
-
-def _note_launched(run_dir: RunDirectory, job: Job) -> None:
-    """What the user wrote and which code runs it; trackers and reports tell it."""
-    if job.written is None:
-        return
-    value = {
-        "kind": job.kind,
-        "config": without_secrets(job.written),
-        "code_version": code_version(),
-        "packages": installed_libraries(),
-    }
-    write_json(run_dir.launched, value)
 
 
 @dataclass

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,11 +17,13 @@ from gradus.config import RunConfig, SftConfig, load_config, refuse, top_level_k
 from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
-from gradus.monitor import read_objects
 from gradus.plan.machine import check
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.episodes import episode_files
+from gradus.run.json_lines import read_objects
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory
+from gradus.run.records import read_records
 
 INTERRUPTED = 130
 """What a run returns that Ctrl-C ended."""
@@ -66,7 +67,8 @@ class LoadedRun:
         `step` and `time` (seconds since 1970) stand beside the metrics; a value that was not finite
         is NaN. With `frame` a pandas DataFrame with one column for each key.
         """
-        rows = [_numbers(row) for row in read_objects(RunDirectory(self.path).metrics)]
+        records = read_records(RunDirectory(self.path).metrics)
+        rows = [{"step": it.step, "time": it.time, **it.numbers} for it in records]
         return _frame(rows) if frame else rows
 
     @overload
@@ -84,10 +86,9 @@ class LoadedRun:
         rows = self._episodes(purpose)
         return _frame(rows, nested=True) if frame else rows
 
-    def _episodes(self, purpose: str) -> Iterator[dict[str, Any]]:
-        files = RunDirectory(self.path).episodes.glob(f"step_*/{purpose}.jsonl")
-        for file in sorted(files, key=lambda file: int(file.parent.name.removeprefix("step_"))):
-            yield from read_objects(file)
+    def _episodes(self, purpose: Literal["train", "eval"]) -> Iterator[dict[str, Any]]:
+        for _, path in episode_files(RunDirectory(self.path), purpose):
+            yield from read_objects(path)
 
     def checkpoints(self) -> list[RunCheckpoint]:
         """The committed checkpoints, oldest first; their files are not checked here."""
@@ -150,12 +151,6 @@ def _checked(
     raise ConfigError(
         f"a run has a section 'orchestrator' (rl) or 'data' (sft); there are {sorted(keys)}"
     )
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record; a null was not finite."""
-    numbers = {k: math.nan if v is None else v for k, v in row.items() if k != "non_finite"}
-    return {k: v for k, v in numbers.items() if isinstance(v, int | float)}
 
 
 def _frame(rows: Any, *, nested: bool = False) -> Any:

@@ -10,7 +10,6 @@ from typing import TextIO
 from gradus.errors import ExitCode
 from gradus.files import write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.records import MetricsTail, PhaseSeconds, Record, Summary, iter_records
 from gradus.launch.resume import (
     Entry,
     ResumePoint,
@@ -19,9 +18,11 @@ from gradus.launch.resume import (
     find_resume_point,
     refuse_other_evaluation,
 )
+from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.monitor import Column
 from gradus.plan.processes import LaunchPlan
 from gradus.run.lease import RunKind, RunLease
+from gradus.run.records import Record, RecordTail, first_place
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class StepsView(View):
         super().__init__(console, lease.run_dir)
         self._steps = steps
         self._lease = lease
-        self._tail = MetricsTail(lease.run_dir.metrics)
+        self._tail = RecordTail(lease.run_dir, first_place(lease.run_dir))
         # What a resumed run did before counts in its summary and is not shown again.
-        self._records: list[Record] = list(iter_records(self._tail))
+        self._records: list[Record] = list(self._tail.read())
 
     def show(self) -> None:
         """Notices, steps and evaluations since the last call."""

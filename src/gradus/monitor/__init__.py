@@ -17,14 +17,13 @@ from gradus.monitor.console import (
     format_step,
     mean,
 )
-from gradus.monitor.jsonl import RESERVED_KEYS, JsonlMonitor, read_objects, read_records
+from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 
 __all__ = [
     "BENCH_COLUMNS",
     "LAST_STEPS",
     "LIVE_SECONDS",
-    "RESERVED_KEYS",
     "RL_COLUMNS",
     "SFT_COLUMNS",
     "Column",
@@ -42,7 +41,5 @@ __all__ = [
     "format_step",
     "mean",
     "read_live",
-    "read_objects",
-    "read_records",
     "write_live",
 ]

@@ -6,17 +6,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from gradus.files import FULL_DISK_ERRORS, append_whole, storage_error
 from gradus.log import get_logger
+from gradus.run.records import RESERVED_KEYS
 
 _LOG = get_logger(__name__)
-
-RESERVED_KEYS = ("step", "time", "non_finite")
-"""Keys of a record that are no metrics."""
 
 
 class JsonlMonitor:
@@ -76,24 +73,3 @@ class JsonlMonitor:
             file.seek(max(0, size - 1))
             if file.read(1) not in (b"", b"\n"):
                 self._file.write(b"\n")
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a run so far."""
-    for record in read_objects(path):
-        if isinstance(record.get("step"), int):
-            yield record
-
-
-def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one per line; a line that a kill cut off gives none."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict):
-                yield value

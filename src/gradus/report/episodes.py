@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, median_low
-from typing import Any, Literal
 
-from gradus.report.bounded import head_objects
+from gradus.run.episodes import Message, RecordedEpisode, episode_files, read_episodes
 from gradus.run.paths import RunDirectory
 
-_STEP = re.compile(r"step_(\d+)")
 _MAX_EPISODES = 2_000
 """Read of the early steps, and as many of the late ones."""
 _MAX_BYTES = 32 << 20
@@ -21,19 +19,10 @@ _MAX_BYTES = 32 << 20
 _EDGE = 10
 """Early and late are the first and the last of so many parts of the steps."""
 _MAX_SOURCES = 4
+_MAX_PARTS = 12
 _MAX_MESSAGES = 24
 _MAX_CHARACTERS = 6_000
 """Kept of all messages of one episode."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """What one side said."""
-
-    role: str
-    text: str
-    is_sampled: bool
-    """Whether the trained model, or another that plays, wrote it."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +78,9 @@ class EpisodesRead:
     late_steps: tuple[int, int] = (0, 0)
 
 
-def read_episodes(run_dir: RunDirectory) -> EpisodesRead:
+def choose_episodes(run_dir: RunDirectory) -> EpisodesRead:
     """What a page shows; the same files give the same episodes."""
-    purpose: Literal["train", "eval"] = "train"
-    files = _files(run_dir, purpose)
-    if not files:
-        purpose = "eval"
-        files = _files(run_dir, purpose)
+    files = episode_files(run_dir, "train") or episode_files(run_dir, "eval")
     if not files:
         return EpisodesRead()
     edge = max(1, len(files) // _EDGE)
@@ -126,109 +111,49 @@ def read_episodes(run_dir: RunDirectory) -> EpisodesRead:
     )
 
 
-def _files(run_dir: RunDirectory, purpose: str) -> list[tuple[int, Path]]:
-    """Step and file, in the order of steps."""
-    if not run_dir.episodes.is_dir():
-        return []
-    matches = [(path, _STEP.fullmatch(path.name)) for path in run_dir.episodes.iterdir()]
-    found = [(int(m[1]), path / f"{purpose}.jsonl") for path, m in matches if m and len(m[1]) < 18]
-    return sorted(found)
-
-
 def _range(files: Sequence[tuple[int, Path]]) -> tuple[int, int]:
     return (files[0][0], files[-1][0]) if files else (0, 0)
 
 
-def _read(files: Iterator[tuple[int, Path]] | Sequence[tuple[int, Path]]) -> Iterator[ShownEpisode]:
-    num_read = num_bytes = 0
+def _read(files: Iterable[tuple[int, Path]]) -> Iterator[ShownEpisode]:
+    num_left, bytes_left = _MAX_EPISODES, _MAX_BYTES
     for step, path in files:
-        if not path.is_file():
-            continue
-        values = head_objects(
-            path, max_bytes=_MAX_BYTES - num_bytes, max_objects=_MAX_EPISODES - num_read
-        )
-        for value in values:
-            num_read += 1
-            try:
-                yield _shown(value, step)
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-                continue  # A record of another form costs itself and nothing else.
-        num_bytes += path.stat().st_size
-        if num_read >= _MAX_EPISODES or num_bytes >= _MAX_BYTES:
+        for episode in islice(read_episodes(path, stop=bytes_left), num_left):
+            num_left -= 1
+            yield _shown(episode, step)
+        bytes_left -= path.stat().st_size
+        if num_left <= 0 or bytes_left <= 0:
             return
 
 
-def _shown(value: Mapping[str, Any], step: int) -> ShownEpisode:
-    own = value.get("gradus") or {}
-    traces = [trace for trace in value.get("traces") or [] if isinstance(trace, Mapping)]
-    trace = _trace_to_show(traces)
-    task = value.get("task") or {}
-    named = own.get("task") or task
-    error = own.get("error") or next(iter(value.get("errors") or []), None) or {}
-    is_failed = bool(error) or value.get("ok") is False
-    data = task.get("data") or {}
-    parts = {} if is_failed else _parts(trace)
-    reward = own.get("reward")
-    if reward is None and not is_failed and traces:
-        reward = sum(parts.values())
-    agents = len(traces) > 1
+def _shown(episode: RecordedEpisode, step: int) -> ShownEpisode:
+    trace = episode.shown
+    rewards = trace.rewards.items() if trace and not episode.error else ()
     return ShownEpisode(
         step=step,
-        source=str(own.get("source") or (value.get("env") or {}).get("name") or ""),
-        task=str(named.get("key") or named.get("index") or ""),
-        title=str(data.get("name") or "") if isinstance(data, Mapping) else "",
-        reward=float(reward) if isinstance(reward, int | float) and not is_failed else None,
-        parts=parts,
-        messages=_messages(trace.get("nodes") or []),
-        num_tokens=int(trace.get("num_output_tokens") or 0),
-        agent=str((trace.get("agent") or {}).get("name") or "") if agents else "",
-        error=str(error.get("type") or "failed") if is_failed else "",
-        error_message=str(error.get("message") or "")[:_MAX_CHARACTERS],
-        dropped=str(next(iter((own.get("dropped") or {}).values()), "")),
+        source=episode.source,
+        task=episode.task,
+        title=episode.title,
+        reward=episode.reward,
+        parts={name[:80]: value for name, value in islice(rewards, _MAX_PARTS)},
+        messages=_messages(trace.messages if trace else ()),
+        num_tokens=trace.num_tokens if trace else 0,
+        agent=trace.agent if trace and len(episode.traces) > 1 else "",
+        error=episode.error,
+        error_message=episode.error_message[:_MAX_CHARACTERS],
+        dropped=episode.dropped,
     )
 
 
-def _trace_to_show(traces: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first that trains, else the first."""
-    trained = [t for t in traces if (t.get("agent") or {}).get("trainable", True)]
-    return next(iter(trained or traces), {})
-
-
-def _parts(trace: Mapping[str, Any]) -> dict[str, float]:
-    rewards = trace.get("rewards") or {}
-    return {
-        str(name)[:80]: float(part.get("score") or 0.0) * float(part.get("weight", 1.0))
-        for name, part in list(rewards.items())[:12]
-    }
-
-
-def _messages(nodes: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The first and the last messages, their texts cut so that all of them fit.
-
-    A later prompt may repeat a reply in other tokens; such a copy is left out.
-    """
-    nodes = [node for place, node in enumerate(nodes) if not _is_copy(nodes, place)]
-    head = nodes[: _MAX_MESSAGES // 2]
-    tail = nodes[len(head) :][-_MAX_MESSAGES // 2 :]
-    left_out = len(nodes) - len(head) - len(tail)
-    shown = [_message(node) for node in head]
-    if left_out:
-        shown.append(Message("", f"{left_out} messages left out", False))
-    shown += [_message(node) for node in tail]
+def _messages(messages: Sequence[Message]) -> list[Message]:
+    """The first and the last messages, their texts cut so that all of them fit."""
+    head = messages[: _MAX_MESSAGES // 2]
+    tail = messages[len(head) :][-_MAX_MESSAGES // 2 :]
+    left_out = len(messages) - len(head) - len(tail)
+    gap = [Message("", f"{left_out} messages left out", False)] if left_out else []
+    shown = [*head, *gap, *tail]
     each = max(200, _MAX_CHARACTERS // max(1, len(shown)))
-    return [Message(m.role, _cut(m.text, each), m.is_sampled) for m in shown]
-
-
-def _is_copy(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
-    node = nodes[place]
-    message = node.get("message") or {}
-    if node.get("sampled") or message.get("role") != "assistant":
-        return False
-    said = message.get("content")
-    return any(
-        other.get("sampled") and (other.get("message") or {}).get("content") == said
-        for other in nodes[:place]
-    )
+    return [replace(message, text=_cut(message.text, each)) for message in shown]
 
 
 def _cut(text: str, most: int) -> str:
@@ -236,20 +161,6 @@ def _cut(text: str, most: int) -> str:
         return text
     half = most // 2
     return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
-
-
-def _message(node: Mapping[str, Any]) -> Message:
-    message = node.get("message") or {}
-    content = message.get("content")
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        content = "\n".join(text for text in texts if isinstance(text, str))
-    said = [message.get("reasoning_content"), content]
-    for call in message.get("tool_calls") or []:
-        function = call.get("function") if isinstance(call.get("function"), Mapping) else call
-        said.append(f"{function.get('name', '')}({function.get('arguments', '')})")
-    text = "\n".join(part for part in said if isinstance(part, str) and part)
-    return Message(str(message.get("role") or ""), text, bool(node.get("sampled")))
 
 
 def _pairs(early: Sequence[ShownEpisode], late: Sequence[ShownEpisode]) -> list[Pair]:

@@ -15,9 +15,11 @@ from pydantic import BaseModel
 from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig
 from gradus.errors import ConfigError, GradusError
 from gradus.processes.log_tail import find_cause
-from gradus.run.growing_files import read_cuts
+from gradus.run.json_lines import last_lines
 from gradus.run.lease import Owner, read_marker
 from gradus.run.paths import RunDirectory
+from gradus.run.recording import read_launched
+from gradus.run.records import read_cuts
 from gradus.tracking.redact import without_any_secret
 
 _MODELS: dict[str, type[StrictConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
@@ -77,14 +79,9 @@ def read_folder(root: Path) -> RunFolder:
     summary = _json_object(run_dir.summary)
     lease = _json_object(run_dir.lease)
     outcome, cause = _end(run_dir, summary, lease)
-    recorded = _recorded(run_dir)
-    kind = str(summary.get("kind") or (marker.kind if marker else "") or _kind_of(recorded))
-    versions = {
-        "gradus": str(recorded.get("code_version") or recorded.get("gradus") or "").removeprefix(
-            "gradus "
-        ),
-        **_mapping(recorded.get("packages") or recorded.get("libraries")),
-    }
+    launched = read_launched(run_dir)
+    kind = str(summary.get("kind") or (marker.kind if marker else "") or launched.kind)
+    versions = {"gradus": launched.code_version.removeprefix("gradus "), **launched.packages}
     return RunFolder(
         run_dir=run_dir,
         name=root.resolve().name,
@@ -92,8 +89,8 @@ def read_folder(root: Path) -> RunFolder:
         outcome=outcome,
         cause=cause,
         summary=summary,
-        versions={name: str(value) for name, value in versions.items() if value},
-        settings=settings_of(kind, _mapping(recorded.get("config"))),
+        versions={name: version for name, version in versions.items() if version},
+        settings=settings_of(kind, launched.config),
         num_launches=1 + len(read_cuts(run_dir)),
     )
 
@@ -119,31 +116,6 @@ def _is_running(lease: Mapping[str, Any]) -> bool:
         return Owner(**lease["owner"]).is_known_alive
     except (KeyError, TypeError):
         return False
-
-
-def _recorded(run_dir: RunDirectory) -> dict[str, Any]:
-    """Config and versions, from the most complete record that there is."""
-    candidates = [run_dir.launched]
-    candidates += sorted(run_dir.replay.glob("term_*/run.json"), reverse=True)
-    for path in candidates:
-        value = _json_object(path)
-        if isinstance(value.get("config"), dict):
-            return value
-    sft = _json_object(run_dir.config / "trainer.json").get("sft")
-    if isinstance(sft, dict):
-        return {"config": sft}
-    process = _json_object(run_dir.config / "orchestrator.json")
-    trainer = _json_object(run_dir.config / "trainer.json")
-    known = ("model", "max_steps", "seed", "orchestrator", "evaluation")
-    config = {key: process[key] for key in known if key in process}
-    if isinstance(trainer.get("trainer"), dict):
-        config["trainer"] = trainer["trainer"]
-    return {"config": config}
-
-
-def _kind_of(recorded: Mapping[str, Any]) -> str:
-    config = _mapping(recorded.get("config"))
-    return "rl" if "orchestrator" in config else "sft" if "data" in config else ""
 
 
 def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
@@ -242,13 +214,9 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def notices(run_dir: RunDirectory, *, max_bytes: int = 1 << 18) -> list[str]:
     """The last lines that the person at the terminal was shown."""
-    if not run_dir.notices.is_file():
-        return []
-    with run_dir.notices.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - max_bytes))
-        lines = file.read().decode(errors="replace").splitlines()
-    return [line for line in (lines[1:] if size > max_bytes else lines) if line.strip()]
+    found = last_lines(run_dir.notices, max_bytes=max_bytes)
+    lines = ((it.content or b"").decode(errors="replace").rstrip("\r\n") for it in found)
+    return [line for line in lines if line.strip()]
 
 
 def when(seconds: float | None) -> str:
@@ -270,7 +238,3 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
-
-
-def _positive(value: Any) -> int:
-    return max(1, value) if type(value) is int else 1

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from gradus.report.bounded import parse_object, sampled_lines
+from gradus.run.json_lines import BrokenLines
+from gradus.run.records import Record, is_sampled, sample_records
 
 Axis = Literal["steps", "tokens", "minutes"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "minutes")
 TOKENS = "batch/tokens/sum"
-EVALUATION = "eval/version"
-"""A record with this metric is about an evaluated version instead of a trained step."""
 
-_RESERVED = ("step", "time", "non_finite")
 _LARGEST = 1e100
 """Numbers from here on count as not finite: sums of their squares would not be."""
-_MAX_BYTES = 48 << 20
-_NUM_PLACES = 2_000
-_TAIL_BYTES = 3 << 20
 _MAX_NAMES = 4_000
 """More distinct names than this are left out, and counted."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """One record."""
-
-    step: int
-    time: float | None
-    """Seconds since 1970. None in a record without."""
-    metrics: Mapping[str, float]
-    non_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,21 +29,23 @@ class RunSeries:
     [(0, 1.2), (1, 1.1)]
     """
 
-    steps: Sequence[Point] = ()
+    steps: Sequence[Record] = ()
     """Records of trained steps."""
-    evaluations: Sequence[Point] = ()
+    evaluations: Sequence[Record] = ()
     """Records of evaluated versions."""
     is_sampled: bool = False
     """Whether the file was too long to read all of it."""
     num_names_left_out: int = 0
+    broken: BrokenLines = field(default_factory=BrokenLines)
+    """Lines that hold no record."""
     names: Sequence[str] = field(default=())
     """Metrics of trained steps, then those of evaluations alone, in the order of appearance."""
 
-    def of(self, name: str) -> Sequence[Point]:
+    def of(self, name: str) -> Sequence[Record]:
         """The records that a metric stands in: evaluations only for one of theirs."""
         return self.evaluations if name.startswith("eval/") and self.evaluations else self.steps
 
-    def values(self, name: str) -> list[tuple[Point, float]]:
+    def values(self, name: str) -> list[tuple[Record, float]]:
         """The finite values of a metric with their records."""
         return [(p, p.metrics[name]) for p in self.of(name) if name in p.metrics]
 
@@ -90,36 +76,32 @@ class RunSeries:
         if over == "tokens":
             return _TokensSoFar(self.steps)
         if over == "minutes":
-            times = [p.time for p in (*self.steps, *self.evaluations) if p.time is not None]
+            times = (point.time for point in (*self.steps, *self.evaluations))
             return _MinutesSince(min(times, default=0.0))
-        return _StepNumber({id(point) for point in self.evaluations})
+        return _step_number
 
 
-_Places = Callable[[Point], float | None]
+_Places = Callable[[Record], float | None]
 """Where a point lies on the axis; None leaves it out."""
 
 
-@dataclass(frozen=True)
-class _StepNumber:
-    evaluated: set[int]
-
-    def __call__(self, point: Point) -> float:
-        # An evaluation is of version v, which v steps have made; a step's record counts from 0.
-        return float(point.step if id(point) in self.evaluated else point.step + 1)
+def _step_number(point: Record) -> float:
+    # An evaluation is of version v, which v steps have made; a step's record counts from 0.
+    return float(point.step if point.is_evaluation else point.step + 1)
 
 
 @dataclass(frozen=True)
 class _MinutesSince:
     start: float
 
-    def __call__(self, point: Point) -> float | None:
-        return None if point.time is None else (point.time - self.start) / 60
+    def __call__(self, point: Record) -> float:
+        return (point.time - self.start) / 60
 
 
 class _TokensSoFar:
     """Tokens trained until a step; where steps are left out, the mean of its neighbours stands."""
 
-    def __init__(self, steps: Sequence[Point]) -> None:
+    def __init__(self, steps: Sequence[Record]) -> None:
         self._at: dict[int, float] = {}
         total, before, last_step = 0.0, None, -1
         for point in steps:
@@ -133,63 +115,43 @@ class _TokensSoFar:
             before, last_step = tokens, point.step
             self._at[point.step] = total
 
-    def __call__(self, point: Point) -> float | None:
+    def __call__(self, point: Record) -> float | None:
         # The version that is evaluated has learned from the steps before its number.
-        return self._at.get(point.step - 1 if EVALUATION in point.metrics else point.step)
+        return self._at.get(point.step - 1 if point.is_evaluation else point.step)
 
 
 def read_series(path: Path) -> RunSeries:
     """The records of `metrics.jsonl`; empty when there is none."""
-    steps: list[Point] = []
-    evaluations: list[Point] = []
+    steps: list[Record] = []
+    evaluations: list[Record] = []
     names: dict[str, None] = {}
     late: dict[str, None] = {}
     left_out: set[str] = set()
-    for point in _points(path):
-        is_evaluation = EVALUATION in point.metrics
-        known = late if is_evaluation else names
-        for name in (*point.metrics, *point.non_finite):
+    broken = BrokenLines()
+    for record in map(_drawable, sample_records(path, broken=broken)):
+        known = late if record.is_evaluation else names
+        for name in (*record.metrics, *record.non_finite):
             if name in known:
                 continue
             if len(known) < _MAX_NAMES:
                 known[name] = None
             elif len(left_out) < _MAX_NAMES:
                 left_out.add(name)
-        (evaluations if is_evaluation else steps).append(point)
+        (evaluations if record.is_evaluation else steps).append(record)
     return RunSeries(
         steps,
         evaluations,
-        is_sampled=path.is_file() and path.stat().st_size > _MAX_BYTES,
+        is_sampled=is_sampled(path),
         num_names_left_out=len(left_out),
+        broken=broken,
         names=list(dict.fromkeys([*names, *late])),
     )
 
 
-def _points(path: Path) -> Iterator[Point]:
-    lines = sampled_lines(
-        path, max_bytes=_MAX_BYTES, num_places=_NUM_PLACES, tail_bytes=_TAIL_BYTES
-    )
-    for line in lines:
-        value = parse_object(line)
-        point = None if value is None else _point(value)
-        if point is not None:
-            yield point
-
-
-def _point(value: Mapping[str, Any]) -> Point | None:
-    step = value.get("step")
-    if type(step) is not int or abs(step) > _LARGEST:
-        return None
-    time: Any = value.get("time")
-    listed = value.get("non_finite")
-    metrics: dict[str, float] = {}
-    non_finite = [str(name) for name in listed] if isinstance(listed, list) else []
-    for name, number in value.items():
-        if name in _RESERVED or type(number) not in (int, float):
-            continue
-        if abs(number) < _LARGEST:
-            metrics[name] = float(number)
-        elif name not in non_finite:
-            non_finite.append(name)
-    is_known = isinstance(time, int | float) and abs(time) < _LARGEST
-    return Point(step, float(time) if is_known else None, metrics, tuple(non_finite))
+def _drawable(record: Record) -> Record:
+    """The record with numbers that are too large among those that are not finite."""
+    large = [name for name, number in record.metrics.items() if abs(number) >= _LARGEST]
+    if not large:
+        return record
+    finite = {name: number for name, number in record.metrics.items() if name not in large}
+    return replace(record, metrics=finite, non_finite=(*record.non_finite, *large))

@@ -13,39 +13,14 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gradus.files import append_whole
+from gradus.run.json_lines import whole_lines
 from gradus.run.paths import RunDirectory
+from gradus.run.records import parse_record
 
 _STEP = re.compile(r"step_(\d+)")
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A resume went back to an earlier place of `metrics.jsonl`."""
-
-    num_bytes: int
-    """What was left of the file."""
-    step: int
-    """The first step that is done again."""
-
-
-def read_cuts(run_dir: RunDirectory) -> list[Cut]:
-    """All cuts so far; followers of the file know by them which records are void."""
-    try:
-        lines = run_dir.cuts.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-            found.append(Cut(int(value["num_bytes"]), int(value["step"])))
-        except (ValueError, KeyError, TypeError):  # A kill cut it off; the next resume notes it.
-            continue
-    return found
 
 
 def _note_cut(run_dir: RunDirectory, step: int) -> None:
@@ -115,15 +90,12 @@ def _step_folders(run_dir: RunDirectory, step: int) -> list[Path]:
 
 
 def _bytes_before(path: Path, step: int) -> int:
-    """Length of the file up to the first record of `step` or later."""
+    """Length of the whole lines up to the first record of `step` or later."""
     length = 0
     with path.open("rb") as file:
-        for line in file:
-            try:
-                is_later = int(json.loads(line)["step"]) >= step
-            except (ValueError, KeyError, TypeError):
-                is_later = False
-            if is_later:
+        for line in whole_lines(file):
+            record = parse_record(line)
+            if record is not None and record.step >= step:
                 break
-            length += len(line)
+            length = line.end
     return length

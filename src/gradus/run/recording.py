@@ -15,10 +15,12 @@ import struct
 import subprocess
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import msgspec
 
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
@@ -77,6 +79,34 @@ class RecordedLaunch:
     """The user's config, without environment variables."""
     libraries: dict[str, str]
     """Version of each of LIBRARIES that was installed."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the last launch noted of itself, in `config/launched.json`."""
+
+    kind: str = ""
+    """`rl`, `sft`, `eval`, `replay` or `bench`."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What the user wrote with all defaults, as JSON values, without environment variables."""
+    code_version: str = ""
+    """Version of gradus, and the commit where it is known."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Library → version."""
+
+
+def note_launched(run_dir: RunDirectory, kind: str, config: Mapping[str, Any]) -> None:
+    """Write `launched.json`; `config` must hold no secret."""
+    launched = Launched(kind, config, code_version(), installed_libraries())
+    write_json(run_dir.launched, asdict(launched))
+
+
+def read_launched(run_dir: RunDirectory) -> Launched:
+    """What `launched.json` says; empty where it is missing or damaged."""
+    try:
+        return msgspec.json.decode(run_dir.launched.read_bytes(), type=Launched)
+    except (OSError, ValueError, RecursionError):
+        return Launched()
 
 
 def note_launch(run_dir: RunDirectory, term: int, config: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gradus.run.paths import RunDirectory
+from gradus.run.records import Record
 
 RunOutcome = Literal["done", "solved", "failed", "interrupted", "unknown"]
 """How a run ended; `unknown` where it was killed, or still runs."""
@@ -59,20 +60,6 @@ class TrackedRun:
 
 
 @dataclass(frozen=True)
-class TrackedRecord:
-    """One line of `metrics.jsonl`. Several may have the same step: an evaluation has its own."""
-
-    step: int
-    """From 0."""
-    time: float
-    """When it was recorded, in seconds since 1970."""
-    metrics: Mapping[str, float]
-    """Finite numbers; names as in the file."""
-    non_finite: tuple[str, ...] = ()
-    """Names of metrics that were NaN or infinite."""
-
-
-@dataclass(frozen=True)
 class EpisodeRow:
     """One sample episode, for a table that a person reads. Texts are cut to a bounded length."""
 
@@ -102,7 +89,7 @@ class Tracker(Protocol):
         """Find or make the run there. Called once, before anything else."""
         ...
 
-    def log(self, record: TrackedRecord) -> None:
+    def log(self, record: Record) -> None:
         """Take one record; may return before it is safe."""
         ...
 

@@ -1,20 +1,30 @@
-"""What a tracker learns about a run: its identity, its config without secrets, its versions."""
+"""What a tracker gets of a run besides its records: its config without secrets, its end, and sample
+episodes as rows of a table."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, cast, get_args
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Literal, cast, get_args
 
 from gradus.config import MonitorConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import read_json
+from gradus.run.episodes import Message, RecordedEpisode, read_episodes
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
-from gradus.tracking.base import RunOutcome, TrackedRun
+from gradus.run.recording import read_launched
+from gradus.run.records import Record
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 from gradus.tracking.follow.cursor import Cursor, run_identity
 from gradus.tracking.redact import without_any_secret
 
+MAX_TEXT_CHARACTERS = 2_000
+"""Of a prompt and of a reply; the middle of a longer one is left out."""
+
+_MAX_EPISODES = 512
+"""Of a step that the rows are chosen from."""
 _RESULTS_NAME = "results.json"
 """What an evaluation writes when every episode has ended."""
 
@@ -36,23 +46,14 @@ def describe_run(
         kind=marker.kind,
         folder=run_dir.root.resolve(),
         tracker=monitor.title,
-        config=without_any_secret(launched.get("config") or {}, variables),
-        code_version=str(launched.get("code_version") or "unknown"),
-        packages=launched.get("packages") or {},
+        config=without_any_secret(launched.config, variables),
+        code_version=launched.code_version or "unknown",
+        packages=launched.packages,
         group=monitor.group,
         tags=tuple(monitor.tags),
         resume_step=cursor.resume_step,
         mark=cursor.mark,
     )
-
-
-def read_launched(run_dir: RunDirectory) -> dict[str, Any]:
-    """What the last launch noted of itself; empty for a run that was started in another way."""
-    try:
-        value = read_json(run_dir.launched)
-    except FileNotFoundError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def read_outcome(run_dir: RunDirectory) -> RunOutcome:
@@ -64,3 +65,54 @@ def read_outcome(run_dir: RunDirectory) -> RunOutcome:
     except FileNotFoundError:
         # An evaluation writes no summary.
         return "done" if (run_dir.root / _RESULTS_NAME).is_file() else "unknown"
+
+
+def sample_rows(run_dir: RunDirectory, record: Record, *, num_rows: int) -> Sequence[EpisodeRow]:
+    """Rows about the episodes behind a record, from the least rewarded to the most.
+
+    The same file gives the same rows. None for an evaluation or a step without episodes.
+    """
+    purpose: Literal["train", "eval"] = "eval" if record.is_evaluation else "train"
+    path = run_dir.episodes / f"step_{record.step}" / f"{purpose}.jsonl"
+    rows = [_row(episode, purpose) for episode in islice(read_episodes(path), _MAX_EPISODES)]
+    rows.sort(key=lambda row: (row.reward is not None, row.reward or 0.0))
+    if len(rows) <= num_rows:
+        return rows
+    if num_rows == 1:
+        return [rows[len(rows) // 2]]
+    # Evenly spread, so that the worst, the best and those between are seen.
+    return [rows[place * (len(rows) - 1) // (num_rows - 1)] for place in range(num_rows)]
+
+
+def _row(episode: RecordedEpisode, purpose: Literal["train", "eval"]) -> EpisodeRow:
+    messages = episode.shown.messages if episode.shown else ()
+    first_said = next((place for place, it in enumerate(messages) if it.is_sampled), len(messages))
+    reply = _texts(messages[first_said:])
+    credits = [value for value in episode.advantages if value is not None]
+    return EpisodeRow(
+        purpose=purpose,
+        episode=episode.id,
+        source=episode.source,
+        task=bounded(episode.task, 200),
+        prompt=bounded(_texts(messages[:first_said])),
+        reply=bounded(reply or f"{episode.error}: {episode.error_message}".strip(": ")),
+        reward=episode.reward,
+        advantage=sum(credits) / len(credits) if credits else None,
+    )
+
+
+def _texts(messages: Sequence[Message]) -> str:
+    """Messages as one text; the role stands before each when there are several."""
+    if len(messages) == 1:
+        return messages[0].text
+    return "\n\n".join(f"[{message.role}] {message.text}" for message in messages)
+
+
+def bounded(text: str, characters: int = MAX_TEXT_CHARACTERS) -> str:
+    """A text with at most so many characters: its beginning and its end."""
+    text = text.encode("utf-8", errors="replace").decode()
+    if len(text) <= characters:
+        return text
+    gap = f" … {len(text) - characters:,} characters … "
+    half = max(1, (characters - len(gap)) // 2)
+    return text[:half] + gap + text[-half:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedRun
+from gradus.run.records import Record
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 
 RUN_ID_TAG = "gradus.run_id"
 """Tag by which a run is found again."""
@@ -66,12 +66,13 @@ class Mlflow:
         self._run_id = shown.info.run_id
         self._describe(run, known=shown.data.params)
 
-    def log(self, record: TrackedRecord) -> None:
+    def log(self, record: Record) -> None:
         """Keep the record until `flush`."""
-        values = dict(record.metrics) | dict.fromkeys(record.non_finite, math.nan)
         at = round(record.time * 1000)
         make = self._library.entities.Metric
-        self._metrics += [make(metric_name(k), v, at, record.step) for k, v in values.items()]
+        self._metrics += [
+            make(metric_name(k), v, at, record.step) for k, v in record.numbers.items()
+        ]
         self._last_time = record.time
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:

@@ -8,7 +8,6 @@ whatever a kill left behind it is cut off at the next start: no point stands the
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gradus.errors import ConfigError
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedRun
+from gradus.run.records import Record
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 
 _FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\..+\.gradus")
 _MAX_TEXT_CHARACTERS = 100_000
@@ -75,12 +75,10 @@ class TensorBoard:
             )
         self._write_about(run)
 
-    def log(self, record: TrackedRecord) -> None:
+    def log(self, record: Record) -> None:
         """One event; NaN stands for what was not finite."""
-        points = [*record.metrics.items(), *((name, math.nan) for name in record.non_finite)]
-        values = [
-            self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in points
-        ]
+        kind = self._summaries.Summary.Value
+        values = [kind(tag=name, simple_value=number) for name, number in record.numbers.items()]
         self._summary(values, step=record.step, at=record.time)
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shlex
 import sqlite3
@@ -17,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedRun
+from gradus.run.records import Record
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 
 
 class Trackio:
@@ -53,10 +53,9 @@ class Trackio:
         if run.resume_step is not None:
             _void(path, run.id, run.resume_step)
 
-    def log(self, record: TrackedRecord) -> None:
+    def log(self, record: Record) -> None:
         """Keep the record until `flush`."""
-        values = dict(record.metrics) | dict.fromkeys(record.non_finite, math.nan)
-        self._rows.append((record.step, record.time, values))
+        self._rows.append((record.step, record.time, record.numbers))
         self._last_time = record.time
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:

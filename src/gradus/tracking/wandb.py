@@ -14,8 +14,9 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.files import append_whole
-from gradus.monitor import read_objects
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedRun
+from gradus.run.json_lines import read_objects
+from gradus.run.records import Record
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 
 _FILE_FLUSH_SECONDS = 0.25
 _OPEN_SECONDS = 60.0
@@ -64,7 +65,7 @@ class Wandb:
             self._send(index, line)
         self.shown_by = f"offline files in {folder}" if self._run.offline else self._run.url
 
-    def log(self, record: TrackedRecord) -> None:
+    def log(self, record: Record) -> None:
         """Hand the record to the service of W&B, unless an earlier attempt did."""
         self._put(line_of(record))
 
@@ -185,7 +186,7 @@ class Outbox:
         os.truncate(self._path, len(whole[0]) + len(whole[1]))
 
 
-def line_of(record: TrackedRecord) -> dict[str, Any]:
+def line_of(record: Record) -> dict[str, Any]:
     """The record as the outbox keeps it."""
     return {
         "step": record.step,

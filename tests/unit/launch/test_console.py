@@ -6,9 +6,9 @@ import io
 from collections.abc import Iterator
 
 from gradus.launch.console import ConsoleProgress
-from gradus.launch.records import Record
+from gradus.run.records import Record
 
-STEP = Record(0, {"episode/reward/mean": 0.5, "time/step_seconds": 1.0})
+STEP = Record(0, 1.0, {"episode/reward/mean": 0.5, "time/step_seconds": 1.0})
 
 
 class Terminal(io.StringIO):
@@ -79,7 +79,7 @@ def test_from_the_second_step_on_the_line_says_how_long_the_rest_takes() -> None
     times = iter([0.0, 100.0, 150.0, 200.0])
     progress = ConsoleProgress(stream, max_steps=3, clock=lambda: next(times))
     for step in range(3):
-        progress.step(Record(step, STEP.metrics))
+        progress.step(Record(step, 1.0, STEP.metrics))
     first, second, last = stream.getvalue().splitlines()
     assert second.endswith("  left 50 s")
     assert "left" not in first
@@ -90,7 +90,7 @@ def test_a_terminal_shows_a_bar_below_the_lines() -> None:
     stream = Terminal()
     progress = build_progress(stream)
     progress.step(STEP)
-    progress.step(Record(1, {}))
+    progress.step(Record(1, 1.0, {}))
     progress.end_steps()
     progress.line("done")
     shown = stream.getvalue()
@@ -103,7 +103,7 @@ def test_an_evaluated_version_is_a_line_of_its_own() -> None:
     stream = io.StringIO()
     progress = ConsoleProgress(stream, max_steps=3)
     found = {"eval/version": 2.0, "eval/words/avg@4": 0.5, "eval/words/pass@4": 0.75}
-    progress.evaluation(Record(2, {**found, "eval/avg@4": 0.5, "eval/seconds": 9.0}))
+    progress.evaluation(Record(2, 1.0, {**found, "eval/avg@4": 0.5, "eval/seconds": 9.0}))
     expected = "evaluation of version 2  words/avg@4 0.500  words/pass@4 0.750\n"
     assert stream.getvalue() == expected
 
@@ -113,7 +113,7 @@ def test_an_evaluation_of_a_game_shows_the_reward_of_each_agent() -> None:
     agents = {f"eval/go/agent/{it}/reward/mean": 0.25 for it in ("black", "white")}
     parts = {"eval/go/agent/black/reward/chips/mean": 1.0, "eval/words/agent/x/reward/mean": 1.0}
     found = {"eval/version": 2.0, "eval/words/avg@4": 0.5, **agents, **parts}
-    ConsoleProgress(stream, max_steps=3).evaluation(Record(2, found))
+    ConsoleProgress(stream, max_steps=3).evaluation(Record(2, 1.0, found))
     assert stream.getvalue() == (
         "evaluation of version 2  words/avg@4 0.500  go/agent/black/reward 0.250  "
         "go/agent/white/reward 0.250\n"

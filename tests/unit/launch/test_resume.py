@@ -49,7 +49,7 @@ ready.with_suffix(".new").write_text('{"done": true}')
 ready.with_suffix(".new").rename(ready)  # whole at once: the launcher reads it when it appears
 with open(run_dir / "metrics.jsonl", "a") as file:
     for step in range(first, 4):
-        file.write(json.dumps({"step": step, "episode/reward/mean": float(step)}) + "\\n")
+        file.write(json.dumps({"step": step, "time": 1, "episode/reward/mean": step}) + "\\n")
 """
 
 
@@ -354,13 +354,13 @@ def test_what_dead_processes_left_is_cleared_and_the_rest_stays(lease: RunLease)
         (folder / "file").write_text("x")
     finish(lease, 3)
     run_dir.journal.write_text("{}\n")
-    run_dir.metrics.write_text('{"step": 1}\n{"step": 2}\n')
+    run_dir.metrics.write_text('{"step": 1, "time": 1}\n{"step": 2, "time": 1}\n')
     clear_for_resume(lease, find_resume_point(lease, 4))
     left = {path.name for path in run_dir.root.iterdir() if not path.name.startswith(".")}
     kept = {"checkpoints", "logs", "journal.jsonl", "metrics.jsonl", "cuts.jsonl"}
     assert left == kept | {"lease.json", "lease.lock"}
     assert [path.name for path in run_dir.checkpoints.iterdir()] == ["step_00000002"]
-    assert run_dir.metrics.read_text() == '{"step": 1}\n'
+    assert run_dir.metrics.read_text() == '{"step": 1, "time": 1}\n'
 
 
 @pytest.mark.parametrize(("checkpoint", "left"), [(4, [2, 4]), (None, [])])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from gradus.launch.records import PhaseSeconds, Record, Summary
+from gradus.launch.summary import PhaseSeconds, Summary
+from gradus.run.records import Record
 
 
 def build_summary(records: list[Record], **changes: object) -> Summary:
@@ -25,6 +26,7 @@ def rl_records() -> list[Record]:
     return [
         Record(
             step,
+            1.0,
             {
                 "episode/reward/mean": 0.1 * step,
                 "time/step_seconds": 2.0 + step,
@@ -44,7 +46,7 @@ def test_the_reward_at_the_end_is_the_mean_of_the_last_steps() -> None:
 
 
 def test_rewards_whose_sum_is_no_number_do_not_hide_how_a_run_ended() -> None:
-    records = [Record(step, {"episode/reward/mean": 1.5e308}) for step in range(3)]
+    records = [Record(step, 1.0, {"episode/reward/mean": 1.5e308}) for step in range(3)]
     ends = build_summary(records).first_and_last()
     assert ends is not None
     assert abs(ends[1] / 1.5e308 - 1) < 1e-9
@@ -77,6 +79,7 @@ def test_where_several_agents_train_the_reward_is_that_of_each() -> None:
     records = [
         Record(
             step,
+            1.0,
             {
                 "episode/go/agent/black/reward/mean": 0.1 * step,
                 "episode/go/agent/black/trained/share": 1.0,
@@ -97,7 +100,10 @@ def test_where_several_agents_train_the_reward_is_that_of_each() -> None:
 
 def test_failed_episodes_are_summed_by_kind_over_all_sources_once() -> None:
     metrics = {"episode/error/TaskError/sum": 2.0, "episode/words/error/TaskError/sum": 2.0}
-    records = [Record(0, metrics), Record(1, {**metrics, "episode/error/timeout/sum": 1.0})]
+    records = [
+        Record(0, 1.0, metrics),
+        Record(1, 1.0, {**metrics, "episode/error/timeout/sum": 1.0}),
+    ]
     summary = build_summary(records)
     assert "failures    5 episodes: 4 x TaskError, 1 x timeout" in summary.lines()
     assert summary.as_json()["failures"] == {"TaskError": 4, "timeout": 1}
@@ -112,6 +118,6 @@ def test_a_run_without_a_step_still_has_a_summary() -> None:
 
 
 def test_a_supervised_run_is_judged_by_its_loss() -> None:
-    records = [Record(step, {"loss/total/mean": 2.0 - step}) for step in range(2)]
+    records = [Record(step, 1.0, {"loss/total/mean": 2.0 - step}) for step in range(2)]
     content = build_summary(records, kind="sft").as_json()
     assert (content["loss_first"], content["loss_last"]) == (2.0, 1.5)

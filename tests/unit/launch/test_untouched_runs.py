@@ -99,7 +99,7 @@ def fill(lease: RunLease) -> None:
         (root / name).parent.mkdir(parents=True)
         (root / name).write_text("precious")
     for name in ("metrics.jsonl", "journal.jsonl"):
-        (root / name).write_text('{"step": 0}\n')
+        (root / name).write_text('{"step": 0, "time": 0}\n')
 
 
 def make_run(runs: Path, kind: RunKind) -> Path:

@@ -105,7 +105,7 @@ def test_of_a_source_that_only_one_run_has_what_was_chosen_is_listed(tmp_path: P
 def test_a_folder_without_a_config_differs_in_no_setting(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / f"seed{seed}", changes={"seed": seed}) for seed in range(2)]
     bare = a_run(tmp_path / "bare")
-    shutil.rmtree(bare / "replay")
+    shutil.rmtree(bare / "config")
     for order in ([bare, *runs], [*runs, bare]):
         comparison = compare(order)
         assert [key for key, _ in comparison.settings] == ["seed"]

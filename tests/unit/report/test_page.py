@@ -124,7 +124,7 @@ def test_no_text_of_a_run_becomes_anything_but_text(tmp_path: Path) -> None:
         )
     failed = {"type": hostile, "message": hostile}
     add_episode(root, step=9, reward=0.0, reply=hostile, error=failed)
-    (root / "notices.log").write_text(hostile.replace("\ud800", ""))
+    (root / "notices.log").write_text(hostile.replace("\ud800", "") + "\n")
     summary = {"kind": "rl", "term": 1, "outcome": hostile, "cause": hostile}
     (root / "summary.json").write_text(json.dumps(summary))
     text = render(read_run(root))
@@ -179,9 +179,9 @@ def test_torn_lines_and_numbers_that_are_not_finite_are_told(tmp_path: Path) -> 
         file.write(b'{"step": 1, "time": 5.0, "optimizer/lr": 2.0}\n[1]\n\xff\xfe\n{"step": 2, "ti')
     run = read_run(root)
     assert [point.step for point in run.series.steps] == [0, 1]
-    assert (
-        "Not finite, so missing in the curves: loss/total/mean (step 1)" in Page(render(run)).text
-    )
+    text = Page(render(run)).text
+    assert "Not finite, so missing in the curves: loss/total/mean (step 1)" in text
+    assert "metrics.jsonl has 2 lines that cannot be read, the first at byte" in text
 
 
 def test_numbers_too_large_to_draw_are_told_like_those_that_are_not_finite(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_files_cost_what_they_hold_and_nothing_else(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run", metrics=rising(3))
-    for name in ("summary.json", "lease.json", ".gradus-run", "replay/term_00000001/run.json"):
+    for name in ("summary.json", "lease.json", ".gradus-run", "config/launched.json"):
         (root / name).write_bytes(b'{"half": ')
     (root / "episodes" / "step_0").mkdir(parents=True)
     (root / "episodes" / "step_0" / "train.jsonl").write_text(

@@ -12,7 +12,7 @@ from gradus.run.paths import RunDirectory
 def add_metrics(run_dir: RunDirectory, *steps: int) -> None:
     run_dir.root.mkdir(exist_ok=True)
     with run_dir.metrics.open("a") as file:
-        file.writelines(json.dumps({"step": step, "x": 1.0}) + "\n" for step in steps)
+        file.writelines(json.dumps({"step": step, "time": 1.0, "x": 1.0}) + "\n" for step in steps)
 
 
 def add_episode(run_dir: RunDirectory, step: int, text: str, kind: str = "train") -> Path:

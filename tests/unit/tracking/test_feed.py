@@ -325,7 +325,7 @@ def test_no_option_that_a_class_refuses_is_said_where_it_is_secret(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "line", [b"[" * 100_000, b'{"step": 5, "time": 1, "loss": 1' + b"0" * 400 + b"}", b"\xff"]
+    "line", [b"[" * 100_000, b'{"time": 1, "step": 1' + b"0" * 400 + b"}", b"\xff"]
 )
 def test_a_hostile_line_costs_itself_alone(
     tmp_path: Path, place: TrackedPlace, line: bytes

@@ -18,7 +18,7 @@ from gradus.errors import ConfigError
 from gradus.monitor.catalogue import METRICS
 from gradus.monitor.live import write_live
 from gradus.run.paths import RunDirectory
-from gradus.tracking.base import TrackedRecord
+from gradus.run.records import Record
 from gradus.tracking.prometheus.dashboard import dashboard
 from gradus.tracking.prometheus.tracker import NumberBoard
 
@@ -41,7 +41,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
     directory = RunDirectory(tmp_path_factory.mktemp("run"))
     names = [name for metric in METRICS for name in spelled_out(metric.pattern)]
     board = NumberBoard(tracked_run(directory.root), directory)
-    board.add(TrackedRecord(0, 1.0, {n: 1.0 for n in names if not n.startswith("live/")}))
+    board.add(Record(0, 1.0, {n: 1.0 for n in names if not n.startswith("live/")}))
     write_live(directory.live, {n: 1.0 for n in names if n.startswith("live/")}, term=1)
     directory.alive.mkdir()
     (directory.alive / "trainer.json").write_text("{}")

@@ -17,7 +17,8 @@ from gradus.errors import ProcessError
 from gradus.monitor import JsonlMonitor
 from gradus.monitor.live import write_live
 from gradus.run.paths import RunDirectory
-from gradus.tracking.base import TrackedRecord, TrackedRun
+from gradus.run.records import Record
+from gradus.tracking.base import TrackedRun
 from gradus.tracking.prometheus.tracker import LIVE_UNTIL_SECONDS, NumberBoard, Prometheus
 
 
@@ -57,9 +58,9 @@ def scrape(run: TrackedRun) -> dict[str, float]:
         return parse(answer.read().decode())
 
 
-def record(step: int, **metrics: float) -> TrackedRecord:
+def record(step: int, **metrics: float) -> Record:
     named = {name.replace("__", "/"): value for name, value in metrics.items()}
-    return TrackedRecord(step=step, time=1000.0 + step, metrics=named)
+    return Record(step=step, time=1000.0 + step, metrics=named)
 
 
 def test_a_run_that_has_recorded_nothing_has_a_page(run: TrackedRun, tracker: Prometheus) -> None:
@@ -81,10 +82,10 @@ def test_the_last_step_takes_the_place_of_the_one_before(
 
 
 def test_an_evaluation_stays_until_the_next_one(run: TrackedRun, tracker: Prometheus) -> None:
-    tracker.log(TrackedRecord(2, 1.0, {"eval/avg@4": 0.75, "eval/error/Timeout/sum": 1.0}))
+    tracker.log(Record(2, 1.0, {"eval/avg@4": 0.75, "eval/error/Timeout/sum": 1.0}))
     tracker.log(record(3, episode__reward__mean=0.5))
     assert scrape(run)["gradus_eval_avg_at_k{k=4}"] == 0.75
-    tracker.log(TrackedRecord(4, 2.0, {"eval/avg@4": 1.0}))
+    tracker.log(Record(4, 2.0, {"eval/avg@4": 1.0}))
     shown = scrape(run)
     assert shown["gradus_eval_avg_at_k{k=4}"] == 1.0
     assert "gradus_eval_error_error{error=Timeout}" not in shown
@@ -100,7 +101,7 @@ def test_records_that_are_sent_again_do_not_take_the_page_back(
 
 
 def test_a_number_that_was_not_finite_is_nan(run: TrackedRun, tracker: Prometheus) -> None:
-    tracker.log(TrackedRecord(0, 1.0, {}, non_finite=("loss/total/mean",)))
+    tracker.log(Record(0, 1.0, {}, non_finite=("loss/total/mean",)))
     assert math.isnan(scrape(run)["gradus_loss_total_mean"])
 
 

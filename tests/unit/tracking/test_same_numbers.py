@@ -19,9 +19,10 @@ from gradus.config.schema.monitor import (
     TrackioConfig,
     WandbConfig,
 )
-from gradus.monitor import JsonlMonitor, read_records
+from gradus.monitor import JsonlMonitor
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
+from gradus.run.records import read_records
 from gradus.tracking.follow.cursor import run_identity
 from gradus.tracking.follow.process import send_run
 
@@ -45,10 +46,9 @@ def record_numbers(run_dir: RunDirectory, steps: range, factor: float) -> None:
 def recorded(run_dir: RunDirectory) -> dict[tuple[str, int], float]:
     """What the file says: metric and step → value."""
     return {
-        (name, record["step"]): math.nan if value is None else value
+        (name, record.step): value
         for record in read_records(run_dir.metrics)
-        for name, value in record.items()
-        if name not in ("step", "time", "non_finite")
+        for name, value in record.numbers.items()
     }
 
 

@@ -13,10 +13,10 @@ from tracked import episode_row, tracked_run
 from tracked_runs import build_tracked_run, record_episodes, record_steps
 
 from gradus.config.schema.monitor import TensorBoardConfig
-from gradus.monitor import JsonlMonitor, read_records
+from gradus.monitor import JsonlMonitor
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
-from gradus.tracking.base import TrackedRecord
+from gradus.run.records import Record, read_records
 from gradus.tracking.describe import describe_run
 from gradus.tracking.follow.cursor import Cursor
 from gradus.tracking.follow.delivery import build_tracker
@@ -68,12 +68,11 @@ def test_the_event_files_hold_the_numbers_of_the_records(tmp_path: Path) -> None
         monitor.record(numbers | {"loss/bad": float("nan")}, step=step)
     monitor.close()
     accumulator = read(feed(run_dir))
-    for row in read_records(run_dir.metrics):
-        for name in row.keys() - {"step", "time", "non_finite"}:
-            (event,) = [e for e in accumulator.Scalars(name) if e.step == row["step"]]
-            expected = float("nan") if row[name] is None else np.float32(row[name])
-            assert np.array_equal(np.float32(event.value), np.float32(expected), equal_nan=True)
-            assert event.wall_time == row["time"]
+    for record in read_records(run_dir.metrics):
+        for name, number in record.numbers.items():
+            (event,) = [e for e in accumulator.Scalars(name) if e.step == record.step]
+            assert np.array_equal(np.float32(event.value), np.float32(number), equal_nan=True)
+            assert event.wall_time == record.time
 
 
 def test_what_a_kill_left_unconfirmed_does_not_stand_there_twice(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_what_a_kill_left_unconfirmed_does_not_stand_there_twice(tmp_path: Path)
     killed = build_tracker(CONFIG)
     cursor = json.loads((run_dir.trackers / "tensorboard.json").read_text())
     killed.open(describe_run(run_dir, CONFIG, Cursor(mark=cursor["mark"])))
-    killed.log(TrackedRecord(3, 0.0, {"loss/total/mean": 99.0}))
+    killed.log(Record(3, 0.0, {"loss/total/mean": 99.0}))
     killed.close("unknown")  # On the disk, but nobody noted it.
     record_steps(run_dir, [3])
     feed(run_dir)

@@ -23,7 +23,7 @@ from gradus.config import EvalSourcesConfig, SftEvaluatorProcessConfig
 from gradus.errors import ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
 from gradus.log import get_logger, note_step
-from gradus.monitor import Monitor, read_records
+from gradus.monitor import Monitor
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
     EvaluationSource,
@@ -44,6 +44,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
+from gradus.run.records import EVALUATION, read_records
 from gradus.sealed import discard
 from gradus.transport import BatchSender
 from gradus.wire.events import PolicyPublished, TrainerDone
@@ -397,7 +398,7 @@ class SftEvaluation:
     def _record_again(self) -> None:
         """Record evaluations once more whose records a resume cut off with later steps."""
         records = read_records(self.run_dir.metrics)
-        recorded = {int(it["eval/version"]) for it in records if "eval/version" in it}
+        recorded = {int(it.metrics[EVALUATION]) for it in records if it.is_evaluation}
         for version in range((self.config.resume_step or 0) + 1):
             if self._is_measured(version) and version not in recorded:
                 self.monitor.record(read_json(self.run_dir.evaluation(version)), step=version)

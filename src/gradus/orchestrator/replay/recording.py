@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.monitor import read_records
 from gradus.orchestrator.records.journal import read_journal
 from gradus.orchestrator.records.recording import PlayedState, digest_model, load_played
 from gradus.orchestrator.replay.journal_reader import (
@@ -33,6 +32,7 @@ from gradus.run.recording import (
     read_launch,
     recorded_terms,
 )
+from gradus.run.records import read_records
 from gradus.wire.codec import decode
 
 LEARNED = ("loss/", "optimizer/")
@@ -202,8 +202,7 @@ def read_learned(metrics: Path) -> dict[int, Mapping[str, float]]:
     """Step → learning metrics of a run's `metrics.jsonl`; empty when there is none."""
     found: dict[int, dict[str, float]] = {}
     for record in read_records(metrics):
-        numbers = {k: v for k, v in record.items() if isinstance(v, int | float)}
-        found.setdefault(int(record["step"]), {}).update(learned(numbers))
+        found.setdefault(record.step, {}).update(learned(record.metrics))
     return dict(found)
 
 

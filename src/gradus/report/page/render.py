@@ -14,7 +14,7 @@ from statistics import median
 import gradus
 from gradus.monitor import LAST_STEPS, first_and_last
 from gradus.report.choice import unit_of
-from gradus.report.episodes import EpisodesRead, read_episodes
+from gradus.report.episodes import EpisodesRead, choose_episodes
 from gradus.report.folder import RunFolder, notices, read_folder, when
 from gradus.report.page.charts import draw, sparkline
 from gradus.report.page.curves import charts
@@ -60,7 +60,7 @@ def read_run(root: Path) -> Read:
     return Read(
         folder,
         read_series(folder.run_dir.metrics),
-        read_episodes(folder.run_dir),
+        choose_episodes(folder.run_dir),
         notices(folder.run_dir),
     )
 
@@ -107,7 +107,7 @@ def _head(run: Read) -> str:
     folder, series = run.folder, run.series
     kind = _KINDS.get(folder.kind, "Run")
     model = folder.settings.values.get("model.name")
-    began = next((p.time for p in (*series.steps, *series.evaluations) if p.time), None)
+    began = next((p.time for p in (*series.steps, *series.evaluations)), None)
     words = [
         kind,
         f"of {escape(model)}" if model else "",
@@ -144,7 +144,7 @@ def _tiles(run: Read) -> str:
     tiles += _first_and_last(run)
     seconds = folder.summary.get("seconds")
     total = seconds.get("total") if isinstance(seconds, dict) else None
-    times = [p.time for p in (*series.steps, *series.evaluations) if p.time is not None]
+    times = [p.time for p in (*series.steps, *series.evaluations)]
     if isinstance(total, int | float) and folder.num_launches == 1:
         tiles.append((duration(float(total)), "from start to end"))
     elif len(times) > 1:
@@ -205,6 +205,8 @@ def _curves(series: RunSeries, over: Axis) -> str:
         )
         said = f"Not finite, so missing in the curves: {listed}"
         lost = f'<p class="cause">{escape(said, limit=1500)}</p>'
+    if series.broken.count:
+        lost += f'<p class="cause">{escape(f"metrics.jsonl has {series.broken}.")}</p>'
     drawn = "".join(draw(chart) for chart in charts(series, over)[:28])
     return f'<p class="lead">{words}</p>{lost}<div class="charts">{drawn}</div>'
 

@@ -12,24 +12,25 @@ from typing import Any
 from gradus.errors import CorruptStateError, RunDirectoryError
 from gradus.files import read_json, write_json
 from gradus.run.paths import RunDirectory
+from gradus.run.records import Place, read_cuts
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Cursor:
-    """A place in `metrics.jsonl`: everything before it is safe at the tracker."""
+class Cursor(Place):
+    """Everything before it is safe at the tracker.
 
-    offset: int = 0
-    """Bytes of the file."""
-    num_sent: int = 0
-    """Records, over all launches."""
-    num_cuts: int = 0
-    """How many cuts of the file it knows; see `gradus.run.growing_files`."""
-    resume_step: int | None = None
-    """What the tracker has of this step and later is void, and it was not told yet."""
+    A `resume_step` says that the tracker was not told yet what of it is void.
+    """
+
     mark: str | None = None
     """What the tracker said at its last flush."""
+
+
+def first_cursor(run_dir: RunDirectory) -> Cursor:
+    """The cursor of a tracker that has nothing."""
+    return Cursor(num_cuts=len(read_cuts(run_dir)))
 
 
 class CursorFile:

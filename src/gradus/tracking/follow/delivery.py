@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,11 +14,10 @@ from gradus.config import MonitorConfig
 from gradus.log import get_logger
 from gradus.plugins import building, find_plugin
 from gradus.run.paths import RunDirectory
-from gradus.tracking.base import EpisodeRow, TrackedRecord, Tracker
-from gradus.tracking.describe import describe_run, read_outcome
-from gradus.tracking.episodes import is_evaluation, sample_rows
-from gradus.tracking.follow.cursor import Cursor, CursorFile
-from gradus.tracking.follow.records import Block, first_cursor, read_block, records_again
+from gradus.run.records import Block, Record, read_block, read_records
+from gradus.tracking.base import EpisodeRow, Tracker
+from gradus.tracking.describe import describe_run, read_outcome, sample_rows
+from gradus.tracking.follow.cursor import Cursor, CursorFile, first_cursor
 from gradus.tracking.redact import without_any_secret
 
 _LOG = get_logger(__name__)
@@ -121,10 +120,8 @@ class Delivery:
             tracker.open(run)
         said = getattr(tracker, "shown_by", None)
         self.shown_by = said if isinstance(said, str) else None
-        again = records_again(self._run_dir, cursor)
         if cursor.resume_step is not None:
-            for record in again:
-                self._log(tracker, [record])
+            self._log(tracker, _lost_records(self._run_dir, cursor, cursor.resume_step))
             cursor = self._flush(tracker, cursor)
         while True:
             # Asked before the look: what is written before the end is seen by the last look.
@@ -133,6 +130,8 @@ class Delivery:
             if block.was_cut:
                 self._save(block.after)
                 return
+            if block.broken.count:
+                _LOG.warning("%s: %s", self._run_dir.metrics, block.broken)
             if block.records:
                 self._log(tracker, block.records)
                 # What was only left out is noted as sent when something behind it is safe.
@@ -165,12 +164,12 @@ class Delivery:
             block = read_block(self._run_dir, cursor)
         return cursor
 
-    def _next_block(self, cursor: Cursor) -> Block:
+    def _next_block(self, cursor: Cursor) -> Block[Cursor]:
         if self._left_out is None:
             return read_block(self._run_dir, cursor)
         return read_block(self._run_dir, cursor, num_bytes=1)
 
-    def _log(self, tracker: Tracker, records: Sequence[TrackedRecord]) -> None:
+    def _log(self, tracker: Tracker, records: Iterable[Record]) -> None:
         for record in records:
             if self._begins(Portion("numbers", record.step, record.time)):
                 with self._calling():
@@ -187,10 +186,10 @@ class Delivery:
         self.last_portion = portion
         return True
 
-    def _sample(self, record: TrackedRecord) -> Sequence[EpisodeRow]:
+    def _sample(self, record: Record) -> Sequence[EpisodeRow]:
         """The table that belongs to a record; a file that cannot be read costs the table only."""
         every = self._config.episodes_interval_steps
-        if every is None or (record.step % every and not is_evaluation(record)):
+        if every is None or (record.step % every and not record.is_evaluation):
             return ()
         try:
             return sample_rows(self._run_dir, record, num_rows=self._config.episodes_per_table)
@@ -229,3 +228,13 @@ class Delivery:
         with self._lock:
             if self._is_abandoned:
                 raise GivenUp
+
+
+def _lost_records(run_dir: RunDirectory, cursor: Cursor, resume_step: int) -> Iterator[Record]:
+    """Records before the cursor that a tracker loses when it voids `resume_step` and later.
+
+    The evaluation of the version that a run goes on from is one: it has the number of the next
+    step and is not done again.
+    """
+    sent = read_records(run_dir.metrics, stop=cursor.offset)
+    return (record for record in sent if record.step >= resume_step)

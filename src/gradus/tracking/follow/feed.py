@@ -13,9 +13,9 @@ from gradus.config import MonitorConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
-from gradus.tracking.follow.cursor import CursorFile
+from gradus.run.records import RecordTail
+from gradus.tracking.follow.cursor import CursorFile, first_cursor
 from gradus.tracking.follow.delivery import Delivery, Portion
-from gradus.tracking.follow.records import first_cursor, num_unsent
 from gradus.tracking.redact import without_any_secret
 
 FIRST_WAIT_SECONDS = 1.0
@@ -108,7 +108,8 @@ class Feed:
 
     def unsent(self) -> int:
         """Records that are not safe at the tracker."""
-        return num_unsent(self._run_dir, self._file.load() or first_cursor(self._run_dir))
+        cursor = self._file.load() or first_cursor(self._run_dir)
+        return sum(1 for _ in RecordTail(self._run_dir, cursor).read())
 
     @property
     def is_hung(self) -> bool:

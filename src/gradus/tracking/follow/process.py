@@ -15,7 +15,7 @@ from gradus.errors import ConfigError, DeadlineError, GradusError, RunDirectoryE
 from gradus.log import get_logger
 from gradus.run.lease import check_term, is_in_use
 from gradus.run.paths import RunDirectory
-from gradus.tracking.describe import read_launched
+from gradus.run.recording import read_launched
 from gradus.tracking.follow.feed import Feed
 
 TICK_SECONDS = 0.1
@@ -80,7 +80,7 @@ def send_run(
 
 def choose_monitor(run_dir: RunDirectory, name: str) -> dict[str, object]:
     """What the run's config says of a tracker of that name; else an empty table of that type."""
-    written = (read_launched(run_dir).get("config") or {}).get("monitor") or []
+    written = read_launched(run_dir).config.get("monitor") or []
     for table in written:
         if isinstance(table, dict) and name in (table.get("name"), _title(table)):
             return dict(table)

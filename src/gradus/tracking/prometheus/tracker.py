@@ -7,7 +7,6 @@ of the scrape. What a number is called says `names.py`.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -15,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gradus.files import write_json
-from gradus.monitor import read_records
-from gradus.monitor.jsonl import RESERVED_KEYS
 from gradus.monitor.live import read_live
 from gradus.run.paths import RunDirectory
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRecord, TrackedRun
+from gradus.run.records import Record, read_records
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 from gradus.tracking.prometheus.exposition import Page
 from gradus.tracking.prometheus.names import export
 from gradus.tracking.prometheus.server import PATH, MetricsServer
@@ -56,7 +54,7 @@ class Prometheus:
         """Listen; ProcessError where the port is taken. Earlier records come from the file."""
         directory = RunDirectory(run.folder)
         self._board = NumberBoard(run, directory)
-        for record in read_tracked(directory.metrics):
+        for record in read_records(directory.metrics):
             self._board.add(record)
         self._server = MetricsServer(self._board.text, host=self._host, port=self._port)
         self._targets = directory.prometheus_targets(run.tracker)
@@ -67,7 +65,7 @@ class Prometheus:
         )
         self._say(directory, f"Prometheus finds the run at http://{self._server.address}{PATH}")
 
-    def log(self, record: TrackedRecord) -> None:
+    def log(self, record: Record) -> None:
         """The newest record of each kind is shown."""
         assert self._board is not None, "not open"
         self._board.add(record)
@@ -118,9 +116,9 @@ class NumberBoard:
         self._recorded_at = 0.0
         self._outcome: RunOutcome | None = None
 
-    def add(self, record: TrackedRecord) -> None:
+    def add(self, record: Record) -> None:
         """Show a record: of a newer step in place of what was there, of the same step beside it."""
-        numbers = dict(record.metrics) | dict.fromkeys(record.non_finite, math.nan)
+        numbers = record.numbers
         with self._lock:
             self._recorded_at = max(self._recorded_at, record.time)
             for kind in sorted({_kind(name) for name in numbers}):
@@ -176,23 +174,6 @@ class NumberBoard:
         for process, seconds in _heartbeats(self._directory.alive).items():
             labels = {"process": process}
             page.add("gradus_process_alive_timestamp_seconds", seconds, help=text, labels=labels)
-
-
-def read_tracked(path: Path) -> list[TrackedRecord]:
-    """The records of a run so far; none where there is no file yet."""
-    return [
-        TrackedRecord(
-            step=record["step"],
-            time=float(record.get("time") or 0.0),
-            metrics={
-                name: float(value)
-                for name, value in record.items()
-                if name not in RESERVED_KEYS and isinstance(value, int | float)
-            },
-            non_finite=tuple(map(str, record.get("non_finite") or ())),
-        )
-        for record in read_records(path)
-    ]
 
 
 def _add_metrics(page: Page, numbers: Mapping[str, float]) -> None:

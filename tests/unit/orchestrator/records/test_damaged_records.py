@@ -53,7 +53,9 @@ async def rig(build_rig: Any, tmp_path: Path) -> Any:
     await rig.play()
     recording.finish()
     recording.close()
-    (rig.root / "metrics.jsonl").write_text('{"step": 0, "loss/policy/mean": 0.5}\n' * STEPS)
+    (rig.root / "metrics.jsonl").write_text(
+        '{"step": 0, "time": 1, "loss/policy/mean": 0.5}\n' * STEPS
+    )
     return rig
 
 

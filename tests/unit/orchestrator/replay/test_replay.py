@@ -309,8 +309,8 @@ async def test_another_version_of_a_library_is_said(rig: Any) -> None:
 def test_learning_metrics_come_from_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     rows = [
-        {"step": 0, "loss/total/mean": 0.5, "episode/reward/mean": 1.0},
-        {"step": 0, "optimizer/lr": 0.1, "loss/odd/mean": None},
+        {"step": 0, "time": 1, "loss/total/mean": 0.5, "episode/reward/mean": 1.0},
+        {"step": 0, "time": 1, "optimizer/lr": 0.1, "loss/odd/mean": None},
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 1, "lo')
     assert read_learned(path) == {0: {"loss/total/mean": 0.5, "optimizer/lr": 0.1}}

@@ -1,0 +1,179 @@
+"""The one reader of `episodes/step_N/{train,eval}.jsonl`, as a person reads an episode."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gradus.run.json_lines import BrokenLines, parse_object, whole_lines
+from gradus.run.paths import RunDirectory
+
+_STEP = re.compile(r"step_(\d{1,17})")
+_WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side said."""
+
+    role: str
+    text: str
+    """Reasoning, content and tool calls, one below the other."""
+    is_sampled: bool
+    """Whether the trained model, or another that plays, wrote it."""
+
+
+@dataclass(frozen=True)
+class RecordedTrace:
+    """What one agent saw and said."""
+
+    agent: str
+    is_trainable: bool
+    rewards: Mapping[str, float]
+    """The parts of the reward, weighted."""
+    messages: Sequence[Message]
+    """Without copies: a later prompt may repeat a reply in other tokens."""
+    num_tokens: int
+    """Sampled ones."""
+
+
+@dataclass(frozen=True)
+class RecordedEpisode:
+    """One line of a file of episodes."""
+
+    id: str
+    """Empty where the record gives none."""
+    source: str
+    task: str
+    """Key of the task, or its number."""
+    title: str
+    """The task's name for a person; may be empty."""
+    traces: Sequence[RecordedTrace]
+    advantages: Sequence[float | None]
+    """Of each trace; None for one that got no credit."""
+    reward: float | None
+    """Of the episode, else of the shown trace. None when it failed, or it is not finite."""
+    error: str
+    """Type of its error; empty for an episode that finished."""
+    error_message: str
+    dropped: str
+    """Why it trained nothing; empty where it did."""
+
+    @property
+    def shown(self) -> RecordedTrace | None:
+        """The first trace with credit, else the first that trains, else the first."""
+        credited = (t for t, a in zip(self.traces, self.advantages, strict=False) if a is not None)
+        trained = (trace for trace in self.traces if trace.is_trainable)
+        return next(credited, None) or next(trained, None) or next(iter(self.traces), None)
+
+
+def episode_files(
+    run_dir: RunDirectory, purpose: Literal["train", "eval"]
+) -> list[tuple[int, Path]]:
+    """Step and file, in the order of steps."""
+    if not run_dir.episodes.is_dir():
+        return []
+    matches = [(path, _STEP.fullmatch(path.name)) for path in run_dir.episodes.iterdir()]
+    files = [(int(match[1]), path / f"{purpose}.jsonl") for path, match in matches if match]
+    return sorted(file for file in files if file[1].is_file())
+
+
+def read_episodes(
+    path: Path, *, stop: int | None = None, broken: BrokenLines | None = None
+) -> Iterator[RecordedEpisode]:
+    """The episodes of a file up to byte `stop`; none where there is no file.
+
+    A line of another form counts as broken and costs itself alone.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in whole_lines(file, stop=stop):
+            value = parse_object(line)
+            try:
+                episode = None if value is None else _episode(value)
+            except _WRONG_FORM:
+                episode = None
+            if episode is not None:
+                yield episode
+            elif broken is not None:
+                broken.add(line)
+
+
+def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
+    own = value.get("gradus") or {}
+    task = value.get("task") or {}
+    named = own.get("task") or task
+    data = task.get("data")
+    error = own.get("error") or next(iter(value.get("errors") or []), None) or {}
+    is_failed = bool(error) or value.get("ok") is False
+    episode = RecordedEpisode(
+        id=str(own.get("episode") or value.get("id") or ""),
+        source=str(own.get("source") or (value.get("env") or {}).get("name") or ""),
+        task=str(named.get("key") or named.get("index") or ""),
+        title=str(data.get("name") or "") if isinstance(data, Mapping) else "",
+        traces=tuple(_trace(it) for it in value.get("traces") or []),
+        advantages=tuple(_finite(it) for it in own.get("advantages") or []),
+        reward=None,
+        error=str(error.get("type") or "failed") if is_failed else "",
+        error_message=str(error.get("message") or ""),
+        dropped=str(next(iter((own.get("dropped") or {}).values()), "")),
+    )
+    return episode if is_failed else replace(episode, reward=_reward(own.get("reward"), episode))
+
+
+def _reward(own: Any, episode: RecordedEpisode) -> float | None:
+    reward = own
+    if reward is None and episode.shown is not None and episode.shown.rewards:
+        reward = sum(episode.shown.rewards.values())
+    return _finite(reward)
+
+
+def _finite(value: float | None) -> float | None:
+    """A table has no place for NaN: JSON has none, and rows could not be put in order."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _trace(value: Mapping[str, Any]) -> RecordedTrace:
+    agent = value.get("agent") or {}
+    return RecordedTrace(
+        agent=str(agent.get("name") or ""),
+        is_trainable=bool(agent.get("trainable", True)),
+        rewards={
+            str(name): float(part.get("score") or 0.0) * float(part.get("weight", 1.0))
+            for name, part in (value.get("rewards") or {}).items()
+        },
+        messages=tuple(_messages(value.get("nodes") or [])),
+        num_tokens=int(value.get("num_output_tokens") or 0),
+    )
+
+
+def _messages(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
+    said: set[str] = set()
+    for node in nodes:
+        message, is_sampled = node.get("message") or {}, bool(node.get("sampled"))
+        role, content = str(message.get("role") or ""), _text(message.get("content"))
+        if is_sampled:
+            said.add(content)
+        elif role == "assistant" and content in said:
+            continue
+        calls = (_call(it) for it in message.get("tool_calls") or [])
+        parts = [message.get("reasoning_content"), content, *calls]
+        text = "\n".join(part for part in parts if isinstance(part, str) and part)
+        yield Message(role, text, is_sampled)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, Mapping))
+        return "\n".join(text for text in parts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def _call(value: Mapping[str, Any]) -> str:
+    function = value["function"] if isinstance(value.get("function"), Mapping) else value
+    return f"{function.get('name', '')}({function.get('arguments', '')})"
