@@ -243,8 +243,8 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
             elif scores.undecided is None:
                 trace.record_reward("debate", scores.rewards[member])
             own = scores.members[member]
-            if self.config.quarantine == "train" and own.parse_errors:
-                share = own.parse_errors / own.turns
+            if self.config.quarantine == "train" and own.lost_turns:
+                share = own.lost_turns / own.turns
                 trace.record_reward("format", -self.config.format_penalty * share)
             forgeries = {FORGERIES: float(trace.info.get(FORGERIES, 0))}
             trace.record_metrics(scores.members[member].metrics() | forgeries)

@@ -97,8 +97,8 @@ class DebateEnvConfig(vf.EnvConfig):
     and costs `format_penalty`. Where a judge cannot tell what was hidden from it, a policy that is
     never pushed away from such replies may drift into them."""
     format_penalty: float = Field(0.5, gt=0, le=10)
-    """With quarantine = "train": what a member's reward loses when none of its replies can be read;
-    in proportion when some cannot."""
+    """With quarantine = "train": what a member's reward loses when none of its replies can be read,
+    or has the answer that was asked for; in proportion when some are so."""
     drop_judge: bool = True
     """Whether the judge's trace is recorded and never trains."""
     order: Literal["drawn", "fixed"] = "drawn"

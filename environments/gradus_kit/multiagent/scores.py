@@ -33,6 +33,8 @@ class MemberScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Turns that should have had an answer and had none that can be read."""
     parse_errors: int
     """Turns without public text."""
+    lost_turns: int
+    """Turns of either kind."""
     initial_answer: str | None = None
     final_answer: str | None = None
     initial_correct: bool | None = None
@@ -153,6 +155,7 @@ class DialogueScorer:
         asked = [said for said in turns if ANSWER in self.pack.fields_of(member, said.phase)]
         answers = [self._answer(said, truth) for said in asked]
         given = [answer for answer in answers if answer is not None]
+        failed = [said for said, answer in zip(asked, answers, strict=True) if answer is None]
         # What the last turn leaves open, an earlier one does not answer.
         ends = (answers[0], answers[-1]) if answers else (None, None)
         right = truth.answer
@@ -166,8 +169,9 @@ class DialogueScorer:
             commits=len(given),
             unique_commits=len({canonical(answer) for answer in given}),
             flipped=None not in ends and canonical(ends[0] or "") != canonical(ends[1] or ""),
-            extraction_failed=len(asked) - len(given),
+            extraction_failed=len(failed),
             parse_errors=sum(said.parse_error is not None for said in turns),
+            lost_turns=sum(said.parse_error is not None or said in failed for said in turns),
             initial_answer=ends[0],
             final_answer=ends[1],
             initial_correct=correct[0],

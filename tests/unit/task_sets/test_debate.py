@@ -569,6 +569,18 @@ async def test_a_reply_that_cannot_be_read_trains_at_a_cost_or_not_at_all(
     assert ("quarantined_turns" in trace.info) == (quarantine == "mask")
 
 
+async def test_an_answer_that_is_left_empty_costs_as_much_as_one_that_cannot_be_read(
+    room: Room,
+) -> None:
+    settings = {"quarantine": "train", "format_penalty": 0.4}
+    for last in ("<answer></answer>", "<thinking>A"):
+        script = {"debater_a": ["<answer>A</answer>", last]}
+        async with room.open(script, config=settings) as debates:
+            trace = trace_of(await debates.play(answer="A"), "debater_a")
+        assert trace.rewards["format"].score == pytest.approx(-0.4 / 2)
+        assert trace.metrics["lost_turns"] == 1
+
+
 def test_a_penalty_without_training_is_refused() -> None:
     with pytest.raises(ValidationError, match="has no effect while replies"):
         DebateEnvConfig(id="gradus-debate", format_penalty=0.1)

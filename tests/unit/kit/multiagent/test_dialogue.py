@@ -196,7 +196,7 @@ def test_answers_are_counted_turn_by_turn() -> None:
     own = DialogueScorer(PACK, MEMBERS).score(game.play(PACK), TRUTH).members["debater_a"]
     assert own.metrics() == {
         **{"turns": 3.0, "commits": 2.0, "unique_commits": 2.0, "flipped": 1.0},
-        **{"extraction_failed": 1.0, "parse_errors": 1.0},
+        **{"extraction_failed": 1.0, "parse_errors": 1.0, "lost_turns": 1.0},
         **{"initial_correct": 0.0, "final_correct": 1.0},
     }
 
