@@ -174,12 +174,14 @@ def track(words: Sequence[str]) -> int:
 
 
 def _write_dashboard(path: Path, others: Sequence[str]) -> int:
-    from gradus.files import write_json
-    from gradus.tracking.prometheus.dashboard import dashboard
+    from importlib.resources import files
+
+    from gradus.files import write_atomically
 
     if others or path.is_dir():
         raise ConfigError(f"--grafana {path}: expected the name of a file, and nothing else")
-    write_json(path, dashboard())
+    dashboard = files("gradus.tracking.prometheus").joinpath("dashboard.json")
+    write_atomically(path, dashboard.read_bytes())
     print(f"{path}  in Grafana: Dashboards, New, Import")
     return ExitCode.DONE
 

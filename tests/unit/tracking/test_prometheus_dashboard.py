@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 from catalogue_names import spelled_out
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from promql import PromQL
 from tracked import tracked_run
@@ -19,15 +21,15 @@ from gradus.monitor.catalogue import METRICS
 from gradus.monitor.live import write_live
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
-from gradus.tracking.prometheus.dashboard import dashboard
-from gradus.tracking.prometheus.tracker import NumberBoard
+from gradus.tracking.prometheus.board import NumberBoard
 
 Targets = list[tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(dashboard(), allow_nan=False))
+    packaged = files("gradus.tracking.prometheus").joinpath("dashboard.json")
+    found: dict[str, Any] = json.loads(packaged.read_bytes())
     return found
 
 
@@ -46,7 +48,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
     directory.alive.mkdir()
     (directory.alive / "trainer.json").write_text("{}")
     found: dict[str, tuple[str, set[str]]] = {}
-    for family in text_string_to_metric_families(board.text()):
+    for family in text_string_to_metric_families(generate_latest(board).decode()):
         for sample in family.samples:
             _, labels = found.setdefault(sample.name, (family.type, set()))
             labels.update(sample.labels)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from tracked import tracked_run
 
@@ -19,7 +20,12 @@ from gradus.monitor.live import write_live
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
 from gradus.tracking.base import TrackedRun
-from gradus.tracking.prometheus.tracker import LIVE_UNTIL_SECONDS, NumberBoard, Prometheus
+from gradus.tracking.prometheus.board import (
+    LIVE_UNTIL_SECONDS,
+    MAX_LABEL_CHARACTERS,
+    NumberBoard,
+)
+from gradus.tracking.prometheus.tracker import Prometheus
 
 
 @pytest.fixture
@@ -48,6 +54,10 @@ def parse(text: str) -> dict[str, float]:
             words = ",".join(f"{k}={v}" for k, v in labels.items())
             found[f"{sample.name}{{{words}}}" if words else sample.name] = sample.value
     return found
+
+
+def collected(board: NumberBoard) -> dict[str, float]:
+    return parse(generate_latest(board).decode())
 
 
 def scrape(run: TrackedRun) -> dict[str, float]:
@@ -143,7 +153,7 @@ def test_queues_of_a_process_that_is_gone_are_not_shown_and_its_counters_are(
     write_live(directory.live, numbers, term=1)
     written = directory.live.stat().st_mtime
     late = NumberBoard(run, directory, clock=lambda: written + LIVE_UNTIL_SECONDS + 1)
-    shown = parse(late.text())
+    shown = collected(late)
     assert "gradus_live_slots_free" not in shown
     assert shown["gradus_live_engine_generated_tokens_total"] == 8
     assert shown["gradus_live_timestamp_seconds"] == pytest.approx(written, abs=1)
@@ -164,9 +174,9 @@ def test_processes_show_their_last_sign_of_life(run: TrackedRun, tracker: Promet
 
 def test_the_end_of_a_run_is_shown_and_then_the_page_is_gone(run: TrackedRun) -> None:
     board = NumberBoard(run, RunDirectory(run.folder))
-    assert parse(board.text())["gradus_run_ended{outcome=failed}"] == 0
+    assert collected(board)["gradus_run_ended{outcome=failed}"] == 0
     board.end("failed")
-    assert parse(board.text())["gradus_run_ended{outcome=failed}"] == 1
+    assert collected(board)["gradus_run_ended{outcome=failed}"] == 1
     tracker = Prometheus()
     tracker.open(run)
     tracker.close("failed")
@@ -196,3 +206,27 @@ def test_two_pages_of_one_run_have_two_addresses(run: TrackedRun, tracker: Prome
 
 def test_the_console_says_where_the_page_is(run: TrackedRun, tracker: Prometheus) -> None:
     assert "/metrics" in RunDirectory(run.folder).notices.read_text()
+
+
+@pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb", "a\\nb", "{x=1}", "ünï 🙂", "a,b"])
+def test_a_label_says_what_it_said(run: TrackedRun, value: str) -> None:
+    board = NumberBoard(replace(run, name=value), RunDirectory(run.folder))
+    board.add(Record(0, 1.0, {f"mine/{value}": 2.0}))
+    page = generate_latest(board).decode()
+    (family,) = [f for f in text_string_to_metric_families(page) if f.name == "gradus_metric"]
+    (sample,) = family.samples
+    assert (sample.labels, sample.value) == ({"run": value, "name": f"mine/{value}"}, 2.0)
+
+
+def test_a_lone_surrogate_and_a_huge_label_are_cut_to_what_can_be_sent(run: TrackedRun) -> None:
+    board = NumberBoard(replace(run, name="\ud800" + "x" * 10_000), RunDirectory(run.folder))
+    (family, *_) = text_string_to_metric_families(generate_latest(board).decode())
+    assert family.samples[0].labels["run"] == "?" + "x" * (MAX_LABEL_CHARACTERS - 1)
+
+
+def test_two_numbers_with_the_same_labels_are_one(run: TrackedRun) -> None:
+    board = NumberBoard(run, RunDirectory(run.folder))
+    long = "mine/" + "x" * MAX_LABEL_CHARACTERS
+    board.add(Record(0, 1.0, {f"{long}a": 1.0, f"{long}b": 2.0}))
+    page = generate_latest(board).decode()
+    assert [line[-3:] for line in page.splitlines() if "xxx" in line] == ["2.0"]
