@@ -117,14 +117,17 @@ class _Rules:
         self._alone = re.compile(rf"{before}({upper}){after}")
         self._several = re.compile(
             rf"{before}(?:(?i:both|either|neither) \(?{upper}\)?(?: and | or | nor |, | ?/ ?)"
-            rf"|\(?{upper}\)?(?: or | and/or | ?/ ?))(?:option )?\(?{upper}\)?{after}"
+            rf"|\(?{upper}\)?(?: or | and/or | ?/ ?|[?.,;:!]{{1,3}} (?i:or) (?:maybe |perhaps )?))"
+            rf"(?:option )?\(?{upper}\)?{after}"
         )
         self._possible = re.compile(
             rf"{before}\(?({upper})\)?{after} (?:(?:is|seems|looks|remains)"
             r" (?:also |still |equally |just as |as )?(?:possible|plausible|likely|conceivable)"
             r"|(?:is|would be) (?:also|equally|just as) (?:right|correct|true|valid|good)"
             r"|(?:could|may|might)(?: also| well| just as well| equally)? (?:be|work|fit|hold)\b)"
-            rf"|\b(?i:possibly|perhaps|maybe|alternatively),? (?:option )?\(?({upper}){after}",
+            rf"|\b(?i:possibly|perhaps|maybe|alternatively),? (?:option )?\(?({upper}){after}"
+            rf"|\b(?:could|may|might)(?: also| well| just as well| equally)? be (?:option )?"
+            rf"\(?({upper}){after}",
         )
         self._joined_before = re.compile(rf"{upper}\)?(?:,|/|&| and| or|, and|, or) ?\(?$")
         self._joined_after = re.compile(joined)
@@ -136,7 +139,7 @@ class _Rules:
         if _DOUBT.search(conclusion) or self._several.search(conclusion):
             return True
         for found in self._possible.finditer(conclusion):
-            letter, end = found[1] or found[2], found.end()
+            letter, end = found[1] or found[2] or found[3], found.end()
             before = {text[p] for p in self._places(text) if p < len(text) - len(conclusion) + end}
             after = {conclusion[end:][p] for p in self._places(conclusion[end:])}
             if before - {letter} and not after - {letter}:
