@@ -10,9 +10,11 @@ import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
 from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.ranges import refuse_reversed
+from gradus_wiki_search.answers import TaggedAnswer
 from gradus_wiki_search.questions import make_questions
 from gradus_wiki_search.search import Library, bm25
-from gradus_wiki_search.taskset import WikiSearchData, WikiSearchTask
+from gradus_wiki_search.taskset import WikiSearchData
 from gradus_wiki_search.world import SHARES, build_world
 
 WIKIS = {f"country/{kind}": kind for kind in SHARES}
@@ -46,7 +48,9 @@ class DeepWikiTools(vf.Toolset[DeepWikiToolsConfig, vf.State]):
             name: {title: article.text for title, article in world.items() if article.kind == kind}
             for name, kind in WIKIS.items()
         }
-        self.libraries = {name: Library(pages) for name, pages in self.pages.items()}
+        self.libraries = {
+            name: Library(pages, lister="read_wiki_structure") for name, pages in self.pages.items()
+        }
 
     @vf.tool
     def read_wiki_structure(self, repoName: str) -> str:
@@ -97,11 +101,7 @@ class DeepWikiConfig(vf.TasksetConfig, HoldoutKeys):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.min_hops > self.max_hops:
-            raise ValueError(
-                f"min_hops = {self.min_hops} and max_hops = {self.max_hops}: use "
-                "min_hops <= max_hops"
-            )
+        refuse_reversed("hops", self.min_hops, self.max_hops)
         return self
 
 
@@ -112,12 +112,8 @@ class DeepWikiData(WikiSearchData):
     """The wiki of each page that leads to the answer."""
 
 
-class DeepWikiTask(vf.Task[DeepWikiData, vf.State, vf.TaskConfig]):
+class DeepWikiTask(TaggedAnswer, vf.Task[DeepWikiData, vf.State, vf.TaskConfig]):
     """One question."""
-
-    @property
-    def _inner(self) -> WikiSearchTask:
-        return WikiSearchTask(self.data)
 
     def gold_replies(self) -> list[object]:
         """Every page on the way, then the answer, for the check of environments."""
@@ -127,21 +123,6 @@ class DeepWikiTask(vf.Task[DeepWikiData, vf.State, vf.TaskConfig]):
         ]
         return [*reads, f"<answer>{self.data.answer}</answer>"]
 
-    @vf.reward
-    async def correct(self, trace: vf.Trace) -> float:
-        """1 for the right answer between tags, as in `wiki-search`."""
-        return float(await self._inner.correct(trace))
-
-    @vf.metric
-    async def tool_calls(self, trace: vf.Trace) -> float:
-        """Answers of tools in the conversation."""
-        return float(len(trace.tool_messages))
-
-    @vf.metric
-    async def unreadable(self, trace: vf.Trace) -> float:
-        """1 for a last reply without an answer, or with several."""
-        return float(await self._inner.unreadable(trace))
-
 
 class DeepWikiTaskset(vf.Taskset[DeepWikiTask, DeepWikiConfig]):
     """Questions of the configured side."""
@@ -149,6 +130,7 @@ class DeepWikiTaskset(vf.Taskset[DeepWikiTask, DeepWikiConfig]):
     def load(self) -> Iterable[DeepWikiTask]:
         """Yield them in the order of their seed."""
         config = self.config
+        config.refuse_empty_side()
         # Here, before any server starts, so that a missing package is told at once.
         bm25()
         world = build_world(config.tools.world_seed)

@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 
 from gradus_glossary.entries import MAX_WORDS, MIN_WORDS, build_glossary, make_questions
 from gradus_kit.tasksets.holdout import HoldoutKeys
-from gradus_wiki_search.questions import read_answer, same_answer
+from gradus_kit.tasksets.ranges import refuse_reversed
+from gradus_wiki_search.answers import TaggedAnswer
 
 INSTRUCTION = (
     "Answer the question with the glossary: look words up, or find those whose entry has some "
@@ -83,11 +84,7 @@ class GlossaryConfig(vf.TasksetConfig, HoldoutKeys):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.min_steps > self.max_steps:
-            raise ValueError(
-                f"min_steps = {self.min_steps} and max_steps = {self.max_steps}: use "
-                "min_steps <= max_steps"
-            )
+        refuse_reversed("steps", self.min_steps, self.max_steps)
         return self
 
 
@@ -97,10 +94,10 @@ class GlossaryData(vf.TaskData):
     answer: str
     """In the words of the glossary."""
     words: tuple[str, ...]
-    """What must be looked up; questions about the same first word are on one side."""
+    """What must be looked up; a question is held out when one of them is."""
 
 
-class GlossaryTask(vf.Task[GlossaryData, vf.State, vf.TaskConfig]):
+class GlossaryTask(TaggedAnswer, vf.Task[GlossaryData, vf.State, vf.TaskConfig]):
     """One question."""
 
     def gold_replies(self) -> list[object]:
@@ -110,22 +107,6 @@ class GlossaryTask(vf.Task[GlossaryData, vf.State, vf.TaskConfig]):
         ]
         return [*looks, f"<answer>{self.data.answer}</answer>"]
 
-    @vf.reward
-    async def correct(self, trace: vf.Trace) -> float:
-        """1 for the right answer between tags, but for case, marks and articles."""
-        said = read_answer(trace.last_reply)
-        return float(said is not None and same_answer(said, self.data.answer))
-
-    @vf.metric
-    async def tool_calls(self, trace: vf.Trace) -> float:
-        """Answers of tools in the conversation."""
-        return float(len(trace.tool_messages))
-
-    @vf.metric
-    async def unreadable(self, trace: vf.Trace) -> float:
-        """1 for a last reply without an answer, or with several."""
-        return float(read_answer(trace.last_reply) is None)
-
 
 class GlossaryTaskset(vf.Taskset[GlossaryTask, GlossaryConfig]):
     """Questions of the configured side."""
@@ -133,10 +114,11 @@ class GlossaryTaskset(vf.Taskset[GlossaryTask, GlossaryConfig]):
     def load(self) -> Iterable[GlossaryTask]:
         """Yield them in the order of their seed."""
         config = self.config
+        config.refuse_empty_side()
         glossary = build_glossary(config.tools.seed, config.tools.num_words)
         steps = (config.min_steps, config.max_steps)
         questions = make_questions(glossary, steps=steps, seed=config.seed)
-        kept = (question for question in questions if config.keeps(question[2][0]))
+        kept = (question for question in questions if config.keeps(*question[2]))
         for text, answer, words in islice(kept, config.num_tasks):
             data = GlossaryData(
                 prompt=text, system_prompt=config.instruction, answer=answer, words=words

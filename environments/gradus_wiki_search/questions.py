@@ -1,11 +1,8 @@
-"""Questions that follow facts from one article to the next, and what a reply to them is worth."""
+"""Questions that follow facts from one article to the next."""
 
 from __future__ import annotations
 
 import random
-import re
-import string
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,8 +35,6 @@ _ASK = {
     ("company", "founded"): "In which year was {} founded?",
     ("company", "product"): "What does {} make?",
 }
-_ANSWER = re.compile(r"<answer>([^<>]{0,500})</answer>")
-_ARTICLES = {"a", "an", "the"}
 _DRAWS = 400
 """Chains that are drawn for each question of a kind, at most."""
 
@@ -96,24 +91,3 @@ def _question(world: World, chain: list[tuple[str, str]], draw: random.Random) -
     asked = [name for kind, name in _ASK if kind == last.kind]
     name = draw.choice(asked)
     return Question(_ASK[last.kind, name].format(subject), last.values[name], titles)
-
-
-def read_answer(reply: str) -> str | None:
-    """The answer between tags; None for a reply that has none, or several."""
-    found = _ANSWER.findall(reply)
-    return found[0].strip() if len(found) == 1 else None
-
-
-def same_answer(said: str, right: str) -> bool:
-    """Whether two answers are the same but for case, marks, and articles.
-
-    >>> same_answer("The 1,250.", "1250")
-    True
-    """
-    return bool(_plain(right)) and _plain(said) == _plain(right)
-
-
-def _plain(text: str) -> str:
-    text = unicodedata.normalize("NFKC", text).lower()
-    words = text.translate(str.maketrans("", "", string.punctuation)).split()
-    return " ".join(word for word in words if word not in _ARTICLES)

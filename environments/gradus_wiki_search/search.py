@@ -24,7 +24,9 @@ class Library:
     '1. Ann: Ann paints.'
     """
 
-    def __init__(self, articles: Mapping[str, str]) -> None:
+    def __init__(self, articles: Mapping[str, str], *, lister: str = "wiki_search") -> None:
+        """`lister` is the tool that shows which articles there are."""
+        self._lister = lister
         self._articles = dict(articles)
         self._titles = list(self._articles)
         self._by_lower = {title.lower(): title for title in self._titles}
@@ -60,7 +62,7 @@ class Library:
             more = "\n[cut]" if len(text) > _LONGEST_ARTICLE else ""
             return f"# {found}\n{text[:_LONGEST_ARTICLE]}{more}"
         near = difflib.get_close_matches(title[:100].lower(), self._by_lower, n=3)
-        hint = ", ".join(self._by_lower[name] for name in near) or "none; search first"
+        hint = ", ".join(self._by_lower[name] for name in near) or f"none; use {self._lister}"
         return f"There is no article {title[:100]!r}. Titles like it: {hint}"
 
     def _words(self, texts: list[str]) -> list[list[str]]:

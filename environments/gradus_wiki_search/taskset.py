@@ -12,7 +12,9 @@ from verifiers.v1.types import content_text
 
 from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_kit.tasksets.hub import hub_rows
-from gradus_wiki_search.questions import Question, make_questions, read_answer, same_answer
+from gradus_kit.tasksets.ranges import refuse_reversed
+from gradus_wiki_search.answers import TaggedAnswer
+from gradus_wiki_search.questions import Question, make_questions
 from gradus_wiki_search.search import Library, bm25
 from gradus_wiki_search.world import build_world
 
@@ -92,11 +94,7 @@ class WikiSearchConfig(vf.TasksetConfig, HoldoutKeys):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.min_hops > self.max_hops:
-            raise ValueError(
-                f"min_hops = {self.min_hops} and max_hops = {self.max_hops}: use "
-                "min_hops <= max_hops"
-            )
+        refuse_reversed("hops", self.min_hops, self.max_hops)
         if self.source != self.tools.source:
             raise ValueError(
                 f"source = {self.source!r} asks about other articles than tools.source = "
@@ -114,7 +112,7 @@ class WikiSearchData(vf.TaskData):
     """The articles that lead to it, where they are known."""
 
 
-class WikiSearchTask(vf.Task[WikiSearchData, vf.State, vf.TaskConfig]):
+class WikiSearchTask(TaggedAnswer, vf.Task[WikiSearchData, vf.State, vf.TaskConfig]):
     """One question."""
 
     def gold_replies(self) -> list[object]:
@@ -122,28 +120,12 @@ class WikiSearchTask(vf.Task[WikiSearchData, vf.State, vf.TaskConfig]):
         reads = [{"tool": "wiki_read", "arguments": {"title": name}} for name in self.data.titles]
         return [*reads, f"<answer>{self.data.answer}</answer>"]
 
-    @vf.reward
-    async def correct(self, trace: vf.Trace) -> float:
-        """1 for the right answer between tags, but for case, marks and articles."""
-        said = read_answer(trace.last_reply)
-        return float(said is not None and same_answer(said, self.data.answer))
-
     @vf.metric
     async def evidence(self, trace: vf.Trace) -> float:
         """Share of the articles that lead to the answer that were read."""
         read = {text.partition("\n")[0].removeprefix("# ") for text in _outputs(trace)}
         titles = self.data.titles
         return sum(title in read for title in titles) / len(titles) if titles else 0.0
-
-    @vf.metric
-    async def tool_calls(self, trace: vf.Trace) -> float:
-        """Answers of tools in the conversation."""
-        return float(len(trace.tool_messages))
-
-    @vf.metric
-    async def unreadable(self, trace: vf.Trace) -> float:
-        """1 for a last reply without an answer, or with several."""
-        return float(read_answer(trace.last_reply) is None)
 
 
 def _outputs(trace: vf.Trace) -> list[str]:
@@ -156,6 +138,7 @@ class WikiSearchTaskset(vf.Taskset[WikiSearchTask, WikiSearchConfig]):
     def load(self) -> Iterable[WikiSearchTask]:
         """Yield them in the order of their source."""
         config = self.config
+        config.refuse_empty_side()
         # Here, before any server starts, so that a missing package is told at once.
         bm25()
         kept = (question for question in self._questions() if config.keeps(question.text))

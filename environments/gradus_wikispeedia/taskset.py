@@ -12,6 +12,7 @@ import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
 from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.ranges import refuse_reversed
 from gradus_wikispeedia.graph import Graph, distances, page_text, snap_graph, world_graph
 from gradus_wikispeedia.walk import link_on, refused, shown, worth
 
@@ -113,11 +114,7 @@ class WikispeediaConfig(vf.TasksetConfig, HoldoutKeys):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.min_clicks > self.max_clicks:
-            raise ValueError(
-                f"min_clicks = {self.min_clicks} and max_clicks = {self.max_clicks}: use "
-                "min_clicks <= max_clicks"
-            )
+        refuse_reversed("clicks", self.min_clicks, self.max_clicks)
         return self
 
 

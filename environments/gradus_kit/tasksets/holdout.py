@@ -32,9 +32,12 @@ class HoldoutKeys(BaseModel):
     side: Side = "train"
     """Which tasks to load: those to train on, or those that are held out."""
 
-    def keeps(self, key: str) -> bool:
-        """Whether the task with this key is on the configured side."""
-        return side_of(key, fraction=self.holdout_fraction, seed=self.holdout_seed) == self.side
+    def keeps(self, *keys: str) -> bool:
+        """Whether the task with these keys is on the configured side; one held-out key is enough to
+        hold it out, so that no task to train on has any."""
+        fraction, seed = self.holdout_fraction, self.holdout_seed
+        is_held_out = "held_out" in {side_of(key, fraction=fraction, seed=seed) for key in keys}
+        return is_held_out == (self.side == "held_out")
 
     def refuse_empty_side(self) -> None:
         """ConfigError where no task can be on the side; a search without end would not find one."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gradus.errors import ConfigError
 from gradus_deepwiki.taskset import (
     WIKIS,
     DeepWikiConfig,
@@ -22,16 +23,18 @@ from gradus_glossary.taskset import (
     GlossaryTools,
     GlossaryToolsConfig,
 )
+from gradus_wiki_search.taskset import WikiSearchConfig, WikiSearchTaskset
 
 SETS: dict[str, Any] = {
     "glossary": (GlossaryTaskset, GlossaryConfig, GlossaryTools(GlossaryToolsConfig())),
     "deepwiki": (DeepWikiTaskset, DeepWikiConfig, DeepWikiTools(DeepWikiToolsConfig())),
 }
+OTHERS: dict[str, Any] = {"wiki-search": (WikiSearchTaskset, WikiSearchConfig)}
 
 
 def load(name: str, **keys: Any) -> list[Any]:
     pytest.importorskip("bm25s")
-    taskset, config, _ = SETS[name]
+    taskset, config, *_ = (SETS | OTHERS)[name]
     return list(taskset(config(id=f"gradus-{name}", **keys)))
 
 
@@ -76,13 +79,23 @@ def test_the_same_seed_asks_the_same_and_both_sides_are_apart(name: str) -> None
     assert not train & held_out
 
 
-def test_all_questions_about_a_word_are_on_one_side() -> None:
-    asked = {
-        side: {task.data.words[0] for task in load("glossary", side=side, num_tasks=10_000)}
+def test_no_question_to_train_on_leads_to_a_held_out_word() -> None:
+    """Whichever of its words that is: the last one has the answer."""
+    train, held_out = (
+        [set(task.data.words) for task in load("glossary", side=side, num_tasks=10_000)]
         for side in ("train", "held_out")
-    }
-    assert not asked["train"] & asked["held_out"]
-    assert asked["train"] | asked["held_out"] == set(build_glossary())
+    )
+    kept = set().union(*train)
+    words = set(build_glossary()) - kept
+    assert 0 < len(words) < len(kept)
+    assert all(asked & words for asked in held_out)
+
+
+@pytest.mark.parametrize("name", [*SETS, "wiki-search"])
+def test_a_side_that_no_question_can_be_on_is_refused(name: str) -> None:
+    keys = {"holdout_fraction": 0.0, "side": "held_out"}
+    with pytest.raises(ConfigError, match="no task is on side"):
+        load(name, **keys)
 
 
 async def test_the_glossary_names_words_that_look_alike_and_finds_by_text() -> None:
@@ -113,6 +126,9 @@ async def test_deepwiki_lists_reads_and_asks_one_wiki() -> None:
     for tool in (server.read_wiki_structure, server.read_wiki_contents):
         assert "There is no wiki 'mine'" in tool("mine")
     assert all(len(server.read_wiki_contents(name)) < 6100 for name in WIKIS)
+    # Only tools that deepwiki has are recommended.
+    unknown = server.read_wiki_contents("country/town", "q" * 90)
+    assert unknown.endswith("use read_wiki_structure")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from verifiers.v1.types import ToolMessage
 
 from gradus.errors import ConfigError
 from gradus_deepdive.taskset import DeepDiveConfig, DeepDiveTask, DeepDiveTaskset
-from gradus_wiki_search.questions import make_questions, read_answer, same_answer
+from gradus_wiki_search.answers import read_answer, same_answer
+from gradus_wiki_search.questions import make_questions
 from gradus_wiki_search.search import Library
 from gradus_wiki_search.taskset import (
     WikiSearchConfig,
@@ -98,7 +99,7 @@ def test_a_search_for_nothing_says_so(query: str, words: str) -> None:
 def test_reading_takes_any_case_and_names_what_looks_like_it() -> None:
     assert library().read(" the AMBER meadow ").startswith("# The Amber Meadow\n")
     assert "The Amber Meadow" in library().read("The Amber Medow")
-    assert "none; search first" in library().read("q" * 100_000)
+    assert "none; use wiki_search" in library().read("q" * 100_000)
     assert len(Library({"long": "x" * 10**6, "b": "y"}).read("long")) < 6100
 
 
