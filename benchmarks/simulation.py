@@ -25,9 +25,10 @@ from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 from gradus.config import (
     ModelConfig,
-    OrchestratorProcessConfig,
+    RunProcessConfig,
     SamplingConfig,
     SourceConfig,
+    TrainerConfig,
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
@@ -147,7 +148,7 @@ class SimulatedRun:
     """Per step, how long the trainer waited for its batch."""
 
 
-def build_config(simulation: Simulation, root: Path) -> OrchestratorProcessConfig:
+def build_config(simulation: Simulation, root: Path) -> RunProcessConfig:
     """One source with the simulated settings."""
     source = SourceConfig(
         name=SOURCE,
@@ -160,7 +161,7 @@ def build_config(simulation: Simulation, root: Path) -> OrchestratorProcessConfi
         state_columns=[],
     )
     section = {"train": {"env": [{"id": SOURCE}]}, **simulation.settings}
-    return OrchestratorProcessConfig(
+    return RunProcessConfig(
         run_dir=str(root),
         term=1,
         model=ModelConfig(name="simulated", max_length_tokens=64),
@@ -168,8 +169,7 @@ def build_config(simulation: Simulation, root: Path) -> OrchestratorProcessConfi
         seed=simulation.seed,
         sources=[source],
         orchestrator=OrchestratorConfig.model_validate(section),
-        data_parallel_size=1,
-        micro_batch_tokens=4096,
+        trainer=TrainerConfig(micro_batch_tokens=4096),
     )
 
 

@@ -23,10 +23,11 @@ from transformers import PreTrainedTokenizerFast
 from gradus.config import (
     EnvironmentProcessConfig,
     ModelConfig,
-    OrchestratorProcessConfig,
+    RunProcessConfig,
     SamplingConfig,
     SourceConfig,
     StaticPoolConfig,
+    TrainerConfig,
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
@@ -64,7 +65,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("r")
 
 
-def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
+def build_config(run_dir: Path, model: str) -> RunProcessConfig:
     source = SourceConfig(
         name="echo",
         ratio=1.0,
@@ -81,7 +82,7 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
         "max_empty_attempts": 1,
         "filters": [{"type": "zero_advantage"}],
     }
-    return OrchestratorProcessConfig(
+    return RunProcessConfig(
         run_dir=str(run_dir),
         term=1,
         # Without a renderer by name: the run finds it from the chat template of the folder.
@@ -90,8 +91,7 @@ def build_config(run_dir: Path, model: str) -> OrchestratorProcessConfig:
         seed=0,
         sources=[source],
         orchestrator=OrchestratorConfig.model_validate(section),
-        data_parallel_size=2,
-        micro_batch_tokens=256,
+        trainer=TrainerConfig(num_processes=2, micro_batch_tokens=256),
     )
 
 
@@ -165,7 +165,7 @@ def train(run_dir: Path) -> list[RankBatch]:
     return parts
 
 
-async def play(config: OrchestratorProcessConfig) -> None:
+async def play(config: RunProcessConfig) -> None:
     try:
         async with asyncio.timeout(LIMIT_SECONDS), connect(config) as components:
             await build_orchestrator(config, components).play()

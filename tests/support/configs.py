@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from gradus.config import (
@@ -10,11 +11,13 @@ from gradus.config import (
     LaunchedConfig,
     MergedConfig,
     RunConfig,
+    RunProcessConfig,
     SftConfig,
     algorithms,
     contradictions,
     dotted,
     learning,
+    resolve,
     resolve_sources,
 )
 
@@ -57,6 +60,16 @@ def build_run_config(changes: dict[str, Any] | None = None) -> RunConfig:
     """
     config: RunConfig = RunConfig.model_validate(build_run_values(changes))
     return config
+
+
+def build_run_process(
+    run_dir: Path, changes: dict[str, Any], *, term: int = 0, resume_step: int | None = None
+) -> RunProcessConfig:
+    """What the trainer, the orchestrator or the replayer of a run reads."""
+    config = build_run_config(changes)
+    launched = resolve(config, run_dir=run_dir, term=term, resume_step=resume_step).launched
+    assert isinstance(launched, RunProcessConfig)
+    return launched
 
 
 def build_sft_config(changes: dict[str, Any] | None = None) -> SftConfig:

@@ -27,6 +27,7 @@ class Role:
     """One line for the list of commands."""
 
 
+_RUN, _SFT = "RunProcessConfig", "SftProcessConfig"
 ROLES = {
     "inference": Role(
         "InferenceProcessConfig", "gradus.inference.server:run", "inference", "serve the policy"
@@ -38,31 +39,19 @@ ROLES = {
         "serve one environment",
     ),
     "trainer": Role(
-        "TrainerProcessConfig",
-        "gradus.trainer.entry.rl:run",
-        "trainer",
-        "train on the batches of a run",
+        _RUN, "gradus.trainer.entry.rl:run", "trainer", "train on the batches of a run"
     ),
     "sft-trainer": Role(
-        "SftProcessConfig",
-        "gradus.trainer.entry.sft:run",
-        "trainer",
-        "train on the conversations of a run",
+        _SFT, "gradus.trainer.entry.sft:run", "trainer", "train on the conversations of a run"
     ),
     "bench-rank": Role(
-        "TrainerProcessConfig",
-        "gradus.trainer.entry.bench:run",
-        "trainer",
-        "train on made-up samples",
+        _RUN, "gradus.trainer.entry.bench:run", "trainer", "train on made-up samples"
     ),
     "orchestrator": Role(
-        "OrchestratorProcessConfig",
-        "gradus.orchestrator.build:run",
-        "orchestrator",
-        "play episodes and make batches",
+        _RUN, "gradus.orchestrator.build:run", "orchestrator", "play episodes and make batches"
     ),
     "replayer": Role(
-        "ReplayProcessConfig",
+        _RUN,
         "gradus.orchestrator.replay.replayer:run",
         "replayer",
         "send recorded batches to the trainer again",
@@ -74,13 +63,13 @@ ROLES = {
         "send the numbers of a run to its trackers",
     ),
     "evaluator": Role(
-        "EvaluatorProcessConfig",
+        "EvalProcessConfig",
         "gradus.orchestrator.evaluation.process:run",
         "evaluator",
         "play the episodes of an evaluation",
     ),
     "sft-evaluator": Role(
-        "SftEvaluatorProcessConfig",
+        _SFT,
         "gradus.orchestrator.evaluation.process:run",
         "evaluator",
         "evaluate versions while they are made",

@@ -9,18 +9,12 @@ from gradus.config.problems import nearest, refuse
 from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
-    EvaluationSourceConfig,
-    EvaluatorProcessConfig,
+    EvalProcessConfig,
     InferenceProcessConfig,
-    OrchestratorProcessConfig,
-    Purpose,
-    ReplayProcessConfig,
-    SftEvaluatorProcessConfig,
+    RunProcessConfig,
     SftProcessConfig,
-    SourceConfig,
     TrackerProcessConfig,
-    TrainerProcessConfig,
-    environment_process,
+    WorkingConfig,
 )
 from gradus.config.read.layers import MergedConfig
 from gradus.config.read.load import load_config, top_level_keys
@@ -88,7 +82,15 @@ from gradus.config.schema.trainer import (
     TrainerConfig,
 )
 from gradus.config.seats import LEARNER_SEAT, seat_refusal
-from gradus.config.sources import LaunchedConfig, Sources, resolve_sources
+from gradus.config.sources import (
+    EvaluationSourceConfig,
+    LaunchedConfig,
+    Purpose,
+    SourceConfig,
+    Sources,
+    environment_process,
+    resolve_sources,
+)
 
 __all__ = [
     "AdamWConfig",
@@ -104,8 +106,8 @@ __all__ = [
     "ErrorPolicyConfig",
     "EvalConfig",
     "EvalSourcesConfig",
+    "EvalProcessConfig",
     "EvaluationSourceConfig",
-    "EvaluatorProcessConfig",
     "FilterConfig",
     "GibberishConfig",
     "InferenceConfig",
@@ -122,7 +124,6 @@ __all__ = [
     "NO_KEY_VARIABLE",
     "OpsdConfig",
     "OptimizerConfig",
-    "OrchestratorProcessConfig",
     "PASSED_TO_EVERY_PROCESS",
     "ParallelConfig",
     "ProcessConfigs",
@@ -133,15 +134,14 @@ __all__ = [
     "ReplayChoice",
     "ReplayConfig",
     "RepetitionConfig",
-    "ReplayProcessConfig",
     "RunConfig",
+    "RunProcessConfig",
     "SamplingConfig",
     "ServeConfig",
     "ServedLoraConfig",
     "SftConfig",
     "SftDataConfig",
     "SftEvalConfig",
-    "SftEvaluatorProcessConfig",
     "SftProcessConfig",
     "SgdConfig",
     "SourceConfig",
@@ -153,10 +153,10 @@ __all__ = [
     "TrackerProcessConfig",
     "TrainEnvironmentConfig",
     "TrainerConfig",
-    "TrainerProcessConfig",
     "UniformConfig",
     "WatchdogConfig",
     "algorithms",
+    "WorkingConfig",
     "command_help",
     "continued_identity",
     "contradictions",

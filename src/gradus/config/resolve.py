@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,14 +17,12 @@ from gradus.config.problems import refuse
 from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
-    EvaluatorProcessConfig,
+    EvalProcessConfig,
     InferenceProcessConfig,
-    OrchestratorProcessConfig,
-    ReplayProcessConfig,
-    SftEvaluatorProcessConfig,
+    RunProcessConfig,
     SftProcessConfig,
     TrackerProcessConfig,
-    TrainerProcessConfig,
+    WorkingConfig,
 )
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
@@ -38,7 +36,6 @@ from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
-from gradus.config.schema.trainer import ServedLoraConfig, data_parallel_size
 from gradus.config.sources import (
     EvaluatedSource,
     LaunchedConfig,
@@ -78,16 +75,15 @@ class ReplayConfig:
 class ProcessConfigs:
     """The config of every process that a command starts; None for one that it does not need."""
 
+    launched: WorkingConfig
+    """What `workers` read, all of them the same."""
+    workers: tuple[str, ...]
+    """The processes that work and end by themselves, in starting order."""
     env_vars: Mapping[str, Mapping[str, str]]
     """Process name → variables that the config sets for it."""
     inference: InferenceProcessConfig | None = None
     environments: tuple[EnvironmentProcessConfig, ...] = ()
     """One process for each source that the user does not run at an address."""
-    trainer: TrainerProcessConfig | SftProcessConfig | None = None
-    """All ranks of the trainer."""
-    orchestrator: OrchestratorProcessConfig | None = None
-    evaluator: EvaluatorProcessConfig | SftEvaluatorProcessConfig | None = None
-    replayer: ReplayProcessConfig | None = None
     tracker: TrackerProcessConfig | None = None
 
     def by_process(self) -> dict[str, StrictConfig]:
@@ -95,23 +91,10 @@ class ProcessConfigs:
         named = {
             "inference": self.inference,
             **{config.process: config for config in self.environments},
-            "trainer": self.trainer,
-            "orchestrator": self.orchestrator,
-            "evaluator": self.evaluator,
-            "replayer": self.replayer,
+            **dict.fromkeys(self.workers, self.launched),
             "tracker": self.tracker,
         }
         return {name: config for name, config in named.items() if config is not None}
-
-
-@dataclass(frozen=True)
-class _Launch:
-    """What the processes of one launch share."""
-
-    run_dir: str
-    term: int
-    resume_step: int | None
-    sources: Sources
 
 
 def resolve(
@@ -129,202 +112,94 @@ def resolve(
     written = config.run if isinstance(config, ReplayConfig) else config
     sources = resolve_sources(written)
     refuse(contradictions(written, sources))
-    launch = _Launch(str(run_dir), term, resume_step, sources)
-    if isinstance(config, ReplayConfig):
-        configs = _replay(config, launch)
-    elif isinstance(config, RunConfig):
-        configs = _run(config, launch)
-    elif isinstance(config, SftConfig):
-        configs = _sft(config, launch)
-    else:
-        configs = _evaluation(config, launch)
-    return replace(configs, tracker=_tracker(written, launch))
-
-
-def _tracker(config: LaunchedConfig, launch: _Launch) -> TrackerProcessConfig | None:
-    if not config.monitor:
-        return None
-    return TrackerProcessConfig(run_dir=launch.run_dir, term=launch.term, monitor=config.monitor)
-
-
-def _run(config: RunConfig, launch: _Launch) -> ProcessConfigs:
-    lora = config.trainer.lora
+    place: dict[str, Any] = {"run_dir": str(run_dir), "term": term}
+    launched, workers = _launched(config, sources, {**place, "resume_step": resume_step})
+    tracker = TrackerProcessConfig(**place, monitor=written.monitor) if written.monitor else None
+    own = _own_variables(written)
+    if isinstance(config, ReplayConfig) or (isinstance(config, SftConfig) and config.eval is None):
+        return ProcessConfigs(launched, workers, own, tracker=tracker)
+    is_elsewhere = isinstance(config, EvalConfig) and config.base_url is not None
+    key = config.api_key_var if isinstance(config, EvalConfig) else None
+    played = [source for source in sources.all if source.given.address is None]
     return ProcessConfigs(
-        env_vars={
-            "inference": config.inference.env_vars,
-            **_source_variables(launch.sources),
-            "trainer": config.trainer.env_vars,
-            "orchestrator": config.orchestrator.env_vars,
-        },
-        inference=_inference(config, launch, lora_rank=_served_rank(lora)),
-        environments=_environments(launch),
-        trainer=_trainer(config, launch),
-        orchestrator=_orchestrator(config, launch),
-    )
-
-
-def _sft(config: SftConfig, launch: _Launch) -> ProcessConfigs:
-    own = {"trainer": config.env_vars}
-    trainer = SftProcessConfig(
-        run_dir=launch.run_dir, term=launch.term, sft=config, resume_step=launch.resume_step
-    )
-    if config.eval is None:
-        return ProcessConfigs(env_vars=own, trainer=trainer)
-    evaluator = SftEvaluatorProcessConfig(
-        run_dir=launch.run_dir,
-        term=launch.term,
-        model=config.model,
-        max_steps=config.max_steps,
-        evaluation_sources=[source.complete for source in launch.sources.evaluated],
-        eval=config.eval,
-        identity=_identity(config, launch.sources),
-        resume_step=launch.resume_step,
-    )
-    return ProcessConfigs(
+        launched,
+        workers,
         env_vars={
             **own,
             "inference": config.inference.env_vars,
-            **_source_variables(launch.sources),
+            **{process: given.env_vars for process, given in sources.by_process.items()},
         },
-        inference=_inference(config, launch),
-        environments=_environments(launch),
-        trainer=trainer,
-        evaluator=evaluator,
+        inference=None if is_elsewhere else _inference(config, place),
+        environments=tuple(_environment(source, place, key) for source in played),
+        tracker=tracker,
     )
 
 
-def _evaluation(config: EvalConfig, launch: _Launch) -> ProcessConfigs:
-    identity = {**_identity(config, launch.sources), "base_url": config.base_url}
-    if config.base_url is None:
-        identity["seed"] = config.seed
-        identity["inference"] = config.inference.model_dump(mode="json", exclude=_SPEED_ONLY)
-    evaluator = EvaluatorProcessConfig(
-        run_dir=launch.run_dir,
-        term=launch.term,
-        model=config.model,
-        base_url=config.base_url,
-        api_key_var=config.api_key_var,
-        sources=[source.complete for source in launch.sources.evaluated],
-        max_in_flight_episodes=config.max_in_flight_episodes,
-        identity=identity,
+def _launched(
+    config: LaunchedConfig | ReplayConfig, sources: Sources, own: Mapping[str, Any]
+) -> tuple[WorkingConfig, tuple[str, ...]]:
+    """What the processes that work read, and their names."""
+    evaluated = [source.complete for source in sources.evaluated]
+    if isinstance(config, EvalConfig | SftConfig):
+        values = {**_fields(config), **own, "evaluation_sources": evaluated}
+        if isinstance(config, EvalConfig):
+            values["identity"] = _identity(config, sources)
+            return EvalProcessConfig(**values), ("evaluator",)
+        if config.eval is None:
+            return SftProcessConfig(**values), ("trainer",)
+        values["identity"] = _identity(config, sources)
+        return SftProcessConfig(**values), ("trainer", "evaluator")
+    run = config.run if isinstance(config, ReplayConfig) else config
+    launched = RunProcessConfig(
+        **_fields(run),
+        **own,
+        sources=[source.complete for source in sources.train],
+        evaluation_sources=evaluated,
     )
-    own = _source_variables(launch.sources)
-    return ProcessConfigs(
-        env_vars={"inference": config.inference.env_vars, **own},
-        inference=_inference(config, launch) if config.base_url is None else None,
-        environments=_environments(launch, key=config.api_key_var),
-        evaluator=evaluator,
-    )
+    if not isinstance(config, ReplayConfig):
+        return launched, ("trainer", "orchestrator")
+    changes = {
+        "recorded": str(config.recorded),
+        "num_steps": config.num_steps,
+        "checkpoint": CheckpointConfig(interval_steps=None, interval_minutes=None),
+        # No process would fetch a broadcast.
+        "trainer": run.trainer.model_copy(update={"weight_transfer": "filesystem"}),
+    }
+    return launched.model_copy(update=changes), ("trainer", "replayer")
 
 
-def _replay(config: ReplayConfig, launch: _Launch) -> ProcessConfigs:
-    # No process would fetch a broadcast, and none shares the GPU.
-    trainer = _trainer(config.run, launch)
-    trainer = trainer.model_copy(
-        update={
-            "num_steps": config.num_steps,
-            "engine_sleep_seconds": None,
-            "checkpoint": CheckpointConfig(interval_steps=None, interval_minutes=None),
-            "trainer": trainer.trainer.model_copy(update={"weight_transfer": "filesystem"}),
-        }
-    )
-    replayer = ReplayProcessConfig(
-        run_dir=launch.run_dir,
-        term=launch.term,
-        recorded=str(config.recorded),
-        num_steps=config.num_steps,
-        orchestrator=_orchestrator(config.run, launch),
-    )
-    own = {"trainer": config.run.trainer.env_vars}
-    return ProcessConfigs(env_vars=own, trainer=trainer, replayer=replayer)
+def _fields(config: StrictConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in type(config).model_fields}
 
 
-def _inference(
-    config: LaunchedConfig, launch: _Launch, *, lora_rank: int | None = None
-) -> InferenceProcessConfig:
+def _own_variables(config: LaunchedConfig) -> dict[str, Mapping[str, str]]:
+    """Process name → variables that the config sets for a process that works."""
+    if isinstance(config, RunConfig):
+        trainer, orchestrator = config.trainer.env_vars, config.orchestrator.env_vars
+        return {"trainer": trainer, "orchestrator": orchestrator}
+    return {"trainer": config.env_vars} if isinstance(config, SftConfig) else {}
+
+
+def _inference(config: LaunchedConfig, place: Mapping[str, Any]) -> InferenceProcessConfig:
+    own: dict[str, Any] = {}
+    if isinstance(config, RunConfig):
+        lora, backend = config.trainer.lora, config.trainer.broadcast_backend
+        own["lora_rank"] = lora.rank if lora is not None and lora.serve == "adapter" else None
+        own |= {} if backend == "auto" else {"broadcast_backend": backend}
     return InferenceProcessConfig(
-        run_dir=launch.run_dir,
-        term=launch.term,
-        model=config.model,
-        seed=config.seed,
-        lora_rank=lora_rank,
-        inference=config.inference,
-    )
-
-
-def _served_rank(lora: ServedLoraConfig | None) -> int | None:
-    """Rank of the adapters that reach inference as adapters."""
-    return lora.rank if lora is not None and lora.serve == "adapter" else None
-
-
-def _trainer(config: RunConfig, launch: _Launch) -> TrainerProcessConfig:
-    # While an evaluation holds a version back, the trainer may be `max_lag` versions ahead.
-    keep_published = max(config.trainer.keep_published, config.orchestrator.max_lag + 1)
-    return TrainerProcessConfig(
-        run_dir=launch.run_dir,
-        term=launch.term,
-        model=config.model,
-        max_steps=config.max_steps,
-        seed=config.seed,
-        num_inference_workers=config.inference.tensor_parallel_size,
-        engine_sleep_seconds=(
-            config.inference.sleep_timeout_seconds
-            if config.inference.gpu_sharing == "turns"
-            else None
-        ),
-        is_reference_served=launch.sources.have_references,
-        trainer=config.trainer.model_copy(update={"keep_published": keep_published}),
-        checkpoint=config.checkpoint,
-        resume_step=launch.resume_step,
-    )
-
-
-def _orchestrator(config: RunConfig, launch: _Launch) -> OrchestratorProcessConfig:
-    trainer = config.trainer
-    return OrchestratorProcessConfig(
-        run_dir=launch.run_dir,
-        term=launch.term,
-        model=config.model,
-        max_steps=config.max_steps,
-        seed=config.seed,
-        sources=[source.complete for source in launch.sources.train],
-        evaluation_sources=[source.complete for source in launch.sources.evaluated],
-        orchestrator=config.orchestrator,
-        data_parallel_size=data_parallel_size(trainer.num_processes, trainer.parallel),
-        micro_batch_tokens=trainer.micro_batch_tokens,
-        updates_per_batch=trainer.updates_per_batch,
-        environment_restart_seconds=(
-            config.launch.ready_timeout_seconds if config.launch.environment_restarts else 0.0
-        ),
-        checkpoint=config.checkpoint,
-        resume_step=launch.resume_step,
-    )
-
-
-def _source_variables(sources: Sources) -> dict[str, Mapping[str, str]]:
-    return {process: given.env_vars for process, given in sources.by_process.items()}
-
-
-def _environments(
-    launch: _Launch, *, key: str | None = None
-) -> tuple[EnvironmentProcessConfig, ...]:
-    """The processes that play sources; `key` names a variable that all of them get."""
-    return tuple(
-        _environment(source, launch, key)
-        for source in launch.sources.all
-        if source.given.address is None
+        **place, **own, model=config.model, seed=config.seed, inference=config.inference
     )
 
 
 def _environment(
-    source: TrainSource | EvaluatedSource, launch: _Launch, key: str | None
+    source: TrainSource | EvaluatedSource, place: Mapping[str, Any], key: str | None
 ) -> EnvironmentProcessConfig:
+    """The process that plays a source; `key` names a variable that it gets besides its own."""
     given = source.given
     learning = source.complete if isinstance(source, TrainSource) else None
     names = {*given.env_vars, *given.pass_env, *([] if key is None else [key])}
     return EnvironmentProcessConfig(
-        run_dir=launch.run_dir,
-        term=launch.term,
+        **place,
         name=source.complete.name,
         pool=given.pool,
         verifiers=verifiers_config(given),
@@ -353,7 +228,14 @@ def _identity(config: SftConfig | EvalConfig, sources: Sources) -> dict[str, Any
         }
         for source in sources.evaluated
     }
-    return {"model": config.model.model_dump(mode="json"), "sources": played}
+    identity: dict[str, Any] = {"model": config.model.model_dump(mode="json"), "sources": played}
+    if isinstance(config, SftConfig):
+        return identity
+    identity["base_url"] = config.base_url
+    if config.base_url is None:
+        identity["seed"] = config.seed
+        identity["inference"] = config.inference.model_dump(mode="json", exclude=_SPEED_ONLY)
+    return identity
 
 
 def run_name(config: LaunchedConfig, suffix: str) -> str:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+from pydantic import Field
 
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
-from gradus.config.processes import (
-    EvaluationSourceConfig,
-    Purpose,
-    SourceConfig,
-    environment_process,
-)
 from gradus.config.schema.algorithms import AlgorithmChoice, AlgorithmConfig
+from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     AgentRoleConfig,
+    CurriculumChoice,
     EnvironmentConfig,
+    EnvironmentTimeoutConfig,
     ErrorPolicyConfig,
     EvalEnvironmentConfig,
     TrainEnvironmentConfig,
+    UniformConfig,
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
@@ -35,6 +35,66 @@ DEFAULT_SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tok
 
 _JUDGE = "judge"
 """A role of this name does not train unless its settings say so."""
+
+Purpose = Literal["train", "eval"]
+"""What the episodes of a source are for."""
+
+
+def environment_process(source: str, purpose: Purpose = "train") -> str:
+    """Name of the process that plays a source."""
+    return f"env_{source}" if purpose == "train" else f"eval_{source}"
+
+
+class SourceConfig(StrictConfig):
+    """One source as the orchestrator sees it, nothing left to inherit."""
+
+    name: str
+    """Unique name of the source."""
+    ratio: float
+    """Relative share of groups."""
+    group_size: int
+    """Episodes per task."""
+    sampling: SamplingConfig
+    """Complete sampling settings."""
+    algo: AlgorithmChoice
+    """Complete algorithm settings."""
+    timeout: EnvironmentTimeoutConfig
+    """Deadlines."""
+    address: str | None
+    """User-managed environment server. None means the run's own, found by its ready file."""
+    state_columns: list[str]
+    """Keys of the trace's info kept in records."""
+    untrained_agents: list[str] = Field(default_factory=list)
+    """Agents whose traces never train."""
+    curriculum: CurriculumChoice = UniformConfig()
+    """Order of the tasks."""
+    errors: ErrorPolicyConfig = ErrorPolicyConfig()
+    """Which failed episodes are played again."""
+    is_frozen: bool = False
+    """Whether no seat is played by the policy, so that its episodes never become stale."""
+
+
+class EvaluationSourceConfig(StrictConfig):
+    """One evaluated environment, nothing left to inherit."""
+
+    name: str
+    """Unique name among the evaluated environments."""
+    num_tasks: int | None
+    """Tasks to play, from the first. None means all."""
+    group_size: int
+    """Episodes per task."""
+    sampling: SamplingConfig
+    """Complete sampling settings."""
+    timeout: EnvironmentTimeoutConfig
+    """Deadlines."""
+    address: str | None
+    """User-managed environment server. None means the run's own, found by its ready file."""
+    state_columns: list[str]
+    """Keys of the trace's info kept in records."""
+    unmeasured_agents: list[str] = Field(default_factory=list)
+    """Agents whose traces say nothing about the policy."""
+    errors: ErrorPolicyConfig = ErrorPolicyConfig()
+    """What happens to failed episodes."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +143,7 @@ class Sources:
     @property
     def have_references(self) -> bool:
         """Whether each source whose policy gets advantages names a model that scores it."""
-        algorithms = [source.complete.algo for source in self.train]
-        return all(it.reference is not None for it in algorithms if it.gives_advantages)
+        return are_references_served(source.complete.algo for source in self.train)
 
     @property
     def by_process(self) -> Mapping[str, EnvironmentConfig]:
@@ -106,6 +165,11 @@ def resolve_sources(config: LaunchedConfig) -> Sources:
     path: KeyPath = ("env",) if isinstance(config, EvalConfig) else ("eval", "env")
     section = merged_sampling(evaluation.sampling, DEFAULT_SAMPLING)
     return Sources(evaluated=_evaluated(path, evaluation.env, section, evaluation.max_retries))
+
+
+def are_references_served(algorithms: Iterable[AlgorithmConfig]) -> bool:
+    """Whether each of them that gives the policy advantages names a model that scores it."""
+    return all(it.reference is not None for it in algorithms if it.gives_advantages)
 
 
 def keeps_reference(config: LaunchedConfig, sources: Sources) -> bool:

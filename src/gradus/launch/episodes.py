@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from gradus.config import EvaluatorProcessConfig, continued_identity
+from gradus.config import EvalProcessConfig, continued_identity
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
@@ -62,7 +62,8 @@ class Episodes:
 
 def _identity(plan: LaunchPlan) -> dict[str, Any]:
     """What the episodes depend on, with digests of the model's files when gradus serves it."""
-    (evaluator,) = [it for it in plan.configs.values() if isinstance(it, EvaluatorProcessConfig)]
+    evaluator = plan.launched
+    assert isinstance(evaluator, EvalProcessConfig)
     folder = model_folder(evaluator.model.name) if evaluator.base_url is None else None
     # The engine reads the same files soon after, from the page cache.
     digests = {} if folder is None else digest_files(folder, MODEL_FILES)

@@ -19,7 +19,6 @@ from gradus.config import (
     ServeConfig,
     SftConfig,
     StrictConfig,
-    resolve,
     run_name,
     without_secrets,
 )
@@ -33,7 +32,7 @@ from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
 from gradus.plan.precision import Trial, bfloat16_fault, cache_folder
-from gradus.plan.processes import LaunchPlan, Machine, config_file, plan_config, plan_processes
+from gradus.plan.processes import LAUNCHED, LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import inference_variables, trainer_variables
 from gradus.run.lease import RunKind, RunLease, run_path
 from gradus.run.paths import RunDirectory
@@ -139,16 +138,6 @@ def bench_job(config: RunConfig) -> Job:
     here = tried(Hardware.current(machine.gpus), config, machine)
     config = settled(config, here)
 
-    def planned(run_dir: RunDirectory, term: int, _: int | None) -> LaunchPlan:
-        configs = resolve(config, run_dir=run_dir.root, term=term)
-        return plan_processes(
-            {"trainer": configs.by_process()["trainer"]},
-            configs.env_vars,
-            run_dir,
-            machine,
-            roles={"trainer": "bench-rank"},
-        )
-
     num_steps = config.trainer.bench.warmup_steps + config.trainer.bench.steps
     return Job(
         name=f"bench--{Path(config.model.name).name}--{secrets.token_hex(4)}",
@@ -157,7 +146,7 @@ def bench_job(config: RunConfig) -> Job:
         launch=config.launch,
         written=config,
         logs=config.log.settings(),
-        plan=planned,
+        plan=partial(plan_config, config, machine, is_bench=True),
         work=Steps("bench", num_steps, BENCH_COLUMNS),
         notes=_about_precision(doubts(config, here)),
     )
@@ -269,19 +258,18 @@ def _recorded_dtypes(config: LaunchedConfig) -> Dtypes:
     if config.name is None:
         return Dtypes()
     run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
-    trainer, engine = _process_values(run_dir, "trainer"), _process_values(run_dir, "inference")
-    learns = trainer.get("sft") or trainer.get("trainer") or {}
-    serves = engine.get("inference") or {}
-    return Dtypes(learns.get("compute_dtype"), serves.get("dtype"))
-
-
-def _process_values(run_dir: RunDirectory, process: str) -> dict[str, Any]:
-    """What the last launch gave a process; empty when it started none."""
     try:
-        values = read_json(config_file(run_dir, process))
+        values: Any = read_json(config_file(run_dir, LAUNCHED))
     except FileNotFoundError:
-        return {}
-    return values if isinstance(values, dict) else {}
+        return Dtypes()
+    match values:
+        case {"trainer": {"compute_dtype": trainer}, "inference": {"dtype": engine}}:
+            return Dtypes(trainer, engine)
+        case {"compute_dtype": trainer, "inference": {"dtype": engine}}:
+            return Dtypes(trainer, engine)
+        case {"inference": {"dtype": engine}}:
+            return Dtypes(engine=engine)
+    return Dtypes()
 
 
 def _kept(config: LaunchedConfig, hardware: Hardware, recorded: Dtypes) -> list[str]:

@@ -88,8 +88,8 @@ def launch(
 
 def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     """The files and folders that the processes of this launch find."""
-    for process, config in plan.configs.items():
-        write_json(config_file(run_dir, process), without_secrets(config))
+    for stem, config in plan.configs.items():
+        write_json(config_file(run_dir, stem), without_secrets(config))
     for folder in (run_dir.ready, run_dir.logs):
         folder.mkdir(mode=0o700, exist_ok=True)
     run_dir.save_request.unlink(missing_ok=True)

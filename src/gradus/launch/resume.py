@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from gradus.config import (
-    SftEvaluatorProcessConfig,
+    SftProcessConfig,
     StrictConfig,
     continued_identity,
     differences,
@@ -18,6 +18,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
+from gradus.plan.processes import LAUNCHED, config_file
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import RunLease
@@ -34,14 +35,14 @@ STATE = "orchestrator/state.json"
 """What the orchestrator's part of a checkpoint needs of other files."""
 
 _REFUSED = re.compile(
-    r"(sft\.)?model\..+|(sft\.)?seed"
+    r"model\..+|seed"
     r"|sources\.[^.]+(\.(name|group_size|curriculum|is_frozen)(\..+)?)?"
     r"|sources\.[^.]+\.algo(\.(?!scoring_timeout_seconds$).+)?"
     r"|orchestrator\.groups_per_batch"
     r"|orchestrator\.train\.env\.[^.]+\.(id|taskset|tasks)(\..+)?"
-    r"|(sft|trainer)\.lora(\.(rank|alpha|target_modules)(\..+)?)?"
-    r"|(sft|trainer)\.optimizer\.type"
-    r"|sft\.data\.(?!path$|split$).+|sft\.batch_conversations"
+    r"|(trainer\.)?lora(\.(rank|alpha|target_modules)(\..+)?)?"
+    r"|(trainer\.)?optimizer\.type"
+    r"|data\.(?!path$|split$).+|batch_conversations"
 )
 """Keys that decide what the state in a checkpoint means.
 
@@ -49,10 +50,10 @@ Data may lie elsewhere than before: the trainer compares its digest with that in
 """
 
 _SILENT = re.compile(
-    r"run_dir|term|resume_step|(sft\.)?max_steps|(sft\.)?checkpoint\..+|.*\.env_vars(\..+)?"
-    r"|sft\.(name|output_dir)|orchestrator\.train\..+"
+    r"run_dir|term|name|output_dir|max_steps|(checkpoint|launch|log|identity)\..+"
+    r"|(sources|evaluation_sources)\..+|.*\.?env_vars(\..+)?"
 )
-"""Keys whose change is not shown; what matters of `orchestrator.train` is in `sources` too."""
+"""Keys whose change is not shown; what `sources` inherit is shown where it is written."""
 
 
 @dataclass(frozen=True)
@@ -157,26 +158,24 @@ def _check_journal(run_dir: RunDirectory, state: Path) -> None:
         )
 
 
-def changed_settings(
-    run_dir: RunDirectory, configs: Mapping[str, StrictConfig], *, is_fresh: bool
-) -> list[str]:
-    """What differs from the configs of the last launch, a line each.
+def changed_settings(run_dir: RunDirectory, config: StrictConfig, *, is_fresh: bool) -> list[str]:
+    """What differs from the config of the last launch, a line each.
 
     Refuses changes that the state in a checkpoint does not survive, all of them by name; a run that
     starts again has no state to protect (`is_fresh`).
     """
+    try:
+        before = read_json(config_file(run_dir, LAUNCHED))
+    except FileNotFoundError:
+        return []
     lines: list[str] = []
     refused: list[str] = []
-    for process, config in configs.items():
-        path = run_dir.config / f"{process}.json"
-        if not path.is_file():
-            continue
-        for key, was, now in differences(read_json(path), without_secrets(config)):
-            line = f"{process}: {key} was {was!r} and is {now!r}"
-            if _REFUSED.fullmatch(key):
-                refused.append(line)
-            elif not _SILENT.fullmatch(key):
-                lines.append(line)
+    for key, was, now in differences(before, without_secrets(config)):
+        line = f"{key} was {was!r} and is {now!r}"
+        if _REFUSED.fullmatch(key):
+            refused.append(line)
+        elif not _SILENT.fullmatch(key):
+            lines.append(line)
     if refused and not is_fresh:
         raise ConfigError(
             "the checkpoint was made with other settings; put them back or start a new run:\n"
@@ -185,12 +184,11 @@ def changed_settings(
     return [*refused, *lines]
 
 
-def refuse_other_evaluation(run_dir: RunDirectory, configs: Mapping[str, StrictConfig]) -> None:
+def refuse_other_evaluation(run_dir: RunDirectory, config: StrictConfig) -> None:
     """ConfigError when versions were evaluated with settings that the evaluator now has not."""
     path = run_dir.root / IDENTITY_NAME
-    for config in configs.values():
-        if isinstance(config, SftEvaluatorProcessConfig) and path.is_file():
-            continued_identity(read_json(path), config.identity)
+    if isinstance(config, SftProcessConfig) and config.eval is not None and path.is_file():
+        continued_identity(read_json(path), config.identity)
 
 
 def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: bool = False) -> None:

@@ -52,8 +52,8 @@ class Steps:
         changes: list[str] = []
         if point.finished_steps is None:
             is_fresh = point.checkpoint is None
-            changes = changed_settings(lease.run_dir, plan.configs, is_fresh=is_fresh)
-            refuse_other_evaluation(lease.run_dir, plan.configs)
+            changes = changed_settings(lease.run_dir, plan.launched, is_fresh=is_fresh)
+            refuse_other_evaluation(lease.run_dir, plan.launched)
         if changes:
             point = replace(point, solved="")
         lines = [f"{'resume':<18}{point.describe(self.max_steps)}"]

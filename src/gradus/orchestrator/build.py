@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradus.config import OrchestratorProcessConfig, SourceConfig, algorithms
+from gradus.config import RunProcessConfig, SourceConfig, algorithms
 from gradus.errors import ProtocolError
 from gradus.log import get_logger, note_step
 from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
@@ -80,12 +80,12 @@ TASKS_TO_TRY = 10
 log = get_logger(__name__)
 
 
-def run(config: OrchestratorProcessConfig) -> None:
+def run(config: RunProcessConfig) -> None:
     """The orchestrator process, from its ready file to the trainer's last step."""
     run_loops(_run(config), tell=partial(notify, RunDirectory(Path(config.run_dir))))
 
 
-async def _run(config: OrchestratorProcessConfig) -> None:
+async def _run(config: RunProcessConfig) -> None:
     async with connect(config) as components:
         run_dir = RunDirectory(Path(config.run_dir))
         saved = find_saved(config)
@@ -129,7 +129,7 @@ class Components:
 
 
 @asynccontextmanager
-async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components]:
+async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
     """Connect to inference and environments, open the files; all is closed at the end."""
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
@@ -187,7 +187,7 @@ async def connect(config: OrchestratorProcessConfig) -> AsyncIterator[Components
 
 
 async def _open_source(
-    config: OrchestratorProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
+    config: RunProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
 ) -> Source:
     reference = build_reference(config, source, base_url)
     if reference is not None:
@@ -231,7 +231,7 @@ async def _first_task_data(environment: Environment, num_tasks: int | None) -> d
 
 
 def build_reference(
-    config: OrchestratorProcessConfig, source: SourceConfig, base_url: str
+    config: RunProcessConfig, source: SourceConfig, base_url: str
 ) -> ReferenceModel | None:
     """The model that the source's algorithm asks: its frozen one, or the policy as it is served."""
     if source.algo.reference is not None:
@@ -251,7 +251,7 @@ def build_reference(
 
 
 def _policy_reference(
-    config: OrchestratorProcessConfig, base_url: str, stop_token_ids: frozenset[int] = frozenset()
+    config: RunProcessConfig, base_url: str, stop_token_ids: frozenset[int] = frozenset()
 ) -> ReferenceModel:
     """The policy as it is served."""
     policy = algorithms.ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
@@ -260,7 +260,7 @@ def _policy_reference(
 
 
 def build_orchestrator(
-    config: OrchestratorProcessConfig,
+    config: RunProcessConfig,
     components: Components,
     saved: SavedOrchestrator | None = None,
 ) -> Orchestrator:
@@ -320,7 +320,7 @@ def build_orchestrator(
 
 
 def _build_player(
-    config: OrchestratorProcessConfig, components: Components, groups: GroupBuffer
+    config: RunProcessConfig, components: Components, groups: GroupBuffer
 ) -> EpisodePlayer:
     return EpisodePlayer(
         components.sources,
@@ -333,7 +333,7 @@ def _build_player(
 
 
 def _build_evaluation(
-    config: OrchestratorProcessConfig, components: Components, records: RecordWriter
+    config: RunProcessConfig, components: Components, records: RecordWriter
 ) -> RlEvaluation:
     return RlEvaluation(
         config.orchestrator.eval,
@@ -347,7 +347,7 @@ def _build_evaluation(
 
 
 def _build_buffer(
-    config: OrchestratorProcessConfig,
+    config: RunProcessConfig,
     components: Components,
     records: RecordWriter,
     *,
@@ -373,14 +373,14 @@ def _build_buffer(
     )
 
 
-def _declared_rewards(config: OrchestratorProcessConfig) -> dict[str, float]:
+def _declared_rewards(config: RunProcessConfig) -> dict[str, float]:
     """The largest possible reward of each source whose curriculum knows it."""
     ranges = {s.name: getattr(s.curriculum, "reward_range", None) for s in config.sources}
     return {name: found[1] for name, found in ranges.items() if found is not None}
 
 
 def _build_link(
-    config: OrchestratorProcessConfig,
+    config: RunProcessConfig,
     components: Components,
     groups: GroupBuffer,
     board: WaitBoard,
@@ -413,7 +413,7 @@ def _build_link(
 
 
 def _build_snapshotter(
-    config: OrchestratorProcessConfig,
+    config: RunProcessConfig,
     groups: GroupBuffer,
     trainer: TrainerLink,
     evaluation: RlEvaluation,

@@ -7,28 +7,29 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 
 from gradus.config import (
     EnvironmentProcessConfig,
-    EvaluatorProcessConfig,
     InferenceProcessConfig,
     LaunchedConfig,
-    OrchestratorProcessConfig,
+    ProcessConfigs,
     ReplayConfig,
-    ReplayProcessConfig,
     RunConfig,
-    SftEvaluatorProcessConfig,
+    RunProcessConfig,
     SftProcessConfig,
     StrictConfig,
     TrackerProcessConfig,
-    TrainerProcessConfig,
+    WorkingConfig,
     refuse,
     resolve,
 )
+from gradus.config.problems import Problem
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus, find_gpus
-from gradus.plan.placement import GpuWish, Placement, place
+from gradus.plan.machine import placement_of
+from gradus.plan.placement import Placement
 from gradus.plan.variables import (
     CoreShares,
     inference_variables,
@@ -40,6 +41,9 @@ from gradus.plan.variables import (
 )
 from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
+
+LAUNCHED = "run"
+"""Stem of the config file that the processes that work share."""
 
 _CLOSE_SECONDS = 3.0
 """For the tracker process to see that the time is over, and to end."""
@@ -74,9 +78,14 @@ class LaunchPlan:
     """
 
     configs: Mapping[str, StrictConfig]
-    """Process name → what its config file holds."""
+    """Stem of a config file → what it holds."""
     stages: tuple[tuple[ProcessSpec, ...], ...]
     """The processes of a stage start together, once all before them are ready."""
+
+    @property
+    def launched(self) -> StrictConfig:
+        """What the processes that work read."""
+        return self.configs[LAUNCHED]
 
     @property
     def flush_seconds(self) -> float:
@@ -87,9 +96,9 @@ class LaunchPlan:
         return 0.0
 
 
-def config_file(run_dir: RunDirectory, process: str) -> Path:
+def config_file(run_dir: RunDirectory, stem: str) -> Path:
     """Where the config of a process lies."""
-    return run_dir.config / f"{process}.json"
+    return run_dir.config / f"{stem}.json"
 
 
 def plan_config(
@@ -98,69 +107,64 @@ def plan_config(
     run_dir: RunDirectory,
     term: int,
     resume_step: int | None = None,
-) -> LaunchPlan:
-    """The processes of a config, from the beginning or from the checkpoint of a step."""
-    configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
-    # Only the orchestrator of a run follows an environment to its new process.
-    restarts = config.launch.environment_restarts if isinstance(config, RunConfig) else 0
-    return plan_processes(
-        *(configs.by_process(), configs.env_vars, run_dir, machine), environment_restarts=restarts
-    )
-
-
-def plan_processes(
-    configs: Mapping[str, StrictConfig],
-    own: Mapping[str, Mapping[str, str]],
-    run_dir: RunDirectory,
-    machine: Machine,
     *,
-    environment_restarts: int = 0,
-    roles: Mapping[str, str] | None = None,
+    is_bench: bool = False,
 ) -> LaunchPlan:
-    """How the processes of `configs` start; `own` holds the variables that the user sets for each.
+    """The processes of a config, from the beginning or from the checkpoint of a step.
 
-    What serves starts first, what works then. `environment_restarts` says how often an environment
-    that ends is restarted, `roles` which processes take another role than their config has.
+    What serves starts first, what works then. `is_bench` leaves only a trainer, which makes its own
+    samples. ConfigError when the processes cannot have the GPUs that they want.
     """
+    written = config.run if isinstance(config, ReplayConfig) else config
+    is_alone = is_bench or isinstance(config, ReplayConfig)
+    placement = placement_of(written, machine.gpus, is_served=not is_alone)
+    refuse(starmap(Problem, placement.refusals))
+    if isinstance(config, RunConfig):
+        config = with_transfer(config, placement)
+    configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
+    if is_bench:
+        configs = ProcessConfigs(configs.launched, ("trainer",), configs.env_vars)
+    cores, caller = cores_of(configs, machine), machine.environment
     stages: tuple[list[ProcessSpec], ...] = ([], [])
-    placement, cores = placement_of(configs, machine.gpus), cores_of(configs, machine)
-    configs = with_transfer(configs, placement)
-    for name, config in configs.items():
-        kind, set_by_user = KINDS[type(config)], own.get(name, {})
-        is_environment = isinstance(config, EnvironmentProcessConfig)
+    for name, process in configs.by_process().items():
+        role = "bench-rank" if is_bench else role_of(name, process)
+        kind, own = KINDS.get(role, _WORKER), configs.env_vars.get(name, {})
+        is_environment = isinstance(process, EnvironmentProcessConfig)
+        # Only the orchestrator of a run follows an environment to its new process.
+        follows = is_environment and isinstance(written, RunConfig)
+        placed = placement.variables(name, machine.gpus, caller)
+        is_worker = isinstance(process, WorkingConfig)
         spec = ProcessSpec(
             name,
             role_command(
                 machine,
-                (roles or {}).get(name, kind.role),
-                config_file(run_dir, name),
-                num_processes=_num_ranks(config),
+                role,
+                config_file(run_dir, _stem(name, process)),
+                num_processes=_num_ranks(name, process),
+                resume_step=resume_step if is_worker else None,
             ),
-            _variables(
-                config,
-                set_by_user,
-                machine,
-                placement.variables(name, machine.gpus, machine.environment),
-                cores,
-            ),
+            _variables(name, process, {**own, **placed}, caller, cores),
             log=log_file(run_dir, name),
             ready_file=None if kind.is_companion else run_dir.ready_file(name),
             finishes=kind.finishes and not kind.is_companion,
-            restarts=environment_restarts if is_environment else kind.restarts,
-            ends_its_children=isinstance(config, InferenceProcessConfig),
-            has_own_temporary_folder=is_environment and "TMPDIR" not in set_by_user,
+            restarts=written.launch.environment_restarts if follows else kind.restarts,
+            ends_its_children=isinstance(process, InferenceProcessConfig),
+            has_own_temporary_folder=is_environment and "TMPDIR" not in own,
             is_companion=kind.is_companion,
         )
         stages[kind.finishes].append(spec)
-    return LaunchPlan(configs, tuple(tuple(stage) for stage in stages if stage))
+    files = {_stem(name, process): process for name, process in configs.by_process().items()}
+    return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
+
+
+def _stem(name: str, config: StrictConfig) -> str:
+    return LAUNCHED if isinstance(config, WorkingConfig) else name
 
 
 @dataclass(frozen=True)
 class ProcessKind:
-    """What all processes with one kind of config have in common."""
+    """What all processes of a role have in common."""
 
-    role: str
-    """`gradus <role>` loads its config and does its work."""
     finishes: bool = True
     """Whether it ends by itself when its work is done; the others serve it and start before."""
     is_companion: bool = False
@@ -169,92 +173,63 @@ class ProcessKind:
     """How often within an hour it may be started anew."""
 
 
-KINDS: Mapping[type[StrictConfig], ProcessKind] = {
-    InferenceProcessConfig: ProcessKind("inference", finishes=False),
-    EnvironmentProcessConfig: ProcessKind("env-server", finishes=False),
-    TrainerProcessConfig: ProcessKind("trainer"),
-    SftProcessConfig: ProcessKind("sft-trainer"),
-    OrchestratorProcessConfig: ProcessKind("orchestrator"),
-    EvaluatorProcessConfig: ProcessKind("evaluator"),
-    SftEvaluatorProcessConfig: ProcessKind("sft-evaluator"),
-    ReplayProcessConfig: ProcessKind("replayer"),
-    TrackerProcessConfig: ProcessKind("tracker", is_companion=True, restarts=3),
+_WORKER = ProcessKind()
+KINDS: Mapping[str, ProcessKind] = {
+    "inference": ProcessKind(finishes=False),
+    "env-server": ProcessKind(finishes=False),
+    "tracker": ProcessKind(is_companion=True, restarts=3),
 }
-"""Config of a process → its kind."""
+"""Roles that do more or less than work until they are done."""
 
 
-def _num_ranks(config: StrictConfig) -> int:
-    if isinstance(config, TrainerProcessConfig):
-        return config.trainer.num_processes
-    return config.sft.num_processes if isinstance(config, SftProcessConfig) else 1
+def role_of(process: str, config: StrictConfig) -> str:
+    """The command, `gradus <role>`, that loads the config of a process and does its work."""
+    if isinstance(config, EnvironmentProcessConfig):
+        return "env-server"
+    return f"sft-{process}" if isinstance(config, SftProcessConfig) else process
 
 
-def placement_of(configs: Mapping[str, StrictConfig], gpus: FoundGpus) -> Placement:
-    """Which of these processes gets which GPUs; ConfigError when they cannot have them."""
-    wishes, may_share = {}, False
-    for name, config in configs.items():
-        if isinstance(config, InferenceProcessConfig):
-            wishes[name] = GpuWish.of(config.inference)
-            may_share = config.inference.gpu_sharing != "never"
-        elif isinstance(config, TrainerProcessConfig):
-            wishes[name] = GpuWish.of(config.trainer)
-        elif isinstance(config, SftProcessConfig):
-            wishes[name] = GpuWish.of(config.sft)
-    placement = place(wishes, gpus, may_share=may_share)
-    refuse(f"{'.'.join(map(str, key))}: {message}" for key, message in placement.refusals)
-    return placement
-
-
-def cores_of(configs: Mapping[str, StrictConfig], machine: Machine) -> CoreShares:
+def cores_of(configs: ProcessConfigs, machine: Machine) -> CoreShares:
     """How trainer and engine share the cores; with GPUs, cores are not what they wait for."""
-    kinds = set(map(type, configs.values()))
     return share_cores(
         machine.num_cores,
-        trains=bool(kinds & {TrainerProcessConfig, SftProcessConfig}),
-        serves=InferenceProcessConfig in kinds and not machine.gpus.gpus,
+        trains="trainer" in configs.workers,
+        serves=configs.inference is not None and not machine.gpus.gpus,
     )
 
 
-def with_transfer(
-    configs: Mapping[str, StrictConfig], placement: Placement
-) -> Mapping[str, StrictConfig]:
-    """The configs with one word for both ends on how weights travel, in the places of "auto".
+def with_transfer(config: RunConfig, placement: Placement) -> RunConfig:
+    """The config with one word for both ends on how weights travel, in the places of "auto".
 
     Over nccl, from GPU to GPU, where trainer and engine have GPUs of their own: that is all nccl
     needs, and all that a broadcast is worth its memory for.
     """
-    trainer, engine = configs.get("trainer"), configs.get("inference")
-    if not isinstance(trainer, TrainerProcessConfig):
-        return configs
     ours, theirs = (set(placement.gpus.get(name, ())) for name in ("trainer", "inference"))
     are_apart = bool(ours and theirs) and not ours & theirs
-    given, lora = trainer.trainer, trainer.trainer.lora
+    given, lora = config.trainer, config.trainer.lora
     transfer, backend = given.weight_transfer, given.broadcast_backend
     if transfer == "auto":
         is_adapter = lora is not None and lora.serve == "adapter"
         transfer = "broadcast" if are_apart and not is_adapter else "filesystem"
     if backend == "auto":
         backend = "nccl" if are_apart else "gloo"
-    chosen = given.model_copy(update={"weight_transfer": transfer, "broadcast_backend": backend})
-    told = {**configs, "trainer": trainer.model_copy(update={"trainer": chosen})}
-    if isinstance(engine, InferenceProcessConfig):
-        told["inference"] = engine.model_copy(update={"broadcast_backend": backend})
-    return told
+    chosen = {"weight_transfer": transfer, "broadcast_backend": backend}
+    copied: RunConfig = config.model_copy(update={"trainer": given.model_copy(update=chosen)})
+    return copied
 
 
 def _variables(
+    process: str,
     config: StrictConfig,
-    user: Mapping[str, str],
-    machine: Machine,
-    placed: Mapping[str, str],
+    own: Mapping[str, str],
+    caller: Mapping[str, str],
     cores: CoreShares,
 ) -> dict[str, str]:
-    """The whole environment of a process: what `user` sets for it, and which GPUs it sees."""
-    caller, own = machine.environment, {**user, **placed}
+    """The whole environment of a process; `own` is what the user sets for it, and its GPUs."""
     if isinstance(config, InferenceProcessConfig):
         return inference_variables(caller, own, num_cores=cores.engine)
-    if isinstance(config, TrainerProcessConfig | SftProcessConfig):
-        ranks = _num_ranks(config)
+    if process == "trainer":
+        ranks = _num_ranks(process, config)
         return trainer_variables(caller, own, num_cores=cores.trainer, num_processes=ranks)
     if isinstance(config, EnvironmentProcessConfig):
         if missing := sorted(set(config.passed_env) - caller.keys()):
@@ -267,13 +242,27 @@ def _variables(
     if isinstance(config, TrackerProcessConfig):
         named = [name for monitor in config.monitor for name in monitor.pass_env]
         return tracker_variables(caller, passed=named)
-    sources = config.sources if isinstance(config, OrchestratorProcessConfig) else []
-    asked = {"algorithms": [source.algo.model_dump() for source in sources]}
-    return orchestrator_variables(caller, own, config=asked)
+    algorithms = []
+    if process == "orchestrator" and isinstance(config, RunProcessConfig):
+        algorithms = [source.algo.model_dump() for source in config.sources]
+    return orchestrator_variables(caller, own, config={"algorithms": algorithms})
+
+
+def _num_ranks(process: str, config: StrictConfig) -> int:
+    if process != "trainer":
+        return 1
+    assert isinstance(config, RunProcessConfig | SftProcessConfig)
+    section = config.trainer if isinstance(config, RunProcessConfig) else config
+    return section.num_processes
 
 
 def role_command(
-    machine: Machine, role: str, config: Path, *, num_processes: int = 1
+    machine: Machine,
+    role: str,
+    config: Path,
+    *,
+    num_processes: int = 1,
+    resume_step: int | None = None,
 ) -> tuple[str, ...]:
     """The command line of a role; more than one process start under torchrun, on loopback."""
     launcher: tuple[str, ...] = ()
@@ -283,7 +272,8 @@ def role_command(
         no_folders = f"--log-dir={os.devnull}"
         options = ("--standalone", "--local-addr=127.0.0.1", no_folders, ranks)
         launcher = ("-m", "torch.distributed.run", *options)
-    return (machine.python, *launcher, "-m", "gradus.cli.main", role, "@", str(config))
+    at = () if resume_step is None else ("--resume-step", str(resume_step))
+    return (machine.python, *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
 
 
 def describe(plan: LaunchPlan) -> list[str]:

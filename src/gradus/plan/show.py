@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradus.config.processes import EvaluationSourceConfig
 from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
 from gradus.config.schema.eval import EvalConfig
@@ -16,6 +15,7 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import LoraConfig
 from gradus.config.sources import (
+    EvaluationSourceConfig,
     LaunchedConfig,
     Sources,
     TrainSource,

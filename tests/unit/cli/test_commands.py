@@ -24,7 +24,7 @@ from gradus.config import (
 )
 from gradus.errors import ExitCode
 from gradus.plan.hardware import Hardware
-from gradus.plan.processes import KINDS, Machine
+from gradus.plan.processes import Machine, role_of
 
 EVAL_TOML = """
 [model]
@@ -309,14 +309,14 @@ def role_configs() -> dict[str, StrictConfig]:
     return {
         "inference": run.inference,
         "env-server": run.environments[0],
-        "trainer": run.trainer,
+        "trainer": run.launched,
         "tracker": run.tracker,
-        "sft-trainer": sft.trainer,
-        "sft-evaluator": sft.evaluator,
-        "bench-rank": run.trainer,
-        "orchestrator": run.orchestrator,
-        "evaluator": resolve(evaluation, run_dir=Path("runs/x"), term=4).evaluator,
-        "replayer": resolve(replayed, run_dir=Path("runs/x"), term=4).replayer,
+        "sft-trainer": sft.launched,
+        "sft-evaluator": sft.launched,
+        "bench-rank": run.launched,
+        "orchestrator": run.launched,
+        "evaluator": resolve(evaluation, run_dir=Path("runs/x"), term=4).launched,
+        "replayer": resolve(replayed, run_dir=Path("runs/x"), term=4).launched,
     }
 
 
@@ -335,8 +335,10 @@ ENTRIES = {
 
 
 def test_a_role_loads_the_config_that_the_launcher_plans_it_for() -> None:
-    planned = {kind.role: config.__name__ for config, kind in KINDS.items()}
-    assert planned.items() <= {name: role.config for name, role in ROLES.items()}.items()
+    for role, config in role_configs().items():
+        process = role.removeprefix("sft-").replace("bench-rank", "trainer")
+        assert role_of(process, config) in {role, process}
+        assert ROLES[role].config == type(config).__name__
 
 
 @pytest.mark.parametrize("command", list(ROLES))
@@ -368,6 +370,22 @@ def test_a_rank_logs_under_its_number(
     assert main(["trainer", "@", "role.json"]) == 0
     logging.getLogger("gradus.anything").warning("hello")
     assert "WARNING trainer/1 gradus.anything" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize("command", ["trainer", "orchestrator", "sft-trainer", "sft-evaluator"])
+def test_the_step_to_go_on_from_is_an_argument_and_stands_in_no_file(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, function, _ = ENTRIES[command]
+    entry = Recorder()
+    put(monkeypatch, module, **{function: entry})
+    resumed = role_configs()[command].model_copy(update={"resume_step": 4})
+    (folder / "role.json").write_text(resumed.model_dump_json())
+    assert "resume_step" not in (folder / "role.json").read_text()
+    assert main([command, "@", "role.json", "--resume-step", "4"]) == 0
+    assert main([command, "@", "role.json"]) == 0
+    assert [config.resume_step for (config,), _ in entry.calls] == [4, None]
 
 
 def test_a_role_without_config_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_a_model_directory_is_served_for_the_time_of_the_evaluation() -> None:
 def test_an_endpoint_is_asked_and_nothing_is_served() -> None:
     configs = resolved(build_eval_config(**ENDPOINT))
     assert list(configs.by_process()) == ["eval_reverse-text", "evaluator"]
-    assert configs.evaluator.base_url == ENDPOINT["base_url"]
+    assert configs.launched.base_url == ENDPOINT["base_url"]
 
 
 def test_only_the_name_of_the_key_s_variable_is_in_the_configs() -> None:
@@ -44,7 +44,7 @@ def test_only_the_name_of_the_key_s_variable_is_in_the_configs() -> None:
 def test_environments_inherit_the_shared_sampling() -> None:
     env = [{"id": "reverse-text", "sampling": {"temperature": 0.2}}]
     config = build_eval_config(env=env, sampling={"max_completion_tokens": 99})
-    (source,) = resolved(config).evaluator.sources
+    (source,) = resolved(config).launched.evaluation_sources
     sampling = source.sampling
     assert (sampling.temperature, sampling.top_p, sampling.max_completion_tokens) == (0.2, 1.0, 99)
 
@@ -57,7 +57,7 @@ def test_a_gpu_is_shared_with_no_trainer_that_is_not_there() -> None:
 def test_an_evaluation_may_be_greedy() -> None:
     config = build_eval_config(sampling={"temperature": 0, "max_completion_tokens": 9})
     assert contradictions_of(config) == []
-    (source,) = resolved(config).evaluator.sources
+    (source,) = resolved(config).launched.evaluation_sources
     assert source.sampling.temperature == 0
 
 
@@ -72,15 +72,15 @@ def test_an_evaluation_may_be_greedy() -> None:
     ],
 )
 def test_what_changes_an_episode_changes_the_identity(changes: dict[str, Any]) -> None:
-    before = resolved(build_eval_config()).evaluator.identity
-    assert resolved(build_eval_config(**changes)).evaluator.identity != before
+    before = resolved(build_eval_config()).launched.identity
+    assert resolved(build_eval_config(**changes)).launched.identity != before
 
 
 def test_headers_of_tasks_belong_to_the_identity() -> None:
     source = {"id": "reverse-text", "agents": {"agent": {"model": "m", **ENDPOINT}}}
-    before = resolved(build_eval_config(env=[source])).evaluator.identity
+    before = resolved(build_eval_config(env=[source])).launched.identity
     sent = {**source, "headers_from": "routing"}
-    assert resolved(build_eval_config(env=[sent])).evaluator.identity != before
+    assert resolved(build_eval_config(env=[sent])).launched.identity != before
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def test_headers_of_tasks_belong_to_the_identity() -> None:
 def test_digests_that_one_side_does_not_know_are_taken_from_the_other(
     was: dict[str, str], now: dict[str, str], noted: dict[str, str]
 ) -> None:
-    identity = resolved(build_eval_config()).evaluator.identity
+    identity = resolved(build_eval_config()).launched.identity
     continued = continued_identity(identity | {"files": was}, identity | {"files": now})
     assert continued == identity | {"files": noted}
 
 
 def test_sources_that_are_not_evaluated_this_time_stay_noted() -> None:
-    identity = resolved(build_eval_config()).evaluator.identity
+    identity = resolved(build_eval_config()).launched.identity
     other = {"other": {"environment": {}, "sampling": {}, "unmeasured_agents": []}}
     before = identity | {"sources": identity["sources"] | other}
     assert continued_identity(before, identity)["sources"] == before["sources"]
 
 
 def test_more_tasks_and_more_speed_leave_the_identity() -> None:
-    before = resolved(build_eval_config()).evaluator.identity
+    before = resolved(build_eval_config()).launched.identity
     env = [{"id": "reverse-text", "num_tasks": 9, "group_size": 4}]
     after = build_eval_config(env=env, max_in_flight_episodes=1, max_retries=0)
-    assert resolved(after).evaluator.identity == before
+    assert resolved(after).launched.identity == before
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_foreign_opponent_and_a_judge_are_not_measured() -> None:
     opponent = {"model": "big", "base_url": "http://127.0.0.1:9/v1"}
     agents = {"first": {}, "second": opponent}
     configs = resolved(build_eval_config(env=[{"id": "kuhn-poker", "agents": agents}]))
-    (source,) = configs.evaluator.sources
+    (source,) = configs.launched.evaluation_sources
     assert source.unmeasured_agents == ["judge", "second"]
 
 
@@ -172,6 +172,6 @@ def test_a_source_s_own_error_policy_holds_in_an_evaluation_too() -> None:
         {"id": "words", "name": "a", "errors": own},
         {"id": "words", "name": "b", "errors": {"retries": 5}},
     ]
-    sources = resolved(build_eval_config(env=env, max_retries=1)).evaluator.sources
+    sources = resolved(build_eval_config(env=env, max_retries=1)).launched.evaluation_sources
     found = [(s.errors.retry_on, s.errors.retries, s.errors.backoff_seconds) for s in sources]
     assert found == [(["TaskError"], 1, 3.0), (list(RETRIED_ERRORS), 5, 1.0)]

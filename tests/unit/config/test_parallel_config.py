@@ -33,7 +33,7 @@ def test_a_supervised_run_is_checked_alike() -> None:
 def test_batches_are_packed_for_data_parallel_ranks() -> None:
     trainer = {"num_processes": 8, "parallel": {"context_parallel_size": 4, "replicate_size": 2}}
     configs = resolve(build_run_config({"trainer": trainer}), run_dir=Path("x"), term=0)
-    assert configs.orchestrator.data_parallel_size == 2
+    assert configs.launched.data_parallel_size == 2
     assert data_parallel_size(8, ParallelConfig()) == 8
 
 

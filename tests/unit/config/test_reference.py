@@ -10,8 +10,8 @@ import pytest
 from configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 from gradus.config import (
-    OrchestratorProcessConfig,
     RunConfig,
+    RunProcessConfig,
     SftConfig,
     dotted,
     load_config,
@@ -111,7 +111,7 @@ def test_help_keeps_to_the_width_of_the_terminal() -> None:
 
 
 def test_process_configs_have_help_too() -> None:
-    assert "--sources.N.group-size" in help_text(OrchestratorProcessConfig, width=100)
+    assert "--sources.N.group-size" in help_text(RunProcessConfig, width=100)
 
 
 def test_the_reference_lists_deprecated_keys() -> None:

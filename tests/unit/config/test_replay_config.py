@@ -162,24 +162,22 @@ def test_a_replay_is_the_trainer_and_one_more_process(tmp_path: Path) -> None:
     replayed = ReplayConfig(config, recorded=Path("/runs/demo"), num_steps=7)
     configs = resolve(replayed, run_dir=tmp_path, term=4)
     assert list(configs.by_process()) == ["trainer", "replayer"]
-    assert (configs.trainer.end_step, configs.trainer.max_steps) == (7, 20)
-    assert configs.trainer.checkpoint.interval_steps is None
-    assert configs.trainer.resume_step is None
-    replayer = configs.replayer
-    assert (replayer.recorded, replayer.term, replayer.num_steps) == ("/runs/demo", 4, 7)
-    assert replayer.orchestrator.micro_batch_tokens == configs.trainer.trainer.micro_batch_tokens
+    assert (configs.launched.end_step, configs.launched.max_steps) == (7, 20)
+    assert configs.launched.checkpoint.interval_steps is None
+    assert configs.launched.resume_step is None
+    assert (configs.launched.recorded, configs.launched.term) == ("/runs/demo", 4)
 
 
 def test_a_replay_writes_weights_that_the_run_broadcast(tmp_path: Path) -> None:
     config = build_run_config({"trainer": {"weight_transfer": "broadcast"}})
     configs = resolve(ReplayConfig(config, tmp_path, num_steps=2), run_dir=tmp_path, term=1)
-    assert configs.trainer.trainer.weight_transfer == "filesystem"
+    assert configs.launched.trainer.weight_transfer == "filesystem"
 
 
 def test_training_ends_with_the_run_unless_told_otherwise(tmp_path: Path) -> None:
     replayed = ReplayConfig(build_run_config(), tmp_path, num_steps=20)
     configs = resolve(replayed, run_dir=tmp_path, term=1)
-    assert configs.trainer.model_copy(update={"num_steps": None}).end_step == 20
+    assert configs.launched.model_copy(update={"num_steps": None}).end_step == 20
 
 
 def test_the_words_of_a_command_line_are_its_values() -> None:

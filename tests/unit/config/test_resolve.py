@@ -39,7 +39,7 @@ def with_env(*sources: dict[str, Any], **train: Any) -> dict[str, Any]:
 
 
 def only_source(changes: dict[str, Any]) -> SourceConfig:
-    (source,) = resolved(changes).orchestrator.sources
+    (source,) = resolved(changes).launched.sources
     return source
 
 
@@ -73,21 +73,18 @@ def test_shared_values_reach_every_process_that_needs_them() -> None:
             "trainer": {"num_processes": 2, "micro_batch_tokens": 4096},
         }
     )
-    lengths = {
-        part.model.max_length_tokens
-        for part in (configs.inference, configs.trainer, configs.orchestrator)
-    }
+    lengths = {part.model.max_length_tokens for part in (configs.inference, configs.launched)}
     assert lengths == {1024}
-    assert {configs.inference.seed, configs.trainer.seed, configs.orchestrator.seed} == {7}
-    assert configs.orchestrator.data_parallel_size == 2
-    assert configs.orchestrator.micro_batch_tokens == 4096
-    assert configs.trainer.max_steps == configs.orchestrator.max_steps == 20
+    assert {configs.inference.seed, configs.launched.seed} == {7}
+    assert configs.launched.data_parallel_size == 2
+    assert configs.launched.trainer.micro_batch_tokens == 4096
+    assert configs.launched.max_steps == 20
 
 
 def test_a_source_with_an_address_gets_no_process() -> None:
     configs = resolved(with_env({"name": "mine", "address": "tcp://10.0.0.1:5000"}, {"name": "b"}))
     assert [environment.name for environment in configs.environments] == ["b"]
-    assert [source.address for source in configs.orchestrator.sources] == [
+    assert [source.address for source in configs.launched.sources] == [
         "tcp://10.0.0.1:5000",
         None,
     ]
@@ -269,9 +266,9 @@ def test_a_long_name_is_cut_to_a_valid_one() -> None:
 
 def test_supervised_run_keeps_its_config_and_drops_variables() -> None:
     config = build_sft_config({"env_vars": {"MY_KEY": "canary"}, "max_steps": 5})
-    process = resolve(config, run_dir=RUN_DIR, term=2).trainer
-    assert (process.sft.max_steps, process.term, process.run_dir) == (5, 2, "runs/demo")
-    assert without_secrets(process)["sft"]["env_vars"] == {}
+    process = resolve(config, run_dir=RUN_DIR, term=2).launched
+    assert (process.max_steps, process.term, process.run_dir) == (5, 2, "runs/demo")
+    assert without_secrets(process)["env_vars"] == {}
 
 
 def test_supervised_run_is_named_after_data_and_model() -> None:
@@ -307,7 +304,7 @@ def test_a_source_is_frozen_where_all_that_is_named_is_played_by_others_and_trai
             {"name": "e", "agents": {"opponent": {**other, "train": True}}},
         )
     )
-    sources = configs.orchestrator.sources
+    sources = configs.launched.sources
     assert [source.is_frozen for source in sources] == [True, False, False, False, True]
     assert sources[0].untrained_agents == ["judge"]
     # Who is not named is the policy, so what the named opponent plays is no data.
@@ -362,7 +359,7 @@ def test_an_evaluated_environment_has_a_process_of_its_own_beside_the_same_train
 
 def test_an_evaluated_environment_inherits_what_training_samples_with() -> None:
     configs = resolve_evaluated(eval={"sampling": {"temperature": 0.2}})
-    (source,) = configs.orchestrator.evaluation_sources
+    (source,) = configs.launched.evaluation_sources
     assert (source.num_tasks, source.group_size) == (5, 4)
     assert (source.sampling.temperature, source.sampling.max_completion_tokens) == (0.2, 64)
 
@@ -375,8 +372,8 @@ def test_secrets_of_an_evaluated_environment_stay_out_of_the_process_configs() -
 
 
 def test_the_version_that_waits_for_an_evaluation_stays_on_disk() -> None:
-    assert resolve_evaluated().trainer.trainer.keep_published == 2
-    assert resolve_evaluated(max_lag=4).trainer.trainer.keep_published == 5
+    assert resolve_evaluated().launched.keep_published == 2
+    assert resolve_evaluated(max_lag=4).launched.keep_published == 5
 
 
 def test_an_evaluation_may_not_outlast_the_patience_of_the_trainer() -> None:
@@ -400,7 +397,7 @@ def test_a_judge_and_roles_of_other_models_do_not_train_unless_asked(
 ) -> None:
     values = {"orchestrator": {"train": {"env": [{"id": "a", "agents": agents}]}}}
     configs = resolve(build_run_config(values), run_dir=Path("runs/x"), term=0)
-    assert configs.orchestrator.sources[0].untrained_agents == untrained
+    assert configs.launched.sources[0].untrained_agents == untrained
 
 
 def test_the_environment_process_knows_what_learns_from_its_episodes() -> None:

@@ -165,7 +165,7 @@ def test_supervised_config_survives_dump_and_load(tmp_path: Path) -> None:
     path = tmp_path / "sft.json"
     path.write_text(config.model_dump_json())
     assert load_config(SftConfig, ["@", str(path)]) == config
-    process = resolve(config, run_dir=tmp_path, term=1).trainer
+    process = resolve(config, run_dir=tmp_path, term=1).launched
     path.write_text(process.model_dump_json())
     assert load_config(SftProcessConfig, ["@", str(path)]) == process
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from configs import build_sft_config
 
-from gradus.config import SftConfig, SftEvaluatorProcessConfig, resolve, without_secrets
+from gradus.config import SftConfig, SftProcessConfig, resolve, without_secrets
 from gradus.config.resolve import ProcessConfigs
 from gradus.errors import ConfigError
 from gradus.plan.machine import check
@@ -26,9 +26,9 @@ def resolved(config: SftConfig, **changes: Any) -> ProcessConfigs:
     return resolve(config, run_dir=Path("runs/x"), term=2, **changes)
 
 
-def evaluator_of(config: SftConfig, **changes: Any) -> SftEvaluatorProcessConfig:
-    evaluator = resolved(config, **changes).evaluator
-    assert isinstance(evaluator, SftEvaluatorProcessConfig)
+def evaluator_of(config: SftConfig, **changes: Any) -> SftProcessConfig:
+    evaluator = resolved(config, **changes).launched
+    assert isinstance(evaluator, SftProcessConfig)
     return evaluator
 
 
@@ -62,6 +62,7 @@ def test_the_evaluator_knows_all_it_needs_and_inherits_sampling() -> None:
     sampling = source.sampling
     assert (source.num_tasks, sampling.temperature, sampling.max_completion_tokens) == (3, 0.0, 9)
     assert (evaluator.max_steps, evaluator.resume_step, evaluator.term) == (100, 4, 2)
+    assert evaluator.eval is not None
     assert evaluator.eval.interval_steps == 7
 
 

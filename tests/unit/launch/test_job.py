@@ -13,17 +13,15 @@ from configs import build_run_config
 
 from gradus.config import (
     ModelConfig,
-    OrchestratorProcessConfig,
     ReplayConfig,
     RunConfig,
+    RunProcessConfig,
     ServeConfig,
     SftConfig,
     SftDataConfig,
     SftEvalConfig,
-    SftEvaluatorProcessConfig,
     SftProcessConfig,
     TrainEnvironmentConfig,
-    TrainerProcessConfig,
 )
 from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
@@ -64,8 +62,8 @@ def process_configs(plan: LaunchPlan) -> dict[str, Any]:
 def test_the_configs_of_an_rl_run_can_be_loaded_by_every_process(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path / "demo")
     configs = process_configs(job_of(rl_config(tmp_path)).plan(run_dir, 1, None))
-    assert set(configs) == {"inference", "env_reverse-text", "trainer", "orchestrator"}
-    loaded = OrchestratorProcessConfig(**configs["orchestrator"])
+    assert set(configs) == {"inference", "env_reverse-text", "run"}
+    loaded = RunProcessConfig(**configs["run"])
     assert (loaded.run_dir, loaded.term) == (str(tmp_path / "demo"), 1)
 
 
@@ -80,9 +78,9 @@ def test_the_configs_of_a_supervised_run_can_be_loaded_by_every_process(tmp_path
     section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
     config = sft_config(tmp_path).model_copy(update={"eval": section})
     configs = process_configs(job_of(config).plan(RunDirectory(tmp_path / "warm"), 1, None))
-    assert set(configs) == {"inference", "eval_reverse-text", "trainer", "evaluator"}
-    assert SftProcessConfig(**configs["trainer"]).sft.data.path == "words.jsonl"
-    loaded = SftEvaluatorProcessConfig(**configs["evaluator"])
+    assert set(configs) == {"inference", "eval_reverse-text", "run"}
+    loaded = SftProcessConfig(**configs["run"])
+    assert loaded.data.path == "words.jsonl"
     assert (loaded.max_steps, loaded.term) == (100, 1)
 
 
@@ -133,9 +131,9 @@ def test_every_job_computes_in_what_the_machine_multiplies_fast(
     played = job_of(rl_config(tmp_path), hardware=hardware).plan(run_dir, 1, None)
     learned = job_of(sft_config(tmp_path), hardware=hardware).plan(run_dir, 1, None)
     configs = process_configs(played)
-    assert configs["trainer"]["trainer"]["compute_dtype"] == dtype
+    assert configs["run"]["trainer"]["compute_dtype"] == dtype
     assert configs["inference"]["inference"]["dtype"] == dtype
-    assert process_configs(learned)["trainer"]["sft"]["compute_dtype"] == dtype
+    assert process_configs(learned)["run"]["compute_dtype"] == dtype
     assert settled(ServeConfig(model="tiny"), hardware).inference.dtype == dtype
 
 
@@ -255,8 +253,8 @@ def test_auto_in_a_replay_is_the_dtype_of_the_recorded_engine(tmp_path: Path) ->
         inference = recorded.inference.model_copy(update={"dtype": dtype})
         run = recorded.model_copy(update={"trainer": trainer, "inference": inference})
         job = replay_job(ReplayConfig(run, tmp_path / "recorded", num_steps=2), tmp_path / "new")
-        config = job.plan(RunDirectory(tmp_path / "new"), 1, None).configs["trainer"]
-        assert isinstance(config, TrainerProcessConfig)
+        config = job.plan(RunDirectory(tmp_path / "new"), 1, None).configs["run"]
+        assert isinstance(config, RunProcessConfig)
         assert config.trainer.compute_dtype == dtype
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from configs import build_run_config
 
-from gradus.config import ReplayConfig, ReplayProcessConfig, TrainerProcessConfig, resolve
+from gradus.config import ReplayConfig, RunProcessConfig, resolve
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import write_json
 from gradus.launch.job import job_of
@@ -39,9 +39,9 @@ def test_the_configs_of_a_replay_can_be_loaded_by_both_processes(tmp_path: Path)
     config = ReplayConfig(build_run_config({}), tmp_path / "demo", num_steps=3)
     configs = resolve(config, run_dir=tmp_path, term=1).by_process()
     values = {name: config.model_dump(mode="json") for name, config in configs.items()}
-    trainer = TrainerProcessConfig(**values["trainer"])
+    trainer = RunProcessConfig(**values["trainer"])
     assert (trainer.end_step, trainer.max_steps) == (3, 20)
-    assert ReplayProcessConfig(**values["replayer"]).recorded.endswith("/demo")
+    assert RunProcessConfig(**values["replayer"]).recorded.endswith("/demo")
 
 
 @pytest.mark.parametrize("given", ["demo", "demo/", "x/../demo", "link", "demo/replay/x", "."])

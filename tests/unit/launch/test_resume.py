@@ -260,20 +260,19 @@ def test_fewer_steps_than_the_checkpoint_has_are_refused(lease: RunLease) -> Non
         find_resume_point(lease, 5)
 
 
-def configs(changes: dict[str, Any] | None = None) -> dict[str, StrictConfig]:
-    return resolve(build_run_config(changes), run_dir=Path("r"), term=1).by_process()
+def launched(changes: dict[str, Any] | None = None) -> StrictConfig:
+    return resolve(build_run_config(changes), run_dir=Path("r"), term=1).launched
 
 
-def write_configs(run_dir: RunDirectory) -> None:
-    for process, config in configs().items():
-        write_json(run_dir.config / f"{process}.json", config.model_dump(mode="json"))
+def write_config(run_dir: RunDirectory) -> None:
+    write_json(run_dir.config / "run.json", launched().model_dump(mode="json"))
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model": {"name": "someone/other"}}, r"orchestrator: model\.name was 'someone/tiny'"),
-        ({"seed": 5}, "orchestrator: seed was 0 and is 5"),
+        ({"model": {"name": "someone/other"}}, r"model\.name was 'someone/tiny'"),
+        ({"seed": 5}, "seed was 0 and is 5"),
         ({"orchestrator": {"groups_per_batch": 3}}, r"orchestrator\.groups_per_batch was"),
         (
             {"orchestrator": {"train": {"env": [{"id": "reverse-text", "group_size": 3}]}}},
@@ -294,26 +293,24 @@ def write_configs(run_dir: RunDirectory) -> None:
 def test_changes_that_the_state_does_not_survive_are_refused_by_name(
     lease: RunLease, changes: dict[str, Any], named: str
 ) -> None:
-    write_configs(lease.run_dir)
+    write_config(lease.run_dir)
     with pytest.raises(ConfigError, match=named):
-        changed_settings(lease.run_dir, configs(changes), is_fresh=False)
-    assert changed_settings(lease.run_dir, configs(changes), is_fresh=True)
+        changed_settings(lease.run_dir, launched(changes), is_fresh=False)
+    assert changed_settings(lease.run_dir, launched(changes), is_fresh=True)
 
 
 def test_other_changes_are_told_once_and_more_steps_are_none(lease: RunLease) -> None:
-    write_configs(lease.run_dir)
+    write_config(lease.run_dir)
     changes = {
         "max_steps": 90,
         "checkpoint": {"keep_last": 5},
         "trainer": {"optimizer": {"lr": 0.5}},
         "orchestrator": {"train": {"algo": {"scoring_timeout_seconds": 60.0}}},
     }
-    changed = "algo.scoring_timeout_seconds was 900.0 and is 60.0"
-    lines = changed_settings(lease.run_dir, configs(changes), is_fresh=False)
+    lines = changed_settings(lease.run_dir, launched(changes), is_fresh=False)
     assert lines == [
-        f"env_gradus-reverse-text: {changed}",
-        "trainer: trainer.optimizer.lr was 1e-05 and is 0.5",
-        f"orchestrator: sources.gradus-reverse-text.{changed}",
+        "orchestrator.train.algo.scoring_timeout_seconds was 900.0 and is 60.0",
+        "trainer.optimizer.lr was 1e-05 and is 0.5",
     ]
 
 
@@ -329,12 +326,12 @@ def test_other_changes_are_told_once_and_more_steps_are_none(lease: RunLease) ->
 def test_a_solved_run_goes_on_where_a_setting_may_find_more_to_learn(
     lease: RunLease, changes: dict[str, Any] | None, is_finished: bool
 ) -> None:
-    write_configs(lease.run_dir)
+    write_config(lease.run_dir)
     commit_checkpoint(lease, 2)
     write_json(lease.run_dir.summary, {"outcome": "solved", "cause": "all earn 1", "max_steps": 4})
     work = Steps("rl", 4, RL_COLUMNS)
     point = work.resume_point(lease)
-    entry = work.enter(lease, LaunchPlan(configs(changes), ()), point)
+    entry = work.enter(lease, LaunchPlan({"run": launched(changes)}, ()), point)
     assert entry.is_finished == is_finished
     assert ("from checkpoint 2 of 4 steps" in entry.lines[0]) != is_finished
 
@@ -380,7 +377,9 @@ def job_in(root: Path, *, max_steps: int = 4) -> Job:
     def plan(run_dir: RunDirectory, term: int, resume_step: int | None) -> LaunchPlan:
         argv = (sys.executable, "-c", PLAYER, str(run_dir.root), str(resume_step or 0))
         log, ready = log_file(run_dir, "orchestrator"), run_dir.ready_file("orchestrator")
-        return LaunchPlan({}, ((ProcessSpec("orchestrator", argv, {}, log, ready, True),),))
+        return LaunchPlan(
+            {"run": launched()}, ((ProcessSpec("orchestrator", argv, {}, log, ready, True),),)
+        )
 
     return Job("demo", root, "rl", LaunchConfig(), plan, Steps("rl", max_steps, RL_COLUMNS))
 
@@ -432,18 +431,18 @@ def test_a_dry_resume_says_where_it_would_go_on_and_clears_nothing(tmp_path: Pat
     assert run_dir.metrics.read_bytes()
 
 
-def sft_configs(**data: Any) -> dict[str, StrictConfig]:
+def sft_launched(**data: Any) -> StrictConfig:
     config = SftConfig(model=ModelConfig(name="tiny"), data=SftDataConfig(**data))
-    return resolve(config, run_dir=Path("r"), term=1).by_process()
+    return resolve(config, run_dir=Path("r"), term=1).launched
 
 
 def test_data_that_moved_is_told_and_left_to_its_digest(lease: RunLease) -> None:
-    config = sft_configs(path="old/words.jsonl")["trainer"]
-    write_json(lease.run_dir.config / "trainer.json", config.model_dump(mode="json"))
-    moved = sft_configs(path="new/words.jsonl")
+    config = sft_launched(path="old/words.jsonl")
+    write_json(lease.run_dir.config / "run.json", config.model_dump(mode="json"))
+    moved = sft_launched(path="new/words.jsonl")
     assert changed_settings(lease.run_dir, moved, is_fresh=False) == [
-        "trainer: sft.data.path was 'old/words.jsonl' and is 'new/words.jsonl'"
+        "data.path was 'old/words.jsonl' and is 'new/words.jsonl'"
     ]
-    shuffled = sft_configs(path="old/words.jsonl", shuffle=False)
-    with pytest.raises(ConfigError, match=r"sft\.data\.shuffle was True and is False"):
+    shuffled = sft_launched(path="old/words.jsonl", shuffle=False)
+    with pytest.raises(ConfigError, match=r"data\.shuffle was True and is False"):
         changed_settings(lease.run_dir, shuffled, is_fresh=False)

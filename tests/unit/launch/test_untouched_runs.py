@@ -92,7 +92,7 @@ def launches(runs: Path, model: Path) -> dict[str, Launch]:
 def fill(lease: RunLease) -> None:
     """What a run of any kind may have left."""
     root = lease.run_dir.root
-    for name in ("config/trainer.json", "results.json"):
+    for name in ("config/run.json", "results.json"):
         write_json(root / name, {})
     write_json(root / "summary.json", {"outcome": "interrupted"})
     for name in ("episodes/step_0/eval.jsonl", "weights/version_00000001/x", "ready/trainer.json"):
@@ -194,8 +194,7 @@ def test_a_resume_with_settings_that_the_checkpoint_refuses_changes_nothing(
 ) -> None:
     root = make_run(tmp_path / "runs", "rl")
     commit(CheckpointStore(RunDirectory(root), 1), 2)
-    write_json(root / "config" / "trainer.json", {"seed": 1})
-    write_json(root / "config" / "orchestrator.json", {"seed": 1})
+    write_json(root / "config" / "run.json", {"seed": 1})
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match="seed was 1 and is 0"):
         launch(job_of(build_rl(tmp_path / "runs", model)), resume=True, dry_run=is_dry)
@@ -218,7 +217,7 @@ def test_a_resume_without_a_whole_checkpoint_changes_nothing(
 def begun_evaluation(runs: Path, model: Path, config: EvalConfig) -> Path:
     """The folder of an evaluation whose identity is noted."""
     root = make_run(runs, "eval")
-    resolved = resolve(settled(config, WITH_BFLOAT16), run_dir=root, term=1).evaluator.identity
+    resolved = resolve(settled(config, WITH_BFLOAT16), run_dir=root, term=1).launched.identity
     digests = digest_files(model, MODEL_FILES)
     write_json(root / "evaluation.json", resolved | {"files": digests})
     return root
@@ -257,9 +256,7 @@ def test_a_supervised_run_whose_versions_were_evaluated_otherwise_is_left_as_it_
     config = build_sft(tmp_path / "runs", model)
     section = SftEvalConfig(env=[EvalEnvironmentConfig(id="reverse-text")])
     config = config.model_copy(update={"eval": section})
-    evaluator = resolve(config, run_dir=root, term=1).evaluator
-    assert evaluator is not None
-    identity = evaluator.identity
+    identity = resolve(config, run_dir=root, term=1).launched.identity
     write_json(root / "evaluation.json", identity | {"model": {"name": "other"}})
     before = snapshot(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.name was 'other'"):
@@ -313,7 +310,7 @@ def test_the_run_of_a_living_launcher_is_refused_and_left_as_it_is(
 DAMAGES = (b"", b"{", b"[]", b"null", b'"x"', b"1", b'{"a": 1}', b'{"a": "\xff"}', b"[" * 100_000)
 READ_BY_RESUME = (
     *(".gradus-run", "lease.json", "pids.json", "summary.json", "evaluation.json"),
-    *("config/trainer.json", "config/orchestrator.json", "metrics.jsonl", "journal.jsonl"),
+    *("config/run.json", "metrics.jsonl", "journal.jsonl"),
     "checkpoints/step_00000002/manifest.json",
 )
 
@@ -326,7 +323,7 @@ def test_a_damaged_file_of_a_run_is_refused_in_words_or_not_read(
     root = make_run(tmp_path / "runs", command)
     commit(CheckpointStore(RunDirectory(root), 1), 2)
     write_json(root / "pids.json", {"launch": "1.1", "processes": []})
-    write_json(root / "config" / "orchestrator.json", {})
+    write_json(root / "config" / "run.json", {})
     launch = launches(tmp_path / "runs", model)[command]
     for content in DAMAGES:
         (root / name).write_bytes(content)

@@ -16,9 +16,10 @@ from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 from gradus.config import (
     ErrorPolicyConfig,
     ModelConfig,
-    OrchestratorProcessConfig,
+    RunProcessConfig,
     SamplingConfig,
     SourceConfig,
+    TrainerConfig,
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
@@ -51,7 +52,7 @@ class RecordingMonitor:
         """Nothing is held open."""
 
 
-def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
+def build_config(root: Path, **changes: Any) -> RunProcessConfig:
     """A small run; `changes` go into the orchestrator's section, `max_steps` above it."""
     max_steps = changes.pop("max_steps", 3)
     group_size = changes.pop("group_size", 2)
@@ -61,7 +62,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
     curriculum = changes.pop("curriculum", build_curriculum_config("uniform"))
     sampling = SamplingConfig(temperature=0.5, top_p=1.0, max_completion_tokens=16)
     section = {"train": {"env": [{"id": name} for name in names]}, "groups_per_batch": 2}
-    return OrchestratorProcessConfig(
+    return RunProcessConfig(
         run_dir=str(root),
         term=1,
         model=ModelConfig(name="tiny", renderer="qwen3", max_length_tokens=64),
@@ -84,8 +85,7 @@ def build_config(root: Path, **changes: Any) -> OrchestratorProcessConfig:
             for name in names
         ],
         orchestrator=OrchestratorConfig.model_validate(section | changes),
-        data_parallel_size=1,
-        micro_batch_tokens=64,
+        trainer=TrainerConfig(micro_batch_tokens=64),
     )
 
 
@@ -94,7 +94,7 @@ class Rig:
     """A run with its peers; `play` runs it to its end or to its first error."""
 
     root: Path
-    config: OrchestratorProcessConfig
+    config: RunProcessConfig
     environments: dict[str, ScriptedEnvironment]
     policy: ScriptedPolicy
     trainer: ScriptedTrainer

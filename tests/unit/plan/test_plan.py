@@ -84,9 +84,10 @@ def test_servers_start_before_the_processes_that_use_them() -> None:
 def test_every_process_has_its_config_log_and_ready_file() -> None:
     plan = plan_of(build_config())
     specs = [spec for stage in plan.stages for spec in stage]
-    assert {spec.name for spec in specs} == set(plan.configs)
+    own = {"trainer": "run", "orchestrator": "run"}
+    assert {own.get(spec.name, spec.name) for spec in specs} == set(plan.configs)
     for spec in specs:
-        assert spec.argv[-1] == str(config_file(RUN_DIR, spec.name))
+        assert spec.argv[-1] == str(config_file(RUN_DIR, own.get(spec.name, spec.name)))
         assert spec.ready_file == RUN_DIR.ready_file(spec.name)
     logs = {spec.name: str(spec.log.relative_to(RUN_DIR.root)) for spec in specs}
     assert logs["inference"] == "logs/inference.log"
@@ -99,6 +100,14 @@ def test_commands_name_the_role_and_its_config() -> None:
         *("/bin/python", "-m", "gradus.cli.main", "env-server", "@"),
         "/runs/demo/config/env_reverse-text.json",
     )
+
+
+def test_the_step_to_go_on_from_is_told_to_who_works_and_stands_in_no_file() -> None:
+    plan = plan_config(build_config(), MACHINE, RUN_DIR, 4, 2)
+    told = {spec.name for stage in plan.stages for spec in stage if "--resume-step" in spec.argv}
+    assert told == {"trainer", "orchestrator"}
+    assert spec_of(plan, "trainer").argv[-2:] == ("--resume-step", "2")
+    assert "resume_step" not in str([without_secrets(config) for config in plan.configs.values()])
 
 
 def test_an_environment_with_an_address_is_not_started() -> None:
@@ -147,7 +156,7 @@ def test_several_ranks_start_under_torchrun_on_loopback() -> None:
     )
     assert spec.argv[7:] == (
         *("-m", "gradus.cli.main", "trainer", "@"),
-        "/runs/demo/config/trainer.json",
+        "/runs/demo/config/run.json",
     )
     assert spec.env["OMP_NUM_THREADS"] == "1"
     assert spec.env["GLOO_SOCKET_IFNAME"] == "lo"
@@ -174,8 +183,8 @@ def test_threads_are_planned_and_can_be_overridden() -> None:
 
 def test_a_trainer_on_gpus_and_one_without_an_engine_share_no_cores() -> None:
     gpus = FoundGpus(tuple(Gpu(str(n), "NVIDIA L4", None) for n in range(2)))
-    served = resolve(build_config(), run_dir=Path("/runs/demo"), term=1).by_process()
-    alone = {name: config for name, config in served.items() if name != "inference"}
+    served = resolve(build_config(), run_dir=Path("/runs/demo"), term=1)
+    alone = replace(served, inference=None)
     assert cores_of(served, replace(MACHINE, gpus=gpus)) == CoreShares(8)
     assert cores_of(alone, MACHINE) == CoreShares(8)
 
@@ -224,7 +233,7 @@ def test_variables_of_the_config_reach_their_process_but_no_file() -> None:
 def test_the_description_shows_commands_and_no_values_of_variables() -> None:
     text = "\n".join(describe(plan_of(build_config())))
     assert "stage 1, started together:\n  inference" in text
-    assert "/bin/python -m gradus.cli.main orchestrator @ /runs/demo/config/orchestrator" in text
+    assert "/bin/python -m gradus.cli.main orchestrator @ /runs/demo/config/run.json" in text
     assert "HF_TOKEN" in text
     assert "canary" not in text
 
@@ -262,7 +271,7 @@ def test_a_supervised_run_with_an_evaluation_starts_what_plays_before_what_train
     assert "sft-evaluator" in evaluator.argv
     assert (inference.env["B"], environment.env["A"]) == ("2", "1")
     assert [spec.finishes for stage in plan.stages for spec in stage] == [False, False, True, True]
-    assert list(plan.configs) == ["inference", "eval_reverse-text", "trainer", "evaluator"]
+    assert list(plan.configs) == ["inference", "eval_reverse-text", "run"]
     assert trainer.log.name == "trainer.log"
 
 

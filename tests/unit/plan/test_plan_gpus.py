@@ -142,15 +142,14 @@ def test_the_overview_says_why_there_is_no_gpu() -> None:
 def test_a_run_goes_on_with_other_gpus_and_says_so(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
 
-    def configs(numbers: list[int]) -> dict[str, StrictConfig]:
+    def launched(numbers: list[int]) -> StrictConfig:
         config = build_run_config({"trainer": {"gpus": numbers}})
-        return dict(plan_config(config, machine(*"0123"), run_dir, 1).configs)
+        return plan_config(config, machine(*"0123"), run_dir, 1).configs["run"]
 
     run_dir.config.mkdir()
-    for process, config in configs([1]).items():
-        write_json(run_dir.config / f"{process}.json", config.model_dump(mode="json"))
-    changed = changed_settings(run_dir, configs([3]), is_fresh=False)
-    assert changed == ["trainer: trainer.gpus.0 was 1 and is 3"]
+    write_json(run_dir.config / "run.json", launched([1]).model_dump(mode="json"))
+    changed = changed_settings(run_dir, launched([3]), is_fresh=False)
+    assert changed == ["trainer.gpus.0 was 1 and is 3"]
 
 
 def test_a_shared_gpu_is_seen_by_both_and_told() -> None:
@@ -165,7 +164,7 @@ def test_a_shared_gpu_is_seen_by_both_and_told() -> None:
 
 def test_only_a_trainer_that_shares_with_an_engine_takes_turns(tmp_path: Path) -> None:
     def sleep_seconds(config: Any) -> Any:
-        trainer: Any = plan_config(config, machine("0"), RUN_DIR, 1).configs["trainer"]
+        trainer: Any = plan_config(config, machine("0"), RUN_DIR, 1).configs["run"]
         return trainer.engine_sleep_seconds
 
     config = build_run_config({"inference": {"gpu_sharing": "turns", "sleep_timeout_seconds": 9.0}})

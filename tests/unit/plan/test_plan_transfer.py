@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from configs import build_run_config
 
-from gradus.config import InferenceProcessConfig, TrainerProcessConfig
+from gradus.config import InferenceProcessConfig, RunProcessConfig
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.processes import Machine, plan_config
 from gradus.run.paths import RunDirectory
@@ -20,8 +20,8 @@ def told(num_gpus: int, trainer: dict[str, Any], **others: Any) -> tuple[str, st
     machine = Machine("/bin/python", 8, {"PATH": "/bin"}, FoundGpus(gpus, "" if gpus else "none"))
     config = build_run_config({"trainer": trainer, **others})
     configs = plan_config(config, machine, RunDirectory(Path("/runs/demo")), 1).configs
-    ours, theirs = configs["trainer"], configs["inference"]
-    assert isinstance(ours, TrainerProcessConfig)
+    ours, theirs = configs["run"], configs["inference"]
+    assert isinstance(ours, RunProcessConfig)
     assert isinstance(theirs, InferenceProcessConfig)
     return ours.trainer.weight_transfer, ours.trainer.broadcast_backend, theirs.broadcast_backend
 

@@ -19,7 +19,7 @@ from hypothesis import reject
 from plain_losses import PlainToken, plain_loss
 from transformers import AutoModelForCausalLM
 
-from gradus.config import ModelConfig, TrainerProcessConfig, learning
+from gradus.config import ModelConfig, RunProcessConfig, learning
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.trainer.distributed import CPU, World, join_world
 from gradus.trainer.losses import Dppo
@@ -426,22 +426,22 @@ TRAINER_PROGRAM = """
 import sys
 from pathlib import Path
 
-from gradus.config.processes import TrainerProcessConfig
+from gradus.config.processes import RunProcessConfig
 from gradus.trainer.entry.rl import run
 
-run(TrainerProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
+run(RunProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
 """
 
 
 @pytest.fixture
 def run_two_ranks(
     tmp_path: Path, run_ranks: Callable[..., str]
-) -> Callable[[TrainerProcessConfig], None]:
+) -> Callable[[RunProcessConfig], None]:
     """Runs a whole trainer on two ranks, to its end."""
     script, file = tmp_path / "program.py", tmp_path / "trainer.json"
     script.write_text(TRAINER_PROGRAM)
 
-    def run(config: TrainerProcessConfig) -> None:
+    def run(config: RunProcessConfig) -> None:
         file.write_text(config.model_dump_json())
         run_ranks(script, file)
 

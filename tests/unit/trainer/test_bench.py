@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import build_run_process
 
-from gradus.config import BenchConfig, ModelConfig, TrainerConfig, TrainerProcessConfig
+from gradus.config import BenchConfig, ModelConfig, RunProcessConfig, TrainerConfig
 from gradus.run.paths import RunDirectory
 from gradus.trainer.entry.bench import RESULT_FILE, fake_samples, medians, run
 from gradus.trainer.tensors import check_trainable
@@ -18,16 +19,14 @@ from gradus.wire.packing import pack
 pytestmark = pytest.mark.torch
 
 
-def build_config(root: Path, model: Path, **trainer: Any) -> TrainerProcessConfig:
+def build_config(root: Path, model: Path, **trainer: Any) -> RunProcessConfig:
     bench = BenchConfig(steps=2, warmup_steps=1, samples_per_step=3, sample_tokens=20)
-    return TrainerProcessConfig(
-        run_dir=str(root),
-        term=0,
-        model=ModelConfig(name=str(model)),
-        max_steps=1,
-        seed=0,
-        trainer=TrainerConfig(bench=bench, compute_dtype="float32", **trainer),
-    )
+    changes = {
+        "model": ModelConfig(name=str(model)),
+        "max_steps": 1,
+        "trainer": TrainerConfig(bench=bench, compute_dtype="float32", **trainer),
+    }
+    return build_run_process(root, changes)
 
 
 def test_a_measured_trainer_leaves_its_medians(tmp_path: Path, tiny_model: Path) -> None:

@@ -15,7 +15,6 @@ from gradus.config import (
     CheckpointConfig,
     LoraConfig,
     ModelConfig,
-    SftConfig,
     SftDataConfig,
     SftEvalConfig,
     SftProcessConfig,
@@ -39,20 +38,18 @@ def build_config(
     data = root.with_name("data.jsonl")
     data.write_text("".join(json.dumps({"prompt": x, "completion": x * 3}) + "\n" for x in "abcd"))
     section = {"env": [{"id": "words"}], "interval_steps": 2, **options.pop("eval", {})}
-    sft = SftConfig(
-        **{
-            "model": ModelConfig(name=str(model), max_length_tokens=64),
-            "data": SftDataConfig(path=str(data)),
-            "eval": SftEvalConfig.model_validate(section),
-            "max_steps": 3,
-            "batch_conversations": 2,
-            "micro_batch_tokens": 64,
-            "compute_dtype": "float32",
-            **options,
-        }
-    )
+    settings = {
+        "model": ModelConfig(name=str(model), max_length_tokens=64),
+        "data": SftDataConfig(path=str(data)),
+        "eval": SftEvalConfig.model_validate(section),
+        "max_steps": 3,
+        "batch_conversations": 2,
+        "micro_batch_tokens": 64,
+        "compute_dtype": "float32",
+        **options,
+    }
     term = 0 if resume_step is None else 1
-    return SftProcessConfig(run_dir=str(root), term=term, sft=sft, resume_step=resume_step)
+    return SftProcessConfig(run_dir=str(root), term=term, resume_step=resume_step, **settings)
 
 
 def events_of(root: Path, term: int = 0) -> list[Event]:

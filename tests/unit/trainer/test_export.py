@@ -19,7 +19,6 @@ from gradus.config import (
     CheckpointConfig,
     LoraConfig,
     ModelConfig,
-    SftConfig,
     SftDataConfig,
     SftProcessConfig,
 )
@@ -38,7 +37,9 @@ def trained_run(root: Path, model: Path, **options: Any) -> Path:
     """A finished supervised run with checkpoints of steps 1 and 2."""
     data = root.parent / "data.jsonl"
     data.write_text(json.dumps({"prompt": "ab", "completion": "cd"}) + "\n")
-    sft = SftConfig(
+    config = SftProcessConfig(
+        run_dir=str(root),
+        term=0,
         model=ModelConfig(name=str(model), max_length_tokens=64),
         data=SftDataConfig(path=str(data)),
         max_steps=2,
@@ -48,7 +49,6 @@ def trained_run(root: Path, model: Path, **options: Any) -> Path:
         checkpoint=CheckpointConfig(interval_steps=1),
         **options,
     )
-    config = SftProcessConfig(run_dir=str(root), term=0, sft=sft)
     run(config)
     return root
 
@@ -168,8 +168,8 @@ def test_the_checkpoint_says_what_it_needs_whatever_became_of_the_config(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     root = trained_run(tmp_path / "run", tiny_model, lora=LoraConfig(rank=4, alpha=8))
-    config = {"run_dir": str(root), "term": 0, "sft": {"lora": {"rank": 4, "alpha": 80}}}
-    write_json(root / "config/trainer.json", config)
+    config = {"run_dir": str(root), "term": 0, "lora": {"rank": 4, "alpha": 80}}
+    write_json(root / "config/run.json", config)
     export(root, tmp_path / "out")
     final = load_file(root / "model/model.safetensors")
     exported = load_file(tmp_path / "out/model.safetensors")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from builders import build_sample
+from configs import build_run_process
 
-from gradus.config import ModelConfig, TrainerConfig, TrainerProcessConfig
 from gradus.errors import DeadlineError, FencedError, ProcessError, ProtocolError
 from gradus.files import write_json
 from gradus.orchestrator.play.inference_client import InferenceClient
@@ -118,15 +118,13 @@ async def test_a_run_loads_learns_and_saves_only_while_the_engine_sleeps(
             samples = [build_sample(12, seed=step, advantage=1.0), build_sample(9, seed=step + 7)]
             ranks = pack(samples, max_tokens=40, num_ranks=1)
             await sender.send(Batch(step, 0, VersionSpan(0, step), ranks))
-        config = TrainerProcessConfig(
-            run_dir=str(run_dir.root),
-            term=0,
-            model=ModelConfig(name=str(tiny_model)),
-            max_steps=2,
-            seed=0,
-            engine_sleep_seconds=60.0,
-            trainer=TrainerConfig(compute_dtype="float32", receive_timeout_seconds=60.0),
-        )
+        changes = {
+            "model": {"name": str(tiny_model)},
+            "max_steps": 2,
+            "inference": {"gpu_sharing": "turns", "sleep_timeout_seconds": 60.0},
+            "trainer": {"compute_dtype": "float32", "receive_timeout_seconds": 60.0},
+        }
+        config = build_run_process(run_dir.root, changes)
         training = asyncio.ensure_future(asyncio.to_thread(run, config))
         client = await InferenceClient.connect(run_dir, term=0, apply_timeout_seconds=60.0)
         async with asyncio.timeout(120):

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 from builders import build_sample
-from configs import build_loss_config
+from configs import build_loss_config, build_run_process
 from metric_names import families_in_the_catalogue, families_of
 
 from gradus.config import (
     ModelConfig,
-    SftConfig,
     SftDataConfig,
     SftProcessConfig,
     TrainerConfig,
-    TrainerProcessConfig,
 )
 from gradus.config.schema.sft import SftValidationConfig
 from gradus.monitor.metric_table import Maker
@@ -53,11 +51,7 @@ async def rl_names(root: Path, model: Path) -> set[str]:
         recompute_logprobs=True,
     )
     base = ModelConfig(name=str(model))
-    rl.run(
-        TrainerProcessConfig(
-            run_dir=str(root), term=0, model=base, max_steps=2, seed=0, trainer=trainer
-        )
-    )
+    rl.run(build_run_process(root, {"model": base, "max_steps": 2, "trainer": trainer}))
     names: set[str] = set()
     for _ in range(2):
         while not isinstance(event := await sender.receive_event(), StepFinished):
@@ -78,10 +72,17 @@ def sft_names(root: Path, model: Path) -> set[str]:
         "data": SftDataConfig(path=str(data)),
         "validation": SftValidationConfig(path=str(data), interval_steps=1),
     }
-    small = SftConfig(
-        **config, max_steps=1, batch_conversations=1, micro_batch_tokens=64, compute_dtype="float32"
+    sft.run(
+        SftProcessConfig(
+            **config,
+            run_dir=str(root / "run"),
+            term=0,
+            max_steps=1,
+            batch_conversations=1,
+            micro_batch_tokens=64,
+            compute_dtype="float32",
+        )
     )
-    sft.run(SftProcessConfig(run_dir=str(root / "run"), term=0, sft=small))
     record = json.loads((root / "run" / "metrics.jsonl").read_text().splitlines()[0])
     return set(record) - {"step", "time"}
 

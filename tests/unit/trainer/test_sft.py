@@ -14,7 +14,6 @@ from gradus.config import (
     AdamWConfig,
     LoraConfig,
     ModelConfig,
-    SftConfig,
     SftDataConfig,
     SftProcessConfig,
 )
@@ -40,19 +39,17 @@ def write_greetings(path: Path) -> Path:
 
 
 def build_config(root: Path, model: Path, data: Path, **options: Any) -> SftProcessConfig:
-    sft = SftConfig(
-        **{
-            "model": ModelConfig(name=str(model), max_length_tokens=64),
-            "data": SftDataConfig(path=str(data)),
-            "optimizer": AdamWConfig(lr=1e-2, warmup_steps=3),
-            "max_steps": 30,
-            "batch_conversations": 4,
-            "micro_batch_tokens": 64,
-            "compute_dtype": "float32",
-            **options,
-        }
-    )
-    return SftProcessConfig(run_dir=str(root), term=0, sft=sft)
+    settings = {
+        "model": ModelConfig(name=str(model), max_length_tokens=64),
+        "data": SftDataConfig(path=str(data)),
+        "optimizer": AdamWConfig(lr=1e-2, warmup_steps=3),
+        "max_steps": 30,
+        "batch_conversations": 4,
+        "micro_batch_tokens": 64,
+        "compute_dtype": "float32",
+        **options,
+    }
+    return SftProcessConfig(run_dir=str(root), term=0, **settings)
 
 
 def test_a_toy_file_is_learned(tmp_path: Path, tiny_model: Path) -> None:

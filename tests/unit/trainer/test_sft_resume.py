@@ -18,7 +18,6 @@ from gradus.config import (
     AdamWConfig,
     CheckpointConfig,
     ModelConfig,
-    SftConfig,
     SftDataConfig,
     SftProcessConfig,
 )
@@ -51,22 +50,20 @@ def write_rows(path: Path, letters: str = "abcdefg") -> Path:
 def build_config(
     root: Path, model: Path, data: Any, *, resume_step: int | None = None, **options: Any
 ) -> SftProcessConfig:
-    sft = SftConfig(
-        **{
-            "model": ModelConfig(name=str(model), max_length_tokens=64),
-            "data": data if isinstance(data, SftDataConfig) else SftDataConfig(path=str(data)),
-            "optimizer": AdamWConfig(lr=1e-2, warmup_steps=2, schedule="linear"),
-            "max_steps": 6,
-            "batch_conversations": 3,
-            "micro_batch_tokens": 64,
-            "compute_dtype": "bfloat16",
-            "deterministic": True,
-            "checkpoint": CheckpointConfig(interval_steps=2, keep_last=3),
-            **options,
-        }
-    )
+    settings = {
+        "model": ModelConfig(name=str(model), max_length_tokens=64),
+        "data": data if isinstance(data, SftDataConfig) else SftDataConfig(path=str(data)),
+        "optimizer": AdamWConfig(lr=1e-2, warmup_steps=2, schedule="linear"),
+        "max_steps": 6,
+        "batch_conversations": 3,
+        "micro_batch_tokens": 64,
+        "compute_dtype": "bfloat16",
+        "deterministic": True,
+        "checkpoint": CheckpointConfig(interval_steps=2, keep_last=3),
+        **options,
+    }
     term = 0 if resume_step is None else 1
-    return SftProcessConfig(run_dir=str(root), term=term, sft=sft, resume_step=resume_step)
+    return SftProcessConfig(run_dir=str(root), term=term, resume_step=resume_step, **settings)
 
 
 def model_bytes(root: Path) -> bytes:

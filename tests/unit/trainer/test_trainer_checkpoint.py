@@ -13,7 +13,7 @@ import pytest
 import torch
 from builders import build_sample
 from checkpoints import FaultyFiles, new_run
-from configs import build_loss_config
+from configs import build_loss_config, build_run_process
 from safetensors.torch import load_file, save_file
 
 from gradus.config import (
@@ -23,10 +23,10 @@ from gradus.config import (
     ModelConfig,
     MuonConfig,
     OptimizerConfig,
+    RunProcessConfig,
     ServedLoraConfig,
     SgdConfig,
     TrainerConfig,
-    TrainerProcessConfig,
 )
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProtocolError, StorageError
 from gradus.files import DurableFiles
@@ -53,7 +53,7 @@ from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, Trainer
 pytestmark = pytest.mark.torch
 
 BuildPolicy = Callable[[torch.dtype], PolicyModel]
-RunTrainer = Callable[[TrainerProcessConfig], None]
+RunTrainer = Callable[[RunProcessConfig], None]
 ADAMW = AdamWConfig(lr=1e-3)
 ORIGIN = Origin(model={"name": "tiny"}, compute_dtype="float32")
 
@@ -424,28 +424,25 @@ def build_config(
     num_processes: int = 1,
     lora: ServedLoraConfig | None = None,
     pull: float = 0.0,
+    resume_step: int | None = None,
     **fields: object,
-) -> TrainerProcessConfig:
-    return TrainerProcessConfig.model_validate(
-        {
-            "run_dir": str(root),
-            "term": term,
-            "model": ModelConfig(name=str(model)),
-            "max_steps": STEPS,
-            "seed": 0,
-            "trainer": TrainerConfig(
-                compute_dtype="float32",
-                optimizer=ADAMW,
-                deterministic=True,
-                receive_timeout_seconds=5,
-                num_processes=num_processes,
-                lora=lora,
-                loss=build_loss_config(reference_kl_coefficient=pull),
-            ),
-            "checkpoint": CheckpointConfig(interval_steps=2),
-            **fields,
-        }
-    )
+) -> RunProcessConfig:
+    changes = {
+        "model": ModelConfig(name=str(model)),
+        "max_steps": STEPS,
+        "trainer": TrainerConfig(
+            compute_dtype="float32",
+            optimizer=ADAMW,
+            deterministic=True,
+            receive_timeout_seconds=5,
+            num_processes=num_processes,
+            lora=lora,
+            loss=build_loss_config(reference_kl_coefficient=pull),
+        ),
+        "checkpoint": CheckpointConfig(interval_steps=2),
+        **fields,
+    }
+    return build_run_process(root, changes, term=term, resume_step=resume_step)
 
 
 async def send_batches(

@@ -17,14 +17,15 @@ import pytest
 import torch
 from builders import build_sample
 from commands import wait_until
+from configs import build_run_process
 from safetensors.torch import load_file
 
 from gradus.config import (
     AdamWConfig,
     ModelConfig,
+    RunProcessConfig,
     ServedLoraConfig,
     TrainerConfig,
-    TrainerProcessConfig,
 )
 from gradus.errors import DeadlineError, FencedError, GradusError, RunDirectoryError
 from gradus.orchestrator.groups.packing import Layout, build_batch, split_by_group
@@ -52,30 +53,27 @@ from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
 
-RunTrainer = Callable[[TrainerProcessConfig], None]
+RunTrainer = Callable[[RunProcessConfig], None]
 STEPS = 4
 WEIGHT_TOLERANCE = 1e-3
 """Largest difference of a weight, relative to how far training moved its tensor. Float32 sums in
 another order differ in the last bits (1.3e-4 was seen)."""
 
 
-def build_config(root: Path, model: Path, **trainer: Any) -> TrainerProcessConfig:
-    return TrainerProcessConfig(
-        run_dir=str(root),
-        term=0,
-        model=ModelConfig(name=str(model)),
-        max_steps=STEPS,
-        seed=0,
-        trainer=TrainerConfig(
-            **{
-                "compute_dtype": "float32",
-                "optimizer": AdamWConfig(lr=1e-3),
-                "deterministic": True,
-                "receive_timeout_seconds": 0.2,
-                **trainer,
-            }
-        ),
-    )
+def build_config(root: Path, model: Path, **trainer: Any) -> RunProcessConfig:
+    settings = {
+        "compute_dtype": "float32",
+        "optimizer": AdamWConfig(lr=1e-3),
+        "deterministic": True,
+        "receive_timeout_seconds": 0.2,
+        **trainer,
+    }
+    changes = {
+        "model": ModelConfig(name=str(model)),
+        "max_steps": STEPS,
+        "trainer": TrainerConfig(**settings),
+    }
+    return build_run_process(root, changes)
 
 
 def samples_of(step: int) -> list[Sample]:

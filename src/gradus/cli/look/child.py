@@ -24,7 +24,7 @@ from gradus.config import (
     EnvironmentProcessConfig,
     InferenceProcessConfig,
     ModelConfig,
-    OrchestratorProcessConfig,
+    RunProcessConfig,
     SftConfig,
     SourceConfig,
     TrainerConfig,
@@ -188,7 +188,7 @@ def look_at_plug_ins(request: Request) -> str:
     from gradus.orchestrator.groups.filters import build_filters
     from gradus.orchestrator.play.curriculum import build_curriculum
 
-    config = OrchestratorProcessConfig.model_validate(request["orchestrator"])
+    config = RunProcessConfig.model_validate(request["run"])
     build_filters(config.orchestrator.filters, vocabulary_size=1)
     for source in config.sources:
         # A reference answers only when a group is scored.

@@ -26,8 +26,8 @@ from gradus.config import (
     without_secrets,
 )
 from gradus.files import read_json, write_json
-from gradus.plan.machine import is_on_this_machine
-from gradus.plan.processes import Machine, placement_of
+from gradus.plan.machine import is_on_this_machine, placement_of
+from gradus.plan.processes import Machine
 from gradus.plan.variables import (
     inference_variables,
     orchestrator_variables,
@@ -84,24 +84,23 @@ def parts_of(config: LaunchedConfig, machine: Machine) -> list[Part]:
 
 def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
     configs = resolve(config, run_dir=Path(config.output_dir), term=0)
-    assert configs.orchestrator is not None
     yield _model_part(config.model, machine)
     yield from _environment_parts(configs, config, machine)
     variables = orchestrator_variables(machine.environment, config.orchestrator.env_vars, config={})
-    request: dict[str, Any] = {"orchestrator": without_secrets(configs.orchestrator)}
+    request: dict[str, Any] = {"run": without_secrets(configs.launched)}
     yield Part("plug-ins", "plug-ins", request, variables)
     request = {
         "loss": config.trainer.loss.model_dump(mode="json"),
         "num_processes": config.trainer.num_processes,
     }
-    own = {**config.trainer.env_vars, **_gpus("trainer", configs, machine)}
+    own = {**config.trainer.env_vars, **_gpus("trainer", config, machine)}
     yield Part("trainer", "trainer", request, _trainer(own, machine))
-    yield _engine_part(configs, machine)
+    yield _engine_part(configs, config, machine)
 
 
 def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
     configs = resolve(config, run_dir=Path(config.output_dir), term=0)
-    variables = _trainer({**config.env_vars, **_gpus("trainer", configs, machine)}, machine)
+    variables = _trainer({**config.env_vars, **_gpus("trainer", config, machine)}, machine)
     if config.eval is not None:
         yield _model_part(config.model, machine)
     fetched = [one.path for one in config.data.data_sets if not Path(one.path).exists()]
@@ -117,7 +116,7 @@ def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
     yield Part("trainer", "trainer", request, variables)
     if config.eval is not None:
         yield from _environment_parts(configs, config, machine)
-        yield _engine_part(configs, machine)
+        yield _engine_part(configs, config, machine)
 
 
 def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
@@ -128,7 +127,7 @@ def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
         yield Part("model", skipped=f"served at {config.base_url}")
     yield from _environment_parts(configs, config, machine)
     if config.base_url is None:
-        yield _engine_part(configs, machine)
+        yield _engine_part(configs, config, machine)
 
 
 def _model_part(model: ModelConfig, machine: Machine) -> Part:
@@ -167,10 +166,10 @@ def _environment_parts(
             yield Part(name, skipped=f"you run it at {source.given.address}")
 
 
-def _engine_part(configs: ProcessConfigs, machine: Machine) -> Part:
+def _engine_part(configs: ProcessConfigs, config: LaunchedConfig, machine: Machine) -> Part:
     engine = configs.inference
     assert engine is not None
-    own = {**engine.inference.env_vars, **_gpus("inference", configs, machine)}
+    own = {**engine.inference.env_vars, **_gpus("inference", config, machine)}
     variables = inference_variables(machine.environment, own)
     request = {
         "engine": without_secrets(engine),
@@ -179,9 +178,9 @@ def _engine_part(configs: ProcessConfigs, machine: Machine) -> Part:
     return Part("engine", "engine", request, variables)
 
 
-def _gpus(process: str, configs: ProcessConfigs, machine: Machine) -> dict[str, str]:
+def _gpus(process: str, config: LaunchedConfig, machine: Machine) -> dict[str, str]:
     """What makes a process see the GPUs that it would have in a run."""
-    placement = placement_of(configs.by_process(), machine.gpus)
+    placement = placement_of(config, machine.gpus)
     return placement.variables(process, machine.gpus, machine.environment)
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradus.config import EvalSourcesConfig, SftEvaluatorProcessConfig
+from gradus.config import EvalSourcesConfig, SftProcessConfig
 from gradus.errors import ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
 from gradus.log import get_logger, note_step
@@ -345,7 +345,7 @@ class SftEvaluation:
     >>> await SftEvaluation(config, evaluator, policy, events, monitor).run()  # doctest: +SKIP
     """
 
-    config: SftEvaluatorProcessConfig
+    config: SftProcessConfig
     evaluator: Evaluator
     policy: PolicyClient
     events: BatchSender
@@ -411,7 +411,8 @@ class SftEvaluation:
             log.warning("versions %s are not evaluated: their weights were not kept", missing)
 
     def _is_due(self, version: int) -> bool:
-        return self.config.eval.is_due(version, max_steps=self.config.max_steps)
+        section = self.config.eval
+        return section is not None and section.is_due(version, max_steps=self.config.max_steps)
 
     def _is_measured(self, version: int) -> bool:
         return self.run_dir.evaluation(version).is_file()

@@ -8,9 +8,9 @@ from typing import Any
 
 from gradus.config import (
     NO_KEY_VARIABLE,
+    EvalProcessConfig,
     EvaluationSourceConfig,
-    EvaluatorProcessConfig,
-    SftEvaluatorProcessConfig,
+    SftProcessConfig,
     continued_identity,
 )
 from gradus.files import read_json, write_json
@@ -31,15 +31,15 @@ from gradus.run.paths import RunDirectory
 from gradus.transport import SpoolSender
 
 
-def run(config: EvaluatorProcessConfig | SftEvaluatorProcessConfig) -> None:
+def run(config: EvalProcessConfig | SftProcessConfig) -> None:
     """The process, from its ready file to the last numbers."""
-    if isinstance(config, EvaluatorProcessConfig):
+    if isinstance(config, EvalProcessConfig):
         run_loops(_evaluate_model(config))
     else:
         run_loops(_follow_trainer(config))
 
 
-async def _evaluate_model(config: EvaluatorProcessConfig) -> None:
+async def _evaluate_model(config: EvalProcessConfig) -> None:
     """Version 0 of the model that the run or an endpoint serves.
 
     `progress.json` gets the numbers so far, and `results.json` those at the end.
@@ -58,7 +58,7 @@ async def _evaluate_model(config: EvaluatorProcessConfig) -> None:
                 stack,
                 model=config.model if config.base_url is None else None,
             )
-            for source in config.sources
+            for source in config.evaluation_sources
         ]
         write_ready(run_dir, "evaluator", config.term)
         evaluator = Evaluator(
@@ -74,7 +74,7 @@ async def _evaluate_model(config: EvaluatorProcessConfig) -> None:
 
 
 def _settings(
-    config: EvaluatorProcessConfig, source: EvaluationSourceConfig, run_dir: RunDirectory
+    config: EvalProcessConfig, source: EvaluationSourceConfig, run_dir: RunDirectory
 ) -> EpisodeSettings:
     if config.base_url is None:
         base_url = read_ready(run_dir, "inference", InferenceReady).base_url
@@ -87,15 +87,17 @@ def _settings(
     )
 
 
-async def _follow_trainer(config: SftEvaluatorProcessConfig) -> None:
+async def _follow_trainer(config: SftProcessConfig) -> None:
     """Every version that the trainer of a supervised run publishes."""
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
+    section = config.eval
+    assert section is not None
     keep_identity(run_dir.root / "evaluation.json", config.identity)
     model = await settle_renderer(config.model)
     async with AsyncExitStack() as stack:
         policy = await InferenceClient.connect(
-            run_dir, term=config.term, apply_timeout_seconds=config.eval.apply_timeout_seconds
+            run_dir, term=config.term, apply_timeout_seconds=section.apply_timeout_seconds
         )
         stack.push_async_callback(policy.close)
         sources = [
@@ -112,7 +114,7 @@ async def _follow_trainer(config: SftEvaluatorProcessConfig) -> None:
         stack.push_async_callback(events.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
-        evaluator = build_evaluator(config.eval, sources, run_dir, policy)
+        evaluator = build_evaluator(section, sources, run_dir, policy)
         write_ready(run_dir, "evaluator", config.term)
         async with watched(sources):
             await SftEvaluation(config, evaluator, policy, events, monitor).run()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from gradus.config import OrchestratorProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import EmptyBatchError, EnvironmentFailure, GradusError, SolvedError
 from gradus.orchestrator.types import ERROR_PREFIX, STALE
 from gradus.wire.sample import Sample
@@ -276,7 +276,7 @@ def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
     return tuple(replace(group, samples=tuple(map(divided, group.samples))) for group in groups)
 
 
-def build_batcher(config: OrchestratorProcessConfig) -> Batcher:
+def build_batcher(config: RunProcessConfig) -> Batcher:
     """The batcher as configured, for a run and for its replay."""
     settings = config.orchestrator
     return Batcher(

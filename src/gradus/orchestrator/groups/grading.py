@@ -15,7 +15,7 @@ from typing import cast
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import OrchestratorProcessConfig, SourceConfig
+from gradus.config import RunProcessConfig, SourceConfig
 from gradus.errors import ConfigError
 from gradus.gate import CALL_SECONDS
 from gradus.orchestrator.algorithms import (
@@ -182,7 +182,7 @@ def _keeping_failure(group: Group) -> Iterator[None]:
 
 
 def build_grader(
-    config: OrchestratorProcessConfig,
+    config: RunProcessConfig,
     source: SourceConfig,
     reference: ReferenceModel | None = None,
 ) -> SourceGrader:

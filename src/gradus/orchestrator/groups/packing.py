@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from gradus.config import OrchestratorProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.wire.micro_batch import Batch
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
@@ -35,9 +35,10 @@ class Layout:
     """Parts that are learned one after the other."""
 
     @classmethod
-    def of(cls, config: OrchestratorProcessConfig) -> Layout:
+    def of(cls, config: RunProcessConfig) -> Layout:
         """What the config of a run says."""
-        return cls(config.data_parallel_size, config.micro_batch_tokens, config.updates_per_batch)
+        trainer = config.trainer
+        return cls(config.data_parallel_size, trainer.micro_batch_tokens, trainer.updates_per_batch)
 
 
 def build_batch(samples: Sequence[Sample], *, step: int, term: int, layout: Layout) -> Batch:

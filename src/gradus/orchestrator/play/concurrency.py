@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradus.config import OrchestratorProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import GradusError
 from gradus.log import get_logger
 from gradus.orchestrator.play.inference_client import PolicyClient
@@ -157,9 +157,7 @@ def initial_limit(wanted: int | None, *, kv_capacity_tokens: int, max_length_tok
     return kv_capacity_tokens // max_length_tokens
 
 
-def build_controller(
-    config: OrchestratorProcessConfig, kv_capacity_tokens: int
-) -> InFlightController:
+def build_controller(config: RunProcessConfig, kv_capacity_tokens: int) -> InFlightController:
     """The in-flight limit as configured; without a known KV capacity it starts at the most."""
     settings = config.orchestrator
     initial = initial_limit(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import ModelConfig, OrchestratorProcessConfig
+from gradus.config import ModelConfig, RunProcessConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import write_json
 from gradus.log import get_logger
@@ -145,7 +145,7 @@ def digest_model(name: str) -> dict[str, str]:
     return {} if folder is None else digest_files(folder, WEIGHT_FILES)
 
 
-def open_recording(config: OrchestratorProcessConfig) -> EpisodeRecording | None:
+def open_recording(config: RunProcessConfig) -> EpisodeRecording | None:
     """The recording of this launch; None for `orchestrator.recording = false`."""
     if not config.orchestrator.recording:
         return None

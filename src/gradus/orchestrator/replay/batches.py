@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-from gradus.config import OrchestratorProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import CorruptStateError, ReplayError
 from gradus.orchestrator.groups.batcher import ReadyGroup, SampleBatch, build_batcher
 from gradus.orchestrator.groups.grading import SourceGrader, build_grader
@@ -28,7 +28,7 @@ class BatchMaker:
     ...     await send(batch)
     """
 
-    def __init__(self, config: OrchestratorProcessConfig, episodes: RecordedEpisodes) -> None:
+    def __init__(self, config: RunProcessConfig, episodes: RecordedEpisodes) -> None:
         """`config` is the recorded orchestrator's."""
         self._episodes = episodes
         self._frozen = {source.name for source in config.sources if source.is_frozen}

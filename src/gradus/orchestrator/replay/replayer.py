@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradus.config import ReplayProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import DeadlineError
 from gradus.files import write_json
 from gradus.monitor import JsonlMonitor, Monitor
@@ -40,26 +40,27 @@ BATCHES_AHEAD = 2
 """Batches that may wait for the trainer."""
 
 
-def run(config: ReplayProcessConfig) -> None:
+def run(config: RunProcessConfig) -> None:
     """The replayer process, from its ready file to the report."""
     run_loops(_run(config))
 
 
-async def _run(config: ReplayProcessConfig) -> None:
+async def _run(config: RunProcessConfig) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
+    assert config.recorded is not None
     recorded = open_recorded_run(Path(config.recorded))
     monitor = JsonlMonitor(run_dir.metrics)
     sender = SpoolSender(run_dir, config.term, capacity=BATCHES_AHEAD)
     write_ready(run_dir, "replayer", config.term)
     try:
         with RecordedEpisodes(recorded.run_dir, recorded.decisions.terms) as episodes:
-            maker = BatchMaker(config.orchestrator, episodes)
+            maker = BatchMaker(config, episodes)
             comparison = await Replayer(config, recorded, maker, sender, monitor).play()
     finally:
         await sender.close()
         monitor.close()
-    files = compare_models(recorded, run_dir, num_steps=config.num_steps)
+    files = compare_models(recorded, run_dir, num_steps=config.end_step)
     write_json(run_dir.replay_report, comparison.report(files))
 
 
@@ -135,7 +136,7 @@ class Replayer:
     ... # doctest: +SKIP
     """
 
-    config: ReplayProcessConfig
+    config: RunProcessConfig
     recorded: RecordedRun
     maker: BatchMaker
     sender: BatchSender
@@ -159,8 +160,8 @@ class Replayer:
         consumes: recorded decisions    waits for: room in the transport
         produces: micro batches         unblocked by: the trainer's receive
         """
-        layout = Layout.of(self.config.orchestrator)
-        decisions = self.recorded.decisions.first(self.config.num_steps)
+        layout = Layout.of(self.config)
+        decisions = self.recorded.decisions.first(self.config.end_step)
         async for batch in self.maker.make(decisions):
             await self.sender.send(
                 build_batch(batch.samples, step=batch.step, term=self.config.term, layout=layout)
@@ -183,7 +184,7 @@ class Replayer:
                     return
 
     async def _next_event(self) -> Event:
-        seconds = self.config.orchestrator.orchestrator.trainer_timeout_seconds
+        seconds = self.config.orchestrator.trainer_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
                 return await self.sender.receive_event()

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gradus.config import CheckpointConfig, OrchestratorProcessConfig
+from gradus.config import CheckpointConfig, RunProcessConfig
 from gradus.errors import CorruptStateError, ProtocolError, StorageError
 from gradus.files import DurableFiles
 from gradus.gate import describe
@@ -163,7 +163,7 @@ def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
     return SavedOrchestrator(state, pending)
 
 
-def find_saved(config: OrchestratorProcessConfig) -> SavedOrchestrator | None:
+def find_saved(config: RunProcessConfig) -> SavedOrchestrator | None:
     """Our part of the checkpoint that the config names; None for a fresh run."""
     if config.resume_step is None:
         return None
@@ -250,7 +250,7 @@ class CheckpointWriter:
         self.checkpoints.discard(version)
 
 
-def build_writer(config: OrchestratorProcessConfig, journal: Journal) -> CheckpointWriter:
+def build_writer(config: RunProcessConfig, journal: Journal) -> CheckpointWriter:
     """The writer of a run."""
     return CheckpointWriter(
         CheckpointStore(RunDirectory(Path(config.run_dir)), config.term),

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gradus.config import BenchConfig, TrainerProcessConfig
+from gradus.config import BenchConfig, RunProcessConfig
 from gradus.files import write_json
 from gradus.monitor import BENCH_COLUMNS, Monitor
 from gradus.run.paths import RunDirectory
@@ -31,7 +31,7 @@ RESULT_FILE = "bench.json"
 """In the run directory: the median of every metric over the measured steps."""
 
 
-def run(config: TrainerProcessConfig) -> None:
+def run(config: RunProcessConfig) -> None:
     """Train on made-up samples; under torchrun, as one of the ranks."""
     trainer, bench = config.trainer, config.trainer.bench
     num_steps = bench.warmup_steps + bench.steps
@@ -48,7 +48,7 @@ def run(config: TrainerProcessConfig) -> None:
 
 
 def _measure(
-    config: TrainerProcessConfig, world: World, run_dir: RunDirectory, monitor: Monitor
+    config: RunProcessConfig, world: World, run_dir: RunDirectory, monitor: Monitor
 ) -> list[Mapping[str, float]]:
     """The metrics of every measured step."""
     trainer, bench = config.trainer, config.trainer.bench

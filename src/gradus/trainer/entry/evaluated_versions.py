@@ -57,7 +57,7 @@ class EvaluatedVersions:
         thread: PublishingThread,
     ) -> Self | None:
         """The versions of a run, with `files` beside each; None when nothing is evaluated."""
-        settings = config.sft.eval
+        settings = config.eval
         if settings is None:
             return None
         model, world, dtype = learner.model, learner.world, learner.dtype
@@ -69,7 +69,7 @@ class EvaluatedVersions:
             evaluator = SpoolReceiver(run_dir, config.term, rank=0)
         return cls(
             settings=settings,
-            max_steps=config.sft.max_steps,
+            max_steps=config.max_steps,
             run_dir=run_dir,
             term=config.term,
             world=world,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gradus.config import TrainerProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
@@ -49,7 +49,7 @@ from gradus.weights.tensor_files import write_tensors
 from gradus.wire.events import CheckpointStaged, Event, StepFinished, TrainerDone
 
 
-def run(config: TrainerProcessConfig) -> None:
+def run(config: RunProcessConfig) -> None:
     """Train all steps of a run; under torchrun, as one of its ranks."""
     trainer = config.trainer
     with join_world(
@@ -79,7 +79,7 @@ class _Channels:
         self.thread.submit(lambda: self.receiver.send_event(event))
 
 
-def _train(config: TrainerProcessConfig, world: World, channels: _Channels) -> None:
+def _train(config: RunProcessConfig, world: World, channels: _Channels) -> None:
     trainer, run_dir, receiver = config.trainer, channels.run_dir, channels.receiver
     turns = _build_turns(config, world, run_dir)
     # Loading, probing and gathering take room too, which the engine has while it is awake.
@@ -162,7 +162,7 @@ def _send_report(channels: _Channels, term: int, report: StepReport) -> None:
 
 
 def _build_saver(
-    config: TrainerProcessConfig, learner: Learner, channels: _Channels
+    config: RunProcessConfig, learner: Learner, channels: _Channels
 ) -> CheckpointSaver:
     """Saves only the trainer's part; the orchestrator adds its own and commits both."""
     state, run_dir = learner.state, channels.run_dir
@@ -180,9 +180,7 @@ def _build_saver(
     )
 
 
-def _build_turns(
-    config: TrainerProcessConfig, world: World, run_dir: RunDirectory
-) -> GpuTurns | None:
+def _build_turns(config: RunProcessConfig, world: World, run_dir: RunDirectory) -> GpuTurns | None:
     """How the engine leaves a device that it shares; None where the trainer's are its own."""
     if config.engine_sleep_seconds is None:
         return None
@@ -196,7 +194,7 @@ def _build_turns(
 
 
 def _build_publisher(
-    config: TrainerProcessConfig,
+    config: RunProcessConfig,
     learner: Learner,
     channels: _Channels,
     files: Mapping[str, bytes],
@@ -218,7 +216,7 @@ def _build_publisher(
                 channels.run_dir,
                 term=config.term,
                 extra_files=beside,
-                keep_published=config.trainer.keep_published,
+                keep_published=config.keep_published,
                 write=partial(write_tensors, stem=stem),
             )
     return PolicyPublisher(
@@ -232,7 +230,7 @@ def _build_publisher(
     )
 
 
-def _broadcast_settings(config: TrainerProcessConfig, learner: Learner) -> BroadcastSettings:
+def _broadcast_settings(config: RunProcessConfig, learner: Learner) -> BroadcastSettings:
     backend = config.trainer.broadcast_backend
     if backend == "auto":
         raise ConfigError(
@@ -240,7 +238,7 @@ def _broadcast_settings(config: TrainerProcessConfig, learner: Learner) -> Broad
             'ends agree; for a trainer started by hand write "nccl" or "gloo"'
         )
     return BroadcastSettings(
-        num_receivers=config.num_inference_workers,
+        num_receivers=config.inference.tensor_parallel_size,
         device=learner.world.device,
         backend=backend,
         timeout_seconds=config.trainer.receive_timeout_seconds,
@@ -248,7 +246,7 @@ def _broadcast_settings(config: TrainerProcessConfig, learner: Learner) -> Broad
 
 
 def _build_broadcast(
-    config: TrainerProcessConfig,
+    config: RunProcessConfig,
     run_dir: RunDirectory,
     files: Mapping[str, bytes],
     settings: BroadcastSettings,
@@ -263,6 +261,6 @@ def _build_broadcast(
         term=config.term,
         extra_files=files,
         settings=settings,
-        keep_published=config.trainer.keep_published,
+        keep_published=config.keep_published,
         on_fallback=tell,
     )

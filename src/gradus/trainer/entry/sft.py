@@ -49,13 +49,12 @@ _DATA_DIGEST = "data_digest"
 
 def run(config: SftProcessConfig) -> None:
     """Train all steps of a supervised run; under torchrun, as one of its ranks."""
-    sft = config.sft
     with join_world(
-        training_device(), deterministic=sft.deterministic, parallel=sft.parallel
+        training_device(), deterministic=config.deterministic, parallel=config.parallel
     ) as world:
-        torch.manual_seed(sft.seed)
+        torch.manual_seed(config.seed)
         run_dir = RunDirectory(Path(config.run_dir).absolute())
-        monitor = build_monitor(run_dir, world, max_steps=sft.max_steps, columns=SFT_COLUMNS)
+        monitor = build_monitor(run_dir, world, max_steps=config.max_steps, columns=SFT_COLUMNS)
         with closing(monitor), PublishingThread() as thread:
             _train(config, world, monitor, thread)
 
@@ -63,32 +62,32 @@ def run(config: SftProcessConfig) -> None:
 def _train(
     config: SftProcessConfig, world: World, monitor: Monitor, thread: PublishingThread
 ) -> None:
-    sft, run_dir = config.sft, RunDirectory(Path(config.run_dir).absolute())
-    (conversations, mixture), held_out = load_data_sets(sft.data), _load_held_out(sft)
-    tokenizer = load_tokenizer(sft.model)
+    run_dir = RunDirectory(Path(config.run_dir).absolute())
+    (conversations, mixture), held_out = load_data_sets(config.data), _load_held_out(config)
+    tokenizer = load_tokenizer(config.model)
     learner = Learner.build(
-        sft.model,
-        sft,
+        config.model,
+        config,
         TrainerConfig().loss,
-        max_steps=sft.max_steps,
+        max_steps=config.max_steps,
         world=world,
         is_resumed=config.resume_step is not None,
     )
     files = model_files(learner.model, tokenizer, learner.dtype)
     encoder = ConversationEncoder(
-        tokenizer, read_stop_token_ids(sft.model.name, sft.model.tokenizer)
+        tokenizer, read_stop_token_ids(config.model.name, config.model.tokenizer)
     )
     stream = ConversationStream(
         conversations,
         encoder,
-        max_tokens=_max_tokens(sft),
-        seed=sft.seed,
-        shuffle=sft.data.shuffle,
+        max_tokens=_max_tokens(config),
+        seed=config.seed,
+        shuffle=config.data.shuffle,
         mixture=mixture,
     )
-    validation = _build_validation(sft, learner, encoder, held_out)
+    validation = _build_validation(config, learner, encoder, held_out)
     versions = EvaluatedVersions.build(config, learner, run_dir, files, thread)
-    batches = ConversationBatches(stream, sft, world, learner.vocabulary)
+    batches = ConversationBatches(stream, config, world, learner.vocabulary)
     saver = _build_saver(config, learner.state, run_dir, batches)
 
     def record(report: StepReport) -> None:
@@ -112,7 +111,7 @@ def _train(
     if versions is not None and config.resume_step is not None:
         versions.resume_at(first_step)
     with closing(batches):
-        ladder.train(first_step, sft.max_steps)
+        ladder.train(first_step, config.max_steps)
     if versions is not None:
         # Where the final model lies, the last version does too.
         versions.publisher.settle()
@@ -247,7 +246,7 @@ def _build_saver(
     batches: ConversationBatches,
 ) -> CheckpointSaver:
     """Rank 0 commits by itself: a supervised run has no other part."""
-    settings = config.sft.checkpoint
+    settings = config.checkpoint
     check_space(state, run_dir, settings)
     checkpoints = CheckpointStore(run_dir, config.term)
     if state.world.is_first:
@@ -262,7 +261,7 @@ def _build_saver(
         state=state,
         checkpoints=checkpoints,
         config=settings,
-        max_steps=config.sft.max_steps,
+        max_steps=config.max_steps,
         announce=lambda step: logger.info("checkpoint %d is saved", step),
         seal=seal,
         counters=lambda: {_NUM_READ: batches.num_read, _DATA_DIGEST: digest},
@@ -278,7 +277,7 @@ def _first_step(
     progress = resume(saver.state, saver.checkpoints, config.resume_step)
     if progress.counters.get(_DATA_DIGEST) != stream.digest():
         raise ConfigError(
-            f"data.path {config.sft.data.path!r}, or what data.mix adds to it, has changed since "
+            f"data.path {config.data.path!r}, or what data.mix adds to it, has changed since "
             f"checkpoint {progress.step}, so its order cannot go on where it stopped; restore the "
             "data or start a new run"
         )

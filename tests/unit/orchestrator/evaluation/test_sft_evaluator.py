@@ -14,7 +14,7 @@ import pytest
 from checkpoints import Crash, FaultyFiles
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
-from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
+from gradus.config import ModelConfig, SftDataConfig, SftEvalConfig, SftProcessConfig
 from gradus.errors import ConfigError, FencedError, ProcessError, ProtocolError
 from gradus.files import DurableFiles, read_json, write_json
 from gradus.monitor import JsonlMonitor
@@ -77,12 +77,13 @@ class Rig:
         if is_done:
             self.events.waiting.put_nowait(TrainerDone(self.max_steps - 1, self.term))
 
-    def config(self) -> SftEvaluatorProcessConfig:
+    def config(self) -> SftProcessConfig:
         section = {"env": [{"id": "words"}], "interval_steps": 2, **self.settings}
-        return SftEvaluatorProcessConfig(
+        return SftProcessConfig(
             run_dir=str(self.root),
             term=self.term,
             model=ModelConfig(name="tiny", renderer="qwen3"),
+            data=SftDataConfig(path="words.jsonl"),
             max_steps=self.max_steps,
             evaluation_sources=[],
             eval=SftEvalConfig.model_validate(section),
@@ -92,6 +93,7 @@ class Rig:
 
     async def play(self) -> None:
         config = self.config()
+        assert config.eval is not None
         sources = [EvaluationSource("words", 2, 2, self.environment)]
         monitor = JsonlMonitor(self.run_dir.metrics)
         evaluator = SftEvaluation(

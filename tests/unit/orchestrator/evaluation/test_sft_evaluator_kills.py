@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
-from gradus.config import ModelConfig, SftEvalConfig, SftEvaluatorProcessConfig
+from gradus.config import ModelConfig, SftDataConfig, SftEvalConfig, SftProcessConfig
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
@@ -140,15 +140,17 @@ class Run:
             return build_episode(reward=1.0, seed=number)
 
         environment = ScriptedEnvironment(play=play)
-        config = SftEvaluatorProcessConfig(
+        section = SftEvalConfig.model_validate(
+            {"env": [{"id": "words"}], "interval_steps": 2, "max_in_flight_episodes": 1}
+        )
+        config = SftProcessConfig(
             run_dir=str(self.run_dir.root),
             term=self.term,
             model=ModelConfig(name="tiny"),
+            data=SftDataConfig(path="words.jsonl"),
             max_steps=MAX_STEPS,
             evaluation_sources=[],
-            eval=SftEvalConfig.model_validate(
-                {"env": [{"id": "words"}], "interval_steps": 2, "max_in_flight_episodes": 1}
-            ),
+            eval=section,
             identity={},
             resume_step=self.checkpoint,
         )
@@ -156,7 +158,7 @@ class Run:
         sources = [EvaluationSource("words", 2, GROUP_SIZE, environment)]
         evaluator = SftEvaluation(
             config=config,
-            evaluator=build_evaluator(config.eval, sources, self.run_dir, policy),
+            evaluator=build_evaluator(section, sources, self.run_dir, policy),
             policy=policy,
             events=self,
             monitor=DyingMonitor(self.run_dir.metrics, -1 if kill is None else kill.record),

@@ -14,7 +14,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.config import (
     ErrorPolicyConfig,
-    OrchestratorProcessConfig,
+    RunProcessConfig,
     TrainEnvironmentConfig,
     resolve,
 )
@@ -169,9 +169,11 @@ async def test_a_process_that_comes_back_with_other_tasks_ends_the_run() -> None
 
 
 def test_without_restarts_of_the_launcher_nobody_waits_for_a_new_process(tmp_path: Any) -> None:
-    def resolved(restarts: int) -> OrchestratorProcessConfig:
+    def resolved(restarts: int) -> RunProcessConfig:
         config = build_run_config({"launch": {"environment_restarts": restarts}})
-        return resolve(config, run_dir=RunDirectory(tmp_path).root, term=1).orchestrator
+        launched = resolve(config, run_dir=RunDirectory(tmp_path).root, term=1).launched
+        assert isinstance(launched, RunProcessConfig)
+        return launched
 
     assert resolved(0).environment_restart_seconds == 0
     assert resolved(3).environment_restart_seconds == 600
@@ -221,7 +223,7 @@ async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
     address: str | None, seconds: float, follows: bool, tmp_path: Any
 ) -> None:
     config = build_run_config({"orchestrator": {"eval": {"env": [{"id": "words"}]}}})
-    resolved = resolve(config, run_dir=tmp_path, term=1).orchestrator
+    resolved = resolve(config, run_dir=tmp_path, term=1).launched
     source = resolved.evaluation_sources[0].model_copy(update={"address": address})
     client = connect_environment(
         lambda: EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", 1),

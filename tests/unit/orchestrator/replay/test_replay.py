@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scripted_peers import ScriptedEnvironment, ScriptedTrainer, at_once
 
-from gradus.config import ReplayProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ReplayError
 from gradus.files import read_json, write_json
 from gradus.orchestrator.records.recording import EpisodeRecording, digest_model
@@ -92,17 +92,16 @@ async def test_batches_are_made_again_from_episodes_and_decisions(rig: Any) -> N
 async def replay(rig: Any, trainer: ScriptedTrainer, **changes: Any) -> tuple[Comparison, Monitor]:
     """What a replay with this trainer finds and records."""
     recorded = open_recorded_run(rig.root)
-    config = ReplayProcessConfig(
-        run_dir=str(rig.root.parent / "again"),
-        term=1,
-        recorded=str(rig.root),
-        num_steps=changes.get("num_steps", STEPS),
-        orchestrator=changes.get("orchestrator", rig.config),
-    )
+    changed = {
+        "run_dir": str(rig.root.parent / "again"),
+        "recorded": str(rig.root),
+        "num_steps": changes.get("num_steps", STEPS),
+    }
+    config = changes.get("config", rig.config).model_copy(update=changed)
     monitor = Monitor()
     training = asyncio.create_task(trainer.train() if changes.get("trains", True) else at_once(0))
     with RecordedEpisodes(recorded.run_dir, [1]) as episodes:
-        maker = BatchMaker(config.orchestrator, episodes)
+        maker = BatchMaker(config, episodes)
         comparison = await Replayer(config, recorded, maker, trainer, monitor).play()
     await training
     return comparison, monitor
@@ -122,17 +121,23 @@ async def test_a_replay_may_end_sooner(rig: Any) -> None:
     assert [batch.step for batch in trainer.batches] == [0]
 
 
+def with_trainer(config: RunProcessConfig, **changes: Any) -> RunProcessConfig:
+    trainer = config.trainer.model_copy(update=changes)
+    changed: RunProcessConfig = config.model_copy(update={"trainer": trainer})
+    return changed
+
+
 async def test_another_layout_repeats_the_samples(rig: Any) -> None:
-    config = rig.config.model_copy(update={"micro_batch_tokens": 16})
+    config = with_trainer(rig.config, micro_batch_tokens=16)
     trainer = ScriptedTrainer(max_steps=STEPS)
-    await replay(rig, trainer, orchestrator=config)
+    await replay(rig, trainer, config=config)
     assert len(trainer.batches[0].ranks[0]) > len(rig.trainer.batches[0].ranks[0])
 
 
 async def test_another_number_of_updates_repeats_the_samples(rig: Any) -> None:
-    config = rig.config.model_copy(update={"updates_per_batch": 2})
+    config = with_trainer(rig.config, updates_per_batch=2)
     trainer = ScriptedTrainer(max_steps=STEPS)
-    await replay(rig, trainer, orchestrator=config)
+    await replay(rig, trainer, config=config)
     for again, recorded in zip(trainer.batches, rig.trainer.batches, strict=True):
         assert len(again.update_sizes) == 2
         assert sample_ids(again) == sample_ids(recorded)
@@ -147,7 +152,7 @@ async def test_a_silent_trainer_ends_the_replay(rig: Any) -> None:
     config = rig.config.model_copy(update={"orchestrator": section})
     trainer = ScriptedTrainer(max_steps=STEPS)
     with pytest.raises(ExceptionGroup) as caught:
-        await replay(rig, trainer, orchestrator=config, trains=False)
+        await replay(rig, trainer, config=config, trains=False)
     assert caught.group_contains(DeadlineError, match=r"said nothing for 0\.01 s")
 
 
