@@ -35,8 +35,9 @@ class TensorBoard:
 
     def __init__(self, folder: str | None = None) -> None:
         try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
-            from tensorboard.plugins.hparams import plugin_data_pb2
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+            from tensorboard.plugins.text.summary_v2 import text_pb
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise ConfigError(
@@ -45,10 +46,9 @@ class TensorBoard:
             ) from error
         self._folder = folder
         self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._tensors: Any = tensor_pb2
-        self._types: Any = types_pb2
-        self._hparams: Any = plugin_data_pb2
+        self._summary: Any = summary_pb2.Summary
+        self._hparams: Any = hparams_pb
+        self._text: Any = text_pb
         self._record_writer: Any = RecordWriter
         self._file: BinaryIO | None = None
         self._writer: Any = None
@@ -77,21 +77,18 @@ class TensorBoard:
 
     def log(self, record: Record) -> None:
         """One event; NaN stands for what was not finite."""
-        kind = self._summaries.Summary.Value
+        kind = self._summary.Value
         values = [kind(tag=name, simple_value=number) for name, number in record.numbers.items()]
-        self._summary(values, step=record.step, at=record.time)
+        self._write_summary(self._summary(value=values), step=record.step, at=record.time)
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         """A table on the page "Text"."""
-        head = ("reward", "advantage", "prompt", "reply", "source", "task")
-        cells = list(head)
+        cells = [["reward", "advantage", "prompt", "reply", "source", "task"]]
         for row in rows:
-            cells += [_number(row.reward), _number(row.advantage)]
-            cells += [_as_block(row.prompt), _as_block(row.reply)]
-            cells += [row.source, _narrow(row.task)]
-        tag = f"episodes/{rows[0].purpose}"
-        value = self._text(tag, cells, shape=(len(rows) + 1, len(head)))
-        self._summary([value], step=step, at=time.time())
+            numbers = [_number(row.reward), _number(row.advantage)]
+            texts = [_as_block(row.prompt), _as_block(row.reply)]
+            cells.append([*numbers, *texts, row.source, _narrow(row.task)])
+        self._write_summary(self._text(f"episodes/{rows[0].purpose}", cells), step=step)
 
     def flush(self) -> str:
         """On the disk; the mark says up to where."""
@@ -112,45 +109,15 @@ class TensorBoard:
             "packages": dict(run.packages),
         }
         about |= {"group": run.group, "tags": list(run.tags)}
-        texts = {"run/config": run.config, "run/about": about}
-        values = [
-            self._text(tag, [_as_block(json.dumps(value, indent=1)[:_MAX_TEXT_CHARACTERS])])
-            for tag, value in texts.items()
-        ]
-        self._summary([*values, self._settings(run)], step=0, at=time.time())
+        for tag, value in {"run/config": run.config, "run/about": about}.items():
+            text = _as_block(json.dumps(value, indent=1)[:_MAX_TEXT_CHARACTERS])
+            self._write_summary(self._text(tag, [text]), step=0)
+        # For the page "HParams", where runs are compared by their configs.
+        settings = dict(_leaves(run.config))
+        self._write_summary(self._hparams(settings, trial_id=run.group or run.id), step=0)
 
-    def _settings(self, run: TrackedRun) -> Any:
-        """The config for the page "HParams", where runs are compared by it."""
-        start = self._hparams.SessionStartInfo(group_name=run.group or run.id)
-        start.start_time_secs = time.time()
-        for key, value in _leaves(run.config):
-            if isinstance(value, bool):
-                start.hparams[key].bool_value = value
-            elif isinstance(value, int | float):
-                start.hparams[key].number_value = value
-            else:
-                start.hparams[key].string_value = str(value)[:200]
-        content = self._hparams.HParamsPluginData(version=0, session_start_info=start)
-        empty = self._tensors.TensorProto(dtype=self._types.DT_FLOAT)
-        empty.tensor_shape.dim.add(size=0)
-        tag = "_hparams_/session_start_info"
-        return self._value(tag, "hparams", content.SerializeToString(), empty)
-
-    def _text(self, tag: str, texts: Sequence[str], *, shape: Sequence[int] = ()) -> Any:
-        tensor = self._tensors.TensorProto(
-            dtype=self._types.DT_STRING, string_val=[text.encode() for text in texts]
-        )
-        for size in shape or [len(texts)]:
-            tensor.tensor_shape.dim.add(size=size)
-        return self._value(tag, "text", b"", tensor)
-
-    def _value(self, tag: str, plugin: str, content: bytes, tensor: Any) -> Any:
-        kind = self._summaries.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
-        metadata = self._summaries.SummaryMetadata(plugin_data=kind)
-        return self._summaries.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-
-    def _summary(self, values: Sequence[Any], *, step: int, at: float) -> None:
-        summary = self._summaries.Summary(value=values)
+    def _write_summary(self, summary: Any, *, step: int, at: float | None = None) -> None:
+        at = time.time() if at is None else at
         self._write(self._events.Event(wall_time=at, step=step, summary=summary))
 
     def _write(self, event: Any) -> None:
@@ -176,12 +143,14 @@ def _number_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | str]]:
     for key, member in value.items():
         if isinstance(member, Mapping):
             yield from _leaves(member, f"{prefix}{key}.")
-        elif member is not None:
+        elif isinstance(member, int | float):
             yield f"{prefix}{key}", member
+        elif member is not None:
+            yield f"{prefix}{key}", str(member)[:200]
 
 
 def _narrow(key: str) -> str:
