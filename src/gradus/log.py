@@ -1,9 +1,8 @@
 """Logs: one record per event, in one format and by one clock in every process of a run.
 
-A process that the launcher started writes each record to stderr as one marked line of JSON. The
-launcher's log writer (`gradus.processes.log_writer`) reads it, makes the line of the file, and
-tells it from everything else that comes out of the process, which it files as level OUTPUT. A
-process that a person started writes the line itself.
+A process that the launcher started marks each line of a record that it writes to stderr. By the
+mark the launcher (`gradus.processes.log_writer`) tells it from everything else that the process
+prints, which is filed as level OUTPUT.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ CONTINUED = "  | "
 MAX_CHARACTERS = 32_768
 """Of a message, and of its traceback; the middle of longer ones is left out."""
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _STDERR = 2
 _WRITE_SECONDS = 10.0
 _QUIET = ("httpx", "httpcore", "openai", "aiohttp.access")
@@ -49,12 +49,18 @@ class LogSettings:
     """Least level that is written."""
     format: LogFormat = "text"
     mark: str = ""
-    """Secret word that begins each record on stderr, so that no text can pass for one. Empty
-    where nothing reads stderr but a person."""
+    """Secret word that begins each line of a record on stderr, so that no text can pass for one.
+    Empty where nothing reads stderr but a person."""
     max_bytes: int = 32 << 20
     """Size at which a log is renamed to `<log>.1` and begins anew."""
     keep: int = 4
     """Full files kept beside a log, to `<log>.<keep>`."""
+    log: str = ""
+    """File of the child, and of all that it starts."""
+    process: str = ""
+    """Name of the child in lines that no logger wrote."""
+    pipe: int = 0
+    """Inode of the child's stderr, by which it knows what the launcher reads."""
 
     @classmethod
     def current(cls) -> LogSettings:
@@ -88,15 +94,14 @@ class RecordHandler(logging.Handler):
         except Exception:  # a mistake such as "%d" % "x" must not end the process that logs
             self.handleError(record)
             return
-        if self._settings.mark:
-            line = f"{self._settings.mark}{as_json(values)}\n"
-            with contextlib.suppress(OSError):
-                _write_all(_STDERR, line.encode())
-            return
-        text = as_json(values) if self._settings.format == "json" else as_text(values)
+        text = render(values, self._settings.format)
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            if mark := self._settings.mark:
+                marked = "".join(f"{mark}{line}\n" for line in text.split("\n"))
+                _write_all(_STDERR, marked.encode(errors="backslashreplace"))
+            else:
+                sys.stderr.write(text + "\n")
+                sys.stderr.flush()
 
     def _values(self, record: logging.LogRecord) -> dict[str, Any]:
         process, child = self._process, record.processName
@@ -159,13 +164,18 @@ def note_step(step: int) -> None:
             handler.step = step
 
 
+def render(values: Mapping[str, Any], log_format: LogFormat) -> str:
+    """A record as it stands in a log."""
+    return as_json(values) if log_format == "json" else as_text(values)
+
+
 def as_json(values: Mapping[str, Any]) -> str:
     """One line of JSON in which nothing can drive a terminal.
 
     >>> as_json({"message": "\x1b[2J\u202e"})
     '{"message": "\\\\u001b[2J\\\\u202e"}'
     """
-    text = json.dumps(values, ensure_ascii=False)
+    text = _ENCODER.encode(values)
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
@@ -183,10 +193,10 @@ def as_text(values: Mapping[str, Any]) -> str:
         *(values["time"], values["level"], values.get("run") or "", values["process"]),
         *("" if step is None else f"step={step}", values.get("logger") or ""),
     ]
-    head = " ".join(_printable(word) for word in words if word)
+    head = " ".join(printable(word) for word in words if word)
     first, *more = str(values["message"]).split("\n")
     more += values["exception"].split("\n") if values.get("exception") else []
-    lines = [f"{head}: {_printable(first)}", *(f"{CONTINUED}{_printable(line)}" for line in more)]
+    lines = [f"{head}: {printable(first)}", *(f"{CONTINUED}{printable(line)}" for line in more)]
     return "\n".join(lines)
 
 
@@ -218,7 +228,8 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """The text with every character escaped that could drive a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)

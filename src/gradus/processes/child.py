@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from gradus.errors import ExitCode
 from gradus.log import get_logger
+from gradus.processes.log_writer import LogWriter
 from gradus.processes.table import (
     ProcessEntry,
     descendants,
@@ -132,9 +133,12 @@ def _wait_and_end(watched: list[int]) -> None:
     for descriptor in watched:
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
     poll.poll()
+    file_last_words = LogWriter.take_over()
     _LOG.warning("the process that started this one is gone; ending")
     deadline = time.monotonic() + GRACE_SECONDS
-    # A main thread that ends by itself must still end the processes below it.
+    # A main thread that ends by itself must still end the processes below it, and then file what
+    # was said.
+    atexit.register(file_last_words)
     atexit.register(end_below, deadline)
     for entry in _below():
         signal_process(entry.pid, signal.SIGTERM)
@@ -142,6 +146,7 @@ def _wait_and_end(watched: list[int]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(max(0.0, deadline - time.monotonic()))
     end_below(deadline)
+    file_last_words()
     os._exit(ExitCode.TRY_AGAIN)
 
 

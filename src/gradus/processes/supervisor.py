@@ -107,7 +107,6 @@ class Supervisor:
             **self._temporary_variables(spec),
             DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
             LAUNCH_VARIABLE: self._mark,
-            **({} if self._logs is None else self._logs.variables()),
         }
         log_start = log_end(spec.log)
         try:
@@ -212,8 +211,6 @@ class Supervisor:
     def pause(self) -> None:
         """Let a moment pass between two looks."""
         time.sleep(_POLL_SECONDS)
-        if self._logs is not None:
-            self._logs.look()
 
     def _sync_logs(self) -> None:
         """What a child said must stand in its log before that is read."""
@@ -281,17 +278,12 @@ class Supervisor:
         Each child has its own session, so what comes from below it is never in ours, where
         whatever else this process started is.
         """
-        own = self._own_pids()
+        own = {child.pid for child in self.children}
         return [
             entry
             for entry in _children_in_other_sessions()
             if entry.pid not in own and (entry.pid, entry.start_time) not in self._strangers
         ]
-
-    def _own_pids(self) -> set[int]:
-        """The children, and the process that writes their logs."""
-        pids = {child.pid for child in self.children}
-        return pids if self._logs is None else {*pids, self._logs.pid}
 
     def _temporary_variables(self, spec: ProcessSpec) -> dict[str, str]:
         if not spec.has_own_temporary_folder:
@@ -303,7 +295,7 @@ class Supervisor:
 
     def reap_orphans(self) -> None:
         """Reap dead orphans that the kernel gave to us; see `become_subreaper`."""
-        own = self._own_pids()
+        own = {child.pid for child in self.children}
         for entry in zombie_children(os.getpid()):
             if entry.pid not in own:
                 with contextlib.suppress(ChildProcessError):
@@ -492,13 +484,13 @@ def _spawn(
     try:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         if logs is not None:
-            output = logs.open(spec.log, spec.name)
+            output, told = logs.open(spec.log, spec.name)
         else:
-            output = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            output, told = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), {}
         with open(output, "wb") as log:
             return subprocess.Popen(
                 spec.argv,
-                env=env,
+                env={**env, **told},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

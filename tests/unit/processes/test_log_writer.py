@@ -1,14 +1,18 @@
-"""The process that writes logs: nothing said is lost, whatever ends or is full."""
+"""The thread that writes logs: nothing said is lost, whatever ends or is full."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from gradus.processes.log_tail import find_cause, last_lines, log_end
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import ChildFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor
-from gradus.processes.table import is_alive, read_process
+from gradus.processes.table import is_alive, read_process, signal_process
 
 JSON = LogSettings(run="demo", format="json")
 TEXT = LogSettings(run="demo")
@@ -55,10 +59,11 @@ def said(
 def start(
     logs: LogWriter, log: Path, program: str, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    with open(logs.open(log, "role"), "wb") as output:
+    descriptor, variables = logs.open(log, "role")
+    with open(descriptor, "wb") as output:
         return subprocess.Popen(
             (sys.executable, "-c", program),
-            env={**os.environ, **logs.variables()},
+            env={**os.environ, **variables},
             stdin=stdin,
             stdout=output,
             stderr=output,
@@ -113,20 +118,17 @@ def test_an_exception_is_one_record(tmp_path: Path, writers: list[LogWriter]) ->
     assert record["exception"].endswith("ZeroDivisionError: division by zero")
 
 
-@pytest.mark.parametrize(
-    "made_up",
-    ["[1]", "null", "{}", "[" * 100_000, '{"time": "t", "level": 2, "process": 3, "message": 4}'],
-    ids=["list", "null", "empty", "deep", "numbers"],
-)
-def test_a_record_that_is_made_up_stops_no_writer(
-    tmp_path: Path, writers: list[LogWriter], made_up: str
+def test_a_record_that_is_made_up_drives_no_terminal(
+    tmp_path: Path, writers: list[LogWriter]
 ) -> None:
     program = (
         f"{LOGGING}from gradus.log import LogSettings\n"
-        f"os.write(2, (LogSettings.current().mark + {made_up!r} + '\\n').encode())\n"
+        "os.write(2, LogSettings.current().mark.encode() + b'\\x1b[2J\\xff\\n')\n"
         "log.info('after')"
     )
-    assert said(tmp_path, writers, program, TEXT)[-1].endswith("gradus.part: after")
+    made_up, after = said(tmp_path, writers, program, TEXT)
+    assert made_up == "\\x1b[2J\\xff"
+    assert after.endswith("gradus.part: after")
 
 
 def test_a_huge_message_keeps_its_ends(tmp_path: Path, writers: list[LogWriter]) -> None:
@@ -184,24 +186,18 @@ def test_a_full_disk_stops_nobody(tmp_path: Path, writers: list[LogWriter]) -> N
     assert child.wait(20) == 0
 
 
-def test_a_writer_that_is_killed_is_replaced_and_nothing_is_lost(
+def test_a_program_that_never_stops_talking_delays_nobody(
     tmp_path: Path, writers: list[LogWriter]
 ) -> None:
-    writers.append(logs := LogWriter(TEXT))
-    program = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
-    child = start(logs, tmp_path / "role.log", program, subprocess.PIPE)
-    assert child.stdin is not None
-    with child.stdin as words:
-        words.write(b"before\n")
-        words.flush()
-        wait_until(lambda: "before" in (tmp_path / "role.log").read_text())
-        killed = logs.pid
-        os.kill(killed, signal.SIGKILL)
-        words.write(b"meanwhile\n")
-    assert child.wait() == 0
-    wait_until(lambda: logs.look() or logs.pid != killed)
-    logs.sync()
-    assert [line.rpartition(" ")[2] for line in lines_of(tmp_path)] == ["before", "meanwhile"]
+    writers.append(logs := LogWriter(replace(TEXT, max_bytes=1 << 20, keep=1)))
+    flood = start(logs, tmp_path / "flood.log", "while True: print(('x' * 200 + '\\n') * 999)")
+    try:
+        wait_until(lambda: (tmp_path / "flood.log.1").exists())
+        assert start(logs, tmp_path / "role.log", "print('heard')").wait() == 0
+        wait_until(lambda: "heard" in (tmp_path / "role.log").read_text())
+    finally:
+        flood.kill()
+        flood.wait()
 
 
 LAUNCHER = """
@@ -211,30 +207,125 @@ from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import ProcessSpec
 from gradus.processes.supervisor import Supervisor
 folder = pathlib.Path(sys.argv[1])
-logs = LogWriter(LogSettings(run="demo"))
-supervisor = Supervisor(folder / "pids.json", stop_timeout_seconds=5, logs=logs)
-words = "import sys; sys.stdin = open(sys.argv[1]); sys.stdin.read(); print('last words')"
-argv = (sys.executable, "-c", words, str(folder / "fifo"))
-child = supervisor.start(ProcessSpec("role", argv, {}, folder / "role.log"))
-print(logs.pid, child.pid, flush=True)
+supervisor = Supervisor(
+    folder / "pids.json", stop_timeout_seconds=5, logs=LogWriter(LogSettings(run="demo"))
+)
+argv = (sys.executable, "-c", sys.argv[2], str(folder / "fifo"))
+print(supervisor.start(ProcessSpec("role", argv, {}, folder / "role.log")).pid, flush=True)
 sys.stdin.read()
 """
+WATCHED = (
+    "import os, signal, subprocess, sys, time\n"
+    "from gradus.log import configure_logging, get_logger\n"
+    "from gradus.processes.child import watch_death_pipe\n"
+    "configure_logging('role')\n"
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit('word ' * 40_000 + 'last words'))\n"
+    "watch_death_pipe()\n"
+)
+PAUSE = "while True: signal.pause()"
+WAIT_FOR_FIFO = "open(sys.argv[1]).read()\n"
 
 
-def test_last_words_are_filed_after_the_launcher_was_killed(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def launched(tmp_path: Path, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher in another process; its child has ended at the end."""
     os.mkfifo(tmp_path / "fifo")
-    command = (sys.executable, "-c", LAUNCHER, str(tmp_path))
+    command = (sys.executable, "-c", LAUNCHER, str(tmp_path), program)
     launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert launcher.stdout is not None
     assert launcher.stdin is not None
     with launcher.stdin, launcher.stdout:
-        pids = [int(word) for word in launcher.stdout.readline().split()]
-        known = [(pid, entry.start_time) for pid in pids if (entry := read_process(pid))]
-        launcher.kill()
-        launcher.wait()
-    (tmp_path / "fifo").write_text("")
-    wait_until(lambda: not any(is_alive(*one) for one in known), what="the end of both")
-    assert lines_of(tmp_path)[0].endswith("OUTPUT demo role: last words")
+        child = read_process(int(launcher.stdout.readline()))
+        assert child is not None
+        try:
+            yield launcher
+            kill(launcher)
+            lives = partial(is_alive, child.pid, child.start_time)
+            wait_until(lambda: not lives(), what="the end of the child")
+        finally:
+            signal_process(child.pid, signal.SIGKILL)
+
+
+def kill(launcher: subprocess.Popen[bytes]) -> None:
+    launcher.kill()
+    launcher.wait()
+
+
+def test_last_words_are_filed_after_the_launcher_was_killed(tmp_path: Path) -> None:
+    slow = "from gradus.processes import log_writer; log_writer._READ_BYTES = 32\n"
+    program = f"{WATCHED}{slow}print('ready', flush=True)\n{PAUSE}"
+    with launched(tmp_path, program) as launcher:
+        wait_until(lambda: "ready" in (tmp_path / "role.log").read_text())
+        kill(launcher)
+    _, ending, *words = lines_of(tmp_path)
+    assert "WARNING demo role gradus.processes.child: the process that started" in ending
+    assert words[-1].endswith(" last words")
+    assert sum(line.count("word") for line in words) > 39_990  # some are cut by a line's end
+
+
+def test_what_was_said_when_nobody_read_is_filed_first(tmp_path: Path) -> None:
+    program = f"import sys\n{WAIT_FOR_FIFO}print('unheard', flush=True)\n{WATCHED}{PAUSE}"
+    with launched(tmp_path, program) as launcher:
+        kill(launcher)
+        (tmp_path / "fifo").write_text("")
+    assert lines_of(tmp_path)[0].endswith("OUTPUT demo role: unheard")
+
+
+def test_a_program_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
+    """Not only ours: SIGPIPE, which Python ignores, would end it."""
+    program = (
+        "import signal, sys; from pathlib import Path\n"
+        f"signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n{WAIT_FOR_FIFO}"
+        "print('words', flush=True)\nPath(sys.argv[1]).with_name('alive').touch()"
+    )
+    with launched(tmp_path, program) as launcher:
+        kill(launcher)
+        (tmp_path / "fifo").write_text("")
+    assert (tmp_path / "alive").exists()
+
+
+def test_one_of_several_processes_reads_and_another_when_that_is_killed(tmp_path: Path) -> None:
+    """As for ranks below torchrun, which is none of our programs."""
+    rank = f"{WATCHED}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\n{PAUSE}"
+    program = (
+        "import signal, subprocess, sys\n"
+        f"ranks = [subprocess.Popen([sys.executable, '-uc', {rank!r}]) for _ in range(2)]\n"
+        f"{WAIT_FOR_FIFO}{COUNT % 20_000}{WAIT_FOR_FIFO}"
+        "ranks[0].kill(); ranks[0].wait(); print('one is gone', flush=True)\n"
+        "ranks[1].wait()"
+    )
+    with launched(tmp_path, program) as launcher:
+        wait_until(lambda: (tmp_path / "role.log").read_text().count("ready") == 2)
+        kill(launcher)
+        wait_until(lambda: (tmp_path / "role.log").read_text().count("WARNING") == 2)
+        (tmp_path / "fifo").write_text("")
+        wait_until(lambda: "line 19999" in (tmp_path / "role.log").read_text())
+        (tmp_path / "fifo").write_text("")
+    counted = [line.rpartition(" ")[2] for line in lines_of(tmp_path) if "line" in line]
+    assert counted == [f"{n:05d}" for n in range(20_000)]
+    assert lines_of(tmp_path)[-1].endswith("one is gone")
+
+
+def test_children_of_a_launcher_that_is_stopped_wait_and_lose_nothing(tmp_path: Path) -> None:
+    program = f"import sys\n{WAIT_FOR_FIFO}print(('x' * 999 + '\\n') * 5_000, end='')"
+    with launched(tmp_path, program) as launcher:
+        launcher.send_signal(signal.SIGSTOP)
+        (tmp_path / "fifo").write_text("")
+        launcher.send_signal(signal.SIGCONT)
+        wait_until(lambda: len(lines_of(tmp_path)) == 5_000)
+
+
+def test_nobody_else_reads_while_the_launcher_lives(
+    tmp_path: Path, writers: list[LogWriter]
+) -> None:
+    writers.append(logs := LogWriter(TEXT))
+    output, _ = logs.open(tmp_path / "role.log", "role")
+    with (
+        open(output, "wb"),
+        open(f"/proc/self/fd/{output}", "rb") as pipe,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(pipe, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def failure(tmp_path: Path, program: str, settings: LogSettings) -> ChildFailed:
@@ -277,12 +368,11 @@ def test_the_beginning_of_a_launch_is_found_in_a_renamed_file(tmp_path: Path) ->
     assert find_cause(log, since=since) == "mine too"
 
 
-def test_a_supervisor_leaves_no_writer_behind(tmp_path: Path) -> None:
+def test_a_supervisor_leaves_no_thread_and_no_descriptor_behind(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
     logs = LogWriter(TEXT)
-    writer = read_process(logs.pid)
-    assert writer is not None
     with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=5, logs=logs) as supervisor:
-        argv = (sys.executable, "-c", "import signal; signal.pause()")
+        argv = (sys.executable, "-c", "print('a')")
         supervisor.start(ProcessSpec("role", argv, {}, tmp_path / "role.log"))
-        assert logs.pid not in {entry.pid for entry in supervisor.owned()}
-    assert not is_alive(writer.pid, writer.start_time)
+    assert "logs" not in {thread.name for thread in threading.enumerate()}
+    assert len(os.listdir("/proc/self/fd")) == before
