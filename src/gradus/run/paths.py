@@ -1,9 +1,19 @@
-"""Every path of a run as a property of one object."""
+"""Every path of a run, by its name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+
+class _Below:
+    """A path of the run, from its root."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, run_dir: RunDirectory, owner: type) -> Path:
+        return run_dir.root / self._path
 
 
 @dataclass(frozen=True)
@@ -16,168 +26,82 @@ class RunDirectory:
 
     root: Path
 
+    config = _Below("config")
+    """Resolved per-process configs."""
+    metrics = _Below("metrics.jsonl")
+    """One JSON object per record."""
+    live = _Below("live.json")
+    """The orchestrator's queues and the engine's load at this moment."""
+    cuts = _Below("cuts.jsonl")
+    """A line for each resume: where it cut `metrics.jsonl` off."""
+    launched = _Below("config/launched.json")
+    """What the user wrote for the last launch, with the versions of code and libraries."""
+    trackers = _Below("trackers")
+    """What each tracker has got: `<tracker>.json`, and its own files in `<tracker>/`."""
+    journal = _Below("journal.jsonl")
+    """Append-only record of every decision and outcome of the orchestrator."""
+    logs = _Below("logs")
+    """`<role>.log`, and `envs/train/<name>.log`."""
+    episodes = _Below("episodes")
+    """`step_N/train.jsonl` and `step_N/eval.jsonl`."""
+    spool = _Below("spool")
+    """Batches on their way to the trainer, and its events on their way back."""
+    weights = _Below("weights")
+    """Published versions, `version_N/`."""
+    kept = _Below("kept")
+    """The weights of a launch that saved no checkpoint, where a resume began again."""
+    checkpoints = _Below("checkpoints")
+    """Committed checkpoints, `step_N/`, and hidden folders of those in the making."""
+    replay = _Below("replay")
+    """Played episodes with all their tokens, as they arrived; what a replay reads."""
+    replay_report = _Below("replay/report.json")
+    """How a replay compares with the run that it repeats."""
+    model = _Below("model")
+    """The final model as a Hugging Face directory."""
+    adapter = _Below("adapter")
+    """The final adapter in PEFT's format, when one was trained; `model` has it merged."""
+    ready = _Below("ready")
+    """`<process>.json`, written by each process when it can serve."""
+    secrets = _Below("secrets")
+    """The run's tokens, mode 0600 in a folder of mode 0700."""
+    admin_token = _Below("secrets/admin_token")
+    """Bearer token of the inference server's admin routes; only the orchestrator reads it."""
+    inference_token = _Below("secrets/inference_token")
+    """Bearer token of the inference server's data routes."""
+    lease = _Below("lease.json")
+    """Owner and term of the run directory."""
+    processes = _Below("pids.json")
+    """Registry of started processes: pid and start time."""
+    summary = _Below("summary.json")
+    """What the run did, written at the end."""
+    notices = _Below("notices.log")
+    """Lines for the person at the terminal; the launcher shows each as it appears."""
+    evicted = _Below("control/evicted.txt")
+    """Why the run ended for want of anything to train; absent while it runs."""
+    solved = _Below("control/solved.txt")
+    """That nothing is left to learn, where the run ended for that; absent otherwise."""
+    alive = _Below("alive")
+    """`<process>.json`, written again and again while its event loop runs."""
+    save_request = _Below("control/save")
+    """Asks the trainer for a checkpoint after its present step; it deletes the file then."""
+
     def directly_below(self) -> list[Path]:
         """Every file and folder that gradus puts into the root."""
-        properties = [name for name, it in vars(type(self)).items() if isinstance(it, property)]
-        found: dict[Path, None] = dict.fromkeys(getattr(self, name) for name in properties)
+        table = [it for it in vars(type(self)).values() if isinstance(it, _Below)]
+        paths = [it.__get__(self, type(self)) for it in table]
         names = ("evaluation.json", "results.json", "progress.json")
         return [
-            *(path for path in found if path.parent == self.root),
+            *(path for path in paths if path.parent == self.root),
             *map(self.root.joinpath, names),
         ]
-
-    @property
-    def config(self) -> Path:
-        """Resolved per-process configs."""
-        return self.root / "config"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per record."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def live(self) -> Path:
-        """The orchestrator's queues and the engine's load at this moment."""
-        return self.root / "live.json"
-
-    @property
-    def cuts(self) -> Path:
-        """A line for each resume: where it cut `metrics.jsonl` off."""
-        return self.root / "cuts.jsonl"
-
-    @property
-    def launched(self) -> Path:
-        """What the user wrote for the last launch, with the versions of code and libraries."""
-        return self.config / "launched.json"
-
-    @property
-    def trackers(self) -> Path:
-        """What each tracker has got: `<tracker>.json`, and its own files in `<tracker>/`."""
-        return self.root / "trackers"
-
-    @property
-    def journal(self) -> Path:
-        """Append-only record of every decision and outcome of the orchestrator."""
-        return self.root / "journal.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        """`<role>.log`, and `envs/train/<name>.log`."""
-        return self.root / "logs"
-
-    @property
-    def episodes(self) -> Path:
-        """`step_N/train.jsonl` and `step_N/eval.jsonl`."""
-        return self.root / "episodes"
 
     def evaluation(self, version: int) -> Path:
         """The numbers of one version, beside its `eval.jsonl`; written when all of it is played."""
         return self.episodes / f"step_{version}" / "eval.json"
 
-    @property
-    def spool(self) -> Path:
-        """Batches on their way to the trainer, and its events on their way back."""
-        return self.root / "spool"
-
-    @property
-    def weights(self) -> Path:
-        """Published versions, `version_N/`."""
-        return self.root / "weights"
-
-    @property
-    def kept(self) -> Path:
-        """The weights of a launch that saved no checkpoint, where a resume began again."""
-        return self.root / "kept"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Committed checkpoints, `step_N/`, and hidden folders of those in the making."""
-        return self.root / "checkpoints"
-
-    @property
-    def replay(self) -> Path:
-        """Played episodes with all their tokens, as they arrived; what a replay reads."""
-        return self.root / "replay"
-
-    @property
-    def replay_report(self) -> Path:
-        """How a replay compares with the run that it repeats."""
-        return self.replay / "report.json"
-
-    @property
-    def model(self) -> Path:
-        """The final model as a Hugging Face directory."""
-        return self.root / "model"
-
-    @property
-    def adapter(self) -> Path:
-        """The final adapter in PEFT's format, when one was trained; `model` has it merged."""
-        return self.root / "adapter"
-
-    @property
-    def ready(self) -> Path:
-        """`<process>.json`, written by each process when it can serve."""
-        return self.root / "ready"
-
-    @property
-    def secrets(self) -> Path:
-        """The run's tokens, mode 0600 in a folder of mode 0700."""
-        return self.root / "secrets"
-
-    @property
-    def admin_token(self) -> Path:
-        """Bearer token of the inference server's admin routes; only the orchestrator reads it."""
-        return self.secrets / "admin_token"
-
-    @property
-    def inference_token(self) -> Path:
-        """Bearer token of the inference server's data routes."""
-        return self.secrets / "inference_token"
-
-    @property
-    def lease(self) -> Path:
-        """Owner and term of the run directory."""
-        return self.root / "lease.json"
-
-    @property
-    def processes(self) -> Path:
-        """Registry of started processes: pid and start time."""
-        return self.root / "pids.json"
-
-    @property
-    def summary(self) -> Path:
-        """What the run did, written at the end."""
-        return self.root / "summary.json"
-
-    @property
-    def notices(self) -> Path:
-        """Lines for the person at the terminal; the launcher shows each as it appears."""
-        return self.root / "notices.log"
-
     def environment_log(self, purpose: str, name: str) -> Path:
         """Log of the environment process of one source; `purpose` is `train` or `eval`."""
         return self.logs / "envs" / purpose / f"{name}.log"
-
-    @property
-    def evicted(self) -> Path:
-        """Why the run ended for want of anything to train; absent as long as it goes on."""
-        return self.root / "control" / "evicted.txt"
-
-    @property
-    def solved(self) -> Path:
-        """That nothing is left to learn, where the run ended for that; absent otherwise."""
-        return self.root / "control" / "solved.txt"
-
-    @property
-    def alive(self) -> Path:
-        """`<process>.json`, written again and again while its event loop runs."""
-        return self.root / "alive"
-
-    @property
-    def save_request(self) -> Path:
-        """Asks the trainer for a checkpoint after its present step; it deletes the file then."""
-        return self.root / "control" / "save"
 
     def ready_file(self, process: str) -> Path:
         """Where `process` says that it can serve, and at which address."""
