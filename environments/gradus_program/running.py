@@ -25,8 +25,8 @@ import verifiers.v1 as vf
 from verifiers.v1.errors import SandboxError
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
-from gradus.processes.ready import wait_for_exit
 from gradus.processes.table import carries_mark, living_processes, signal_process
+from gradus.run.ready import wait_for_exit
 
 END_SECONDS = 10.0
 """How long a program that was told to end, and its output, are waited for."""

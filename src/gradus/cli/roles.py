@@ -91,8 +91,8 @@ def run_role(name: str, words: Sequence[str]) -> int:
 
     from gradus.log import configure_logging, end_quietly
     from gradus.processes.child import uncollected, watch_death_pipe
-    from gradus.processes.ready import write_done
     from gradus.run.paths import RunDirectory
+    from gradus.run.ready import write_done
 
     faulthandler.enable(file=sys.__stderr__ or 2)
     # For what it starts: the engine, workers of environments, ranks.

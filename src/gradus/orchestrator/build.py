@@ -67,9 +67,9 @@ from gradus.orchestrator.resume.snapshot import Snapshotter
 from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.processes.child import tune_collector
 from gradus.processes.liveness import beat
-from gradus.processes.ready import read_token, write_ready
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import read_token, write_ready
 from gradus.transport import BatchSender, SpoolSender
 from gradus.wire.inference import SERVED_MODEL_NAME
 from gradus.wire.turns import read_stop_token_ids

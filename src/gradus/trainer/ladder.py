@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from gradus.log import get_logger, note_step
 from gradus.monitor import Column, ConsoleMonitor, JsonlMonitor, MonitorGroup
-from gradus.processes.ready import write_ready
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import write_ready
 from gradus.trainer.batches import BatchSource
 from gradus.trainer.checkpoint.saving import CheckpointSaver
 from gradus.trainer.distributed import World

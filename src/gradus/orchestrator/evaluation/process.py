@@ -25,9 +25,9 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.orchestrator.play.renderer import settle_renderer
-from gradus.processes.ready import InferenceReady, read_ready, write_ready
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import InferenceReady, read_ready, write_ready
 from gradus.transport import SpoolSender
 
 

@@ -29,8 +29,8 @@ from gradus.orchestrator.play.renderer import known_renderer
 from gradus.orchestrator.play.task_socket import TaskClient
 from gradus.orchestrator.traces import CUT
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task
-from gradus.processes.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.wire.episode import TaskSetInfo
 from gradus.wire.inference import SERVED_MODEL_NAME
 

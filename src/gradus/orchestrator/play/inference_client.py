@@ -17,8 +17,8 @@ from gradus.errors import (
     ProcessError,
     ProtocolError,
 )
-from gradus.processes.ready import InferenceReady, read_ready, read_token
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import InferenceReady, read_ready, read_token
 from gradus.wire.events import PolicyPublished
 from gradus.wire.inference import ApplyRequest, ApplyResult, EngineStatus, is_stale
 

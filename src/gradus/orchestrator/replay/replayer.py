@@ -29,10 +29,10 @@ from gradus.orchestrator.replay.recording import (
     open_recorded_run,
     read_learned,
 )
-from gradus.processes.ready import write_ready
 from gradus.run.lease import check_term
 from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import write_ready
 from gradus.transport import BatchSender, SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
 

@@ -22,8 +22,8 @@ import torch
 
 from gradus.errors import DeadlineError, FencedError, GradusError, ProcessError, ProtocolError
 from gradus.log import get_logger
-from gradus.processes.ready import InferenceReady, read_ready, read_token
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import InferenceReady, read_ready, read_token
 from gradus.trainer.distributed import World
 from gradus.wire.inference import TurnRequest, TurnResult, is_stale
 

@@ -19,8 +19,8 @@ from gradus.errors import (
 )
 from gradus.files import write_json
 from gradus.orchestrator.play.inference_client import InferenceClient
-from gradus.processes.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reset, Status, Stuck
 from gradus.wire.events import PolicyPublished
