@@ -59,7 +59,7 @@ WAIT = "ready(); signal.pause()"
 LAUNCHER = """
 import json, pathlib, sys
 from dataclasses import replace
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = json.loads(sys.argv[3])
 from test_launch import build_job
 from gradus.errors import GradusError
 from gradus.launch.launch import launch
@@ -107,8 +107,9 @@ def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
 def start_launcher(
     tmp_path: Path, programs: Mapping[str, str], *, saves: bool = False
 ) -> subprocess.Popen[str]:
-    here, kind = str(Path(__file__).parent), "saves" if saves else ""
-    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), json.dumps(programs), here, kind]
+    here, support = Path(__file__).parent, Path(__file__).parents[2] / "support"
+    words = [str(tmp_path), json.dumps(programs), json.dumps([str(here), str(support)])]
+    argv = [sys.executable, "-c", LAUNCHER, *words, "saves" if saves else ""]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
